@@ -14,8 +14,8 @@ from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, load_settings, opened, who
 from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput
-from toc.model.wire import instant, seconds
-from toc.operate.records import intent_records, move_record, worker_record
+from toc.model.wire import instant
+from toc.operate.records import intent_records, move_record, queue_record, seat_record, worker_record
 
 if TYPE_CHECKING:
     from toc.operate.admin import SlotView
@@ -321,26 +321,13 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:
-    seat, seen = view.seat, view.queues
+    seat, counts = view.seat, queue_record(view)
     reasons = [seat.reason] if seat and not (view.going and seat.reason == "balance") else []
     reasons += ["given up when empty"] if view.going else []
-    record: dict[str, Any] = {
-        "slot": str(view.slot),
-        "state": seat and str(seat.state),
-        "owner": seat and seat.owner,
-        "since": instant(seat.since) if seat and seat.since else None,
+    record = seat_record(view) | {
         "moving_to": seat.assigned if seat and seat.state.value == "moving" else None,
         "why": "; ".join(reasons) or None,
     }
-    if isinstance(seen, IndexUnavailable):
-        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue_seconds"))
-        return record | counts | {"error": str(seen)}
-    return record | {
-        "scheduled": seen.store,
-        "prepared": seen.prepared,
-        "waiting": seen.waiting,
-        "dead": seen.dead,
-        "next_due": None if seen.next_due is None else instant(seen.next_due),
-        "overdue_seconds": None if view.overdue_ms is None else seconds(view.overdue_ms),
-        "error": None,
-    }
+    counts["overdue_seconds"] = counts.pop("overdue")
+    error = str(view.queues) if isinstance(view.queues, IndexUnavailable) else None
+    return record | counts | {"error": error}

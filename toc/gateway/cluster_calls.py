@@ -12,11 +12,16 @@ from typing_extensions import TypedDict
 from toc.coordination.intents import Intents
 from toc.coordination.operator import MAX_WEIGHT
 from toc.coordination.znodes import check_node_name
-from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call
 from toc.operate import admin
-from toc.operate.records import intent_records, move_record, worker_record
+from toc.operate.records import (
+    intent_records,
+    move_record,
+    queue_record,
+    seat_record,
+    worker_record,
+)
 from toc.operate.visit import seats, visit
 from toc.operate.wishes import Wishes
 
@@ -78,7 +83,13 @@ async def slots(asked: Asked) -> Answer:
     def look() -> list[admin.SlotView]:
         return admin.slot_views(center.store, center.queues, seats(center.settings), topic=asked.query.topic)
 
-    return Answer({"slots": [show.slot(view) for view in await asked.service.at_cluster(look)]})
+    return Answer({"slots": [_slot(view) for view in await asked.service.at_cluster(look)]})
+
+
+def _slot(view: admin.SlotView) -> dict[str, Any]:
+    seat = view.seat
+    why = {"assigned": seat and seat.assigned, "why": seat and seat.reason, "given_up": view.going}
+    return seat_record(view) | why | queue_record(view)
 
 
 async def workers(asked: Asked) -> Answer:

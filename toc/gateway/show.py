@@ -1,4 +1,4 @@
-"""How tasks and slots look in answers: job_ids are texts, instants RFC 3339 in UTC, durations seconds."""
+"""How tasks look in answers: job_ids are texts, instants RFC 3339 in UTC, durations seconds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from toc.model.errors import IndexUnavailable, UnreadableTask
+from toc.model.errors import UnreadableTask
 from toc.model.task import TaskRow, TaskStatus, decode_attribute
 from toc.model.wire import instant as instant
-from toc.operate.admin import SlotView
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
 
@@ -82,30 +81,3 @@ def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
         return task(row, topic)
     except UnreadableTask as exc:
         return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
-
-
-def slot(view: SlotView) -> dict[str, Any]:
-    """Show a slot: who owns it and why, and what is in it."""
-    seat, seen = view.seat, view.queues
-    counts: dict[str, Any]
-    if isinstance(seen, IndexUnavailable):
-        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue"))
-    else:
-        counts = {
-            "scheduled": seen.store,
-            "prepared": seen.prepared,
-            "waiting": seen.waiting,
-            "dead": seen.dead,
-            "next_due": None if seen.next_due is None else instant(seen.next_due),
-            "overdue": None if view.overdue_ms is None else view.overdue_ms / 1000,
-        }
-    return {
-        "slot": str(view.slot),
-        "state": seat and str(seat.state),
-        "owner": seat and seat.owner,
-        "assigned": seat and seat.assigned,
-        "why": seat and seat.reason,
-        "since": instant(seat.since) if seat and seat.since else None,
-        "given_up": view.going,
-        **counts,
-    }

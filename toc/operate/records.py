@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import to_ms
-from toc.model.wire import instant
+from toc.model.errors import IndexUnavailable
+from toc.model.wire import instant, seconds
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from toc.model.target import Target
     from toc.model.template import Template
     from toc.model.topic import Topic
+    from toc.operate.admin import SlotView
     from toc.sdk.schedules import Schedule
 
 
@@ -107,6 +109,32 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
 def fire_record(fire: Fire) -> dict[str, Any]:
     """Return a time at which a schedule fires: nominal with the offset of its zone, due in UTC."""
     return {"nominal": fire.nominal.isoformat(), "due": _time(fire.due)}
+
+
+def seat_record(view: SlotView) -> dict[str, Any]:
+    """Return who owns a slot."""
+    seat = view.seat
+    return {
+        "slot": str(view.slot),
+        "state": seat and str(seat.state),
+        "owner": seat and seat.owner,
+        "since": _at((seat and seat.since) or None),
+    }
+
+
+def queue_record(view: SlotView) -> dict[str, Any]:
+    """Return what is in a slot; ``overdue`` is seconds. All None if it is out of reach."""
+    seen = view.queues
+    if isinstance(seen, IndexUnavailable):
+        return dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue"))
+    return {
+        "scheduled": seen.store,
+        "prepared": seen.prepared,
+        "waiting": seen.waiting,
+        "dead": seen.dead,
+        "next_due": None if seen.next_due is None else instant(seen.next_due),
+        "overdue": None if view.overdue_ms is None else seconds(view.overdue_ms),
+    }
 
 
 def worker_record(row: WorkerRow) -> dict[str, Any]:
