@@ -16,7 +16,7 @@ from harness.sessions import kill_session
 from harness.system import DaemonProcess
 
 from toc.dev.local.servers import RedisServer
-from toc.worker.loop import EXIT_THREAD_DIED
+from toc.loop import EXIT_THREAD_DIED
 
 APP = "fault.broken.thread_dies:center"
 KNOWN = {

@@ -12,7 +12,7 @@ from fault.test_29_one_database_server import session
 
 from toc import NewTask, TaskStatus
 from toc.dev.local.servers import MariaDB, RedisServer
-from toc.worker.loop import EXIT_THREAD_DIED
+from toc.loop import EXIT_THREAD_DIED
 
 APP = "fault.apps.hostile:center"
 BLOCK_SECONDS = 4.0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.gateway.dialects import words, youzan
+from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.names import key_for, topic_for
 from toc.gateway.dialects.port import Guard
 from toc.gateway.dialects.registry import DIALECTS
@@ -61,7 +62,8 @@ def test_numbers_are_whole_and_of_64_bits() -> None:
 
 
 def test_a_job_of_youzan_is_a_task_that_its_push_replaces() -> None:
-    task = youzan.new_task("id-1", "订单", 1_700_000_000_000, 30, 60, "body")
+    job = Job("id-1", "订单", 30_000, 60_000, "body", due=1_700_000_000_000)
+    task = job.task(youzan.Youzan.name, youzan.PREFIX)
     assert task.topic == topic_for("订单", "youzan.")
     assert (task.biz_id, task.dedup_key, task.tries) == ("id-1", "youzan:job", UNLIMITED)
     assert task.attribute == {"id": "id-1", "topic": "订单", "delay": 30_000, "ttr": 60_000}

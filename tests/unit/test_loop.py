@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from toc.worker.loop import EXIT_THREAD_DIED
+from toc.loop import EXIT_THREAD_DIED
 
 BEGIN = """
     import asyncio, sys, threading, time
@@ -17,7 +17,7 @@ BEGIN = """
     from toc.observe.log import configure
     from toc.store.threads import Threads
     from toc.webhooks.rooms import Rooms
-    from toc.worker.loop import watch_callbacks, watch_threads
+    from toc.loop import watch_callbacks, watch_threads
 
     class Unthought(Exception):
         pass

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from toc.cli.output import ago, history_record, most_urgent, show, show_one, table
+from toc.cli.output import ago, most_urgent, show, show_one, table
 from toc.cli.top import _drawn, _reached
 from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
-from toc.gateway.show import failed_try
 from toc.operate.top import Picture, TopicNow, WorkerNow
 from toc.store.history import FailedTry
 
@@ -203,10 +201,9 @@ def test_an_instant_is_told_by_its_distance(seconds: float, text: str) -> None:
     assert ago(1_000_000_000 - seconds * 1000, 1_000_000_000) == text
 
 
-@pytest.mark.parametrize("show", [lambda one: history_record([one])[0], failed_try])
-def test_all_times_of_a_try_are_shown_as_times(show: Callable[[FailedTry], dict[str, Any]]) -> None:
+def test_all_times_of_a_try_are_shown_as_times() -> None:
     failed = FailedTry(1, 0, 0, 1_700_000_000_000, "down", 503, 12, 1_700_000_002_500)
-    shown = show(failed)
+    shown = failed.shown()
     assert (shown["at"], shown["next"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:13:22.500Z")
-    assert show(failed._replace(next=0))["next"] is None, "there is none"
-    assert show(failed._replace(next=None))["next"] is None, "of a handler's try it is not known"
+    assert failed._replace(next=0).shown()["next"] is None, "there is none"
+    assert failed._replace(next=None).shown()["next"] is None, "of a handler's try it is not known"

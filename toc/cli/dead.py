@@ -10,7 +10,7 @@ import typer
 
 from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, confirm, selected
 from toc.cli.options import Group, JobId, Json, WithNumbers, Yes, flag, grouped, option
-from toc.cli.output import history_record, row_record, say, show_one, show_pages
+from toc.cli.output import row_record, say, show_one, show_pages
 from toc.cli.values import job_number, opened
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
@@ -80,7 +80,7 @@ def show_dead(wanted: JobId, as_json: Json = False) -> None:
     with opened() as center:
         row = admin.get_row(center.store, job_id)
         names = {each.biz_type: each.name for each in center.store.topics.list()}
-        past = history_record(center.store.history(job_id))
+        past = [failed.shown() for failed in center.store.history(job_id)]
     show_one(row_record(row, names.get(row.biz_type, "?")) | {"history": past}, as_json=as_json)
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from toc.model.task import Task, TaskRow
-    from toc.model.topic import Topic
-    from toc.store.history import FailedTry
 
 Thing = TypeVar("Thing")
 
@@ -238,11 +236,9 @@ def _shown(value: Any) -> Text:
     return value if isinstance(value, Text) else Text(_cell(value))
 
 
-def most_urgent(
-    things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any], least: int = 3
-) -> list[Thing]:
-    """Return the things that fit into ``room`` (at least ``least``), in their order: the most urgent ones."""
-    kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, least)]
+def most_urgent(things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any]) -> list[Thing]:
+    """Return the things that fit into ``room`` (at least 3), in their order: the most urgent ones."""
+    kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, 3)]
     return [things[n] for n in sorted(kept)]
 
 
@@ -370,18 +366,3 @@ def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
         "expired": bool(row.expired),
     }
     return record | damage
-
-
-def history_record(tries: Sequence[FailedTry]) -> list[Any]:
-    """Return failed tries for display."""
-    return [failed.shown() for failed in tries]
-
-
-def topic_record(topic: Topic) -> dict[str, Any]:
-    """Return a topic for display. Durations are seconds."""
-    first = dict.fromkeys(("name", "biz_type", "slot_amount", "topic_type", "paused"))
-    return {
-        **first,
-        **topic.values(),
-        "resumed_at": instant(topic.resumed_at) if topic.resumed_at else None,
-    }

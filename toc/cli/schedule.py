@@ -15,12 +15,12 @@ from toc.model.clock import to_ms
 from toc.model.schedule import Dst, Missed, Overlap, check_instant
 from toc.model.schedule import preview as fires_of
 from toc.observe.log import get_logger
+from toc.operate.records import fire_record, schedule_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from toc.model.schedule import Fire
-    from toc.sdk.schedules import Schedule
 
 log = get_logger(__name__)
 
@@ -80,7 +80,7 @@ def create(
     with changing("schedule.create", name, topic=topic, paused=paused, **options) as center:
         schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
     log.info("schedule_created", by=who(), schedule=name, topic=topic)
-    show_one(_record(schedule), as_json=as_json)
+    show_one(schedule_record(schedule), as_json=as_json)
 
 
 @app.command("list")
@@ -95,7 +95,7 @@ def list_schedules(
     """
     with opened() as center:
         found = center.schedules.list(after=after, limit=limit)
-    records = [_record(schedule) for schedule in found]
+    records = [schedule_record(schedule) for schedule in found]
     if not as_json:
         keys = ("name", "topic", "when", "paused", "next_time", "fired", "skipped", "missed")
         records = [{key: _when(each) if key == "when" else each[key] for key in keys} for each in records]
@@ -116,7 +116,7 @@ def show_schedule(name: Name, as_json: Json = False) -> None:
 
     with opened() as center:
         schedule = need(center.schedules.get(name), name)
-    show_one(_record(schedule), as_json=as_json)
+    show_one(schedule_record(schedule), as_json=as_json)
 
 
 @app.command()
@@ -141,7 +141,7 @@ def alter(
     with changing("schedule.alter", name, **changes) as center:
         schedule = center.schedules.alter(name, **changes)
     log.info("schedule_changed", by=who(), schedule=name, changes=", ".join(changes))
-    show_one(_record(schedule), as_json=as_json)
+    show_one(schedule_record(schedule), as_json=as_json)
 
 
 @app.command()
@@ -150,7 +150,7 @@ def pause(name: Name, as_json: Json = False) -> None:
     with changing("schedule.pause", name) as center:
         schedule = center.schedules.pause(name)
     log.info("schedule_changed", by=who(), schedule=name, changes="paused")
-    show_one(_record(schedule), as_json=as_json)
+    show_one(schedule_record(schedule), as_json=as_json)
 
 
 @app.command()
@@ -159,7 +159,7 @@ def resume(name: Name, as_json: Json = False) -> None:
     with changing("schedule.resume", name) as center:
         schedule = center.schedules.resume(name)
     log.info("schedule_changed", by=who(), schedule=name, changes="resumed")
-    show_one(_record(schedule), as_json=as_json)
+    show_one(schedule_record(schedule), as_json=as_json)
 
 
 @app.command()
@@ -244,12 +244,6 @@ def delete(name: Name, as_json: Json = False) -> None:
         say(f"{name} is deleted")
 
 
-def _record(schedule: Schedule) -> dict[str, Any]:
-    from toc.sdk.schedule_records import schedule_record
-
-    return schedule_record(schedule)
-
-
 def _when(record: dict[str, Any]) -> str:
     if record["every"] is not None:
         return f"every {timedelta(seconds=record['every'])}"
@@ -257,8 +251,6 @@ def _when(record: dict[str, Any]) -> str:
 
 
 def _fires(fires: Sequence[Fire], *, as_json: bool) -> list[dict[str, Any]]:
-    from toc.sdk.schedule_records import fire_record
-
     if as_json:
         return [fire_record(fire) for fire in fires]
     return [

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toc.cli.options import Group, Json, grouped, option
 from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import audited, changing, duration, opened, who
+from toc.cli.values import audited, changing, duration, file_bytes, opened, who
 from toc.model.errors import InvalidTarget, shown
 from toc.observe.log import get_logger
+from toc.operate.records import target_record
 
 if TYPE_CHECKING:
-    from toc.model.target import Target
     from toc.sdk.targets import NewSecret
 
 log = get_logger(__name__)
@@ -82,7 +80,7 @@ def list_targets(as_json: Json = False) -> None:
         topics = center.store.topics.list()
     known = {target.name for target in targets}
     show(
-        [_record(target) for target in targets],
+        [target_record(target) for target in targets],
         as_json=as_json,
         empty="no targets; toc target create NAME --url https://host/path",
         spare=("created", "modified", "paused_by", "paused_why", "previous_until", "headers"),
@@ -98,7 +96,7 @@ def show_target(name: Name, as_json: Json = False) -> None:
     with opened() as center:
         target = center.store.targets.get(name)
         topics = [topic.name for topic in center.store.topics.list() if topic.target == name]
-    show_one(_record(target) | {"topics": topics}, as_json=as_json)
+    show_one(target_record(target) | {"topics": topics}, as_json=as_json)
 
 
 @app.command()
@@ -114,7 +112,7 @@ def alter(name: Name, url: str | None = option("URL", URL), *, limits: Limits, a
     with changing("target.alter", name, **target_changed({"url": url, **given})) as center:
         target = center.targets.alter(name, url=url, **given)
     _log(name, "altered")
-    show_one(_record(target), as_json=as_json)
+    show_one(target_record(target), as_json=as_json)
 
 
 @app.command()
@@ -158,7 +156,7 @@ def pause(
     with changing("target.pause", name, why=why) as center:
         target = center.targets.pause(name, why=why, by=who())
     _log(name, "paused")
-    show_one(_record(target), as_json=as_json)
+    show_one(target_record(target), as_json=as_json)
 
 
 @app.command()
@@ -167,7 +165,7 @@ def resume(name: Name, as_json: Json = False) -> None:
     with changing("target.resume", name) as center:
         target = center.targets.resume(name)
     _log(name, "resumed")
-    show_one(_record(target), as_json=as_json)
+    show_one(target_record(target), as_json=as_json)
 
 
 @app.command()
@@ -207,16 +205,8 @@ def rotate_keys(as_json: Json = False) -> None:
 
 
 def _headers(source: str) -> dict[str, str]:
-    """Read lines ``Name: value``. Raises InvalidTarget, which quotes no value."""
-    if source == "-":
-        data = sys.stdin.buffer.read(MOST_FILE + 1)
-    else:
-        try:
-            with Path(source).open("rb") as file:
-                data = file.read(MOST_FILE + 1)
-        except (OSError, ValueError) as exc:  # a ValueError for a NUL in its name
-            why = getattr(exc, "strerror", exc)
-            raise InvalidTarget(f"headers: {shown(source)} cannot be read: {why}") from exc
+    """Read lines ``Name: value``. Raises InvalidInput, which quotes no value."""
+    data = file_bytes("headers:", source, MOST_FILE)
     if len(data) > MOST_FILE:
         raise InvalidTarget(f"headers: the file has more than {MOST_FILE} bytes")
     found: dict[str, str] = {}
@@ -234,16 +224,10 @@ def _headers(source: str) -> dict[str, str]:
 
 def _tell_secret(made: NewSecret, *, as_json: bool) -> None:
     if as_json:
-        print_json(_record(made.target) | {"secret": made.secret})
+        print_json(target_record(made.target) | {"secret": made.secret})
         return
     print(made.secret)
     say("keep it: it is not shown again. The receiver checks signatures with it.")
-
-
-def _record(target: Target) -> dict[str, Any]:
-    from toc.sdk.targets import target_record
-
-    return dict.fromkeys(("name", "url", "paused")) | target_record(target)
 
 
 def _log(name: str, what: str) -> None:

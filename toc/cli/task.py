@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +14,6 @@ from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, 
 from toc.cli.options import JobId, Json, MaybeJobId, Yes, flag, option
 from toc.cli.output import (
     body_record,
-    history_record,
     print_bytes,
     print_job_id,
     row_record,
@@ -25,10 +22,10 @@ from toc.cli.output import (
     show_one,
     task_record,
 )
-from toc.cli.values import attribute, audited, biz_id, duration, instant, job_number, opened
+from toc.cli.values import attribute, audited, biz_id, duration, file_bytes, instant, job_number, opened
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask, UnreadableTask, shown
+from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask, UnreadableTask
 from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.tracing import is_traced, trace_id
@@ -108,19 +105,10 @@ def submit(
 
 
 def _body(text: str | None, file: str | None, most: int) -> bytes | None:
-    """Return the body that the options name. A byte more than allowed is enough to refuse it."""
+    """Return the body that the options name."""
     if text is not None:
         return text.encode(errors="surrogateescape")  # as it was typed, whatever the terminal's encoding
-    if file is None:
-        return None
-    try:
-        if file == "-":
-            return sys.stdin.buffer.read(most + 1)
-        with Path(file).open("rb") as source:
-            return source.read(most + 1)
-    except (OSError, ValueError) as exc:  # a ValueError for a NUL in its name
-        why = getattr(exc, "strerror", exc)
-        raise InvalidInput(f"--body-file {shown(file)} cannot be read: {why}") from exc
+    return None if file is None else file_bytes("--body-file", file, most)
 
 
 def get(
@@ -147,7 +135,7 @@ def get(
             print_bytes(task.body)
             return
         record = task_record(task) | body_record(task, whole=body)
-        past = history_record(center.store.history(job_id))
+        past = [failed.shown() for failed in center.store.history(job_id)]
         share = center.settings.traces
     whole = row_record(row, record["topic"])
     record |= {

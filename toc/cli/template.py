@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.template import Template
 from toc.observe.log import get_logger
+from toc.operate.records import template_record
 
 log = get_logger(__name__)
 
@@ -48,14 +49,14 @@ def create(
         with audited(center, "template.create", pattern, most_topics=most_topics, policies=template.policies):
             center.store.templates.create(template)
     log.info("template_changed", by=who(), pattern=pattern, what="created")
-    show_one(_record(template), as_json=as_json)
+    show_one(template_record(template), as_json=as_json)
 
 
 @app.command("list")
 def list_templates(as_json: Json = False) -> None:
     """List the templates."""
     with opened() as center:
-        records = [_record(template) for template in center.store.templates.list()]
+        records = [template_record(template) for template in center.store.templates.list()]
     show(records, as_json=as_json, empty="no templates; toc template create 'shop.*' --slots 8")
 
 
@@ -65,7 +66,7 @@ def show_template(pattern: Pattern, as_json: Json = False) -> None:
     with opened() as center:
         template = center.store.templates.get(pattern)
         topics = [topic.name for topic in center.store.topics.list() if matches(pattern, topic.name)]
-    show_one(_record(template) | {"topics": topics}, as_json=as_json)
+    show_one(template_record(template) | {"topics": topics}, as_json=as_json)
 
 
 @app.command()
@@ -86,7 +87,7 @@ def alter(
         with audited(center, "template.alter", pattern, most_topics=most_topics, policies=given):
             template = center.store.templates.alter(pattern, given, most_topics)
     log.info("template_changed", by=who(), pattern=pattern, what="altered")
-    show_one(_record(template), as_json=as_json)
+    show_one(template_record(template), as_json=as_json)
 
 
 @app.command()
@@ -96,11 +97,3 @@ def delete(pattern: Pattern, as_json: Json = False) -> None:
         center.store.templates.delete(pattern)
     log.info("template_changed", by=who(), pattern=pattern, what="deleted")
     show_one({"deleted": pattern}, as_json=as_json)
-
-
-def _record(template: Template) -> dict[str, Any]:
-    return {
-        "pattern": template.pattern,
-        "most_topics": template.most_topics,
-        "policies": dict(template.policies),
-    }

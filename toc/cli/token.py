@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,8 +10,8 @@ from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import changing, duration, opened, who
 from toc.model.access import Role
-from toc.model.wire import instant
 from toc.observe.log import get_logger
+from toc.operate.records import token_record
 
 if TYPE_CHECKING:
     from toc.model.access import Token
@@ -49,7 +49,7 @@ def create(
         )  # fmt: skip
     log.info("token_created", by=who(), token=name, roles=", ".join(roles), topics=", ".join(topic))
     if as_json:
-        print_json(_record(made.token) | {"token": made.secret})
+        print_json(token_record(made.token) | {"token": made.secret})
         return
     print(made.secret)
     say("keep it: it is not shown again. It is in force within a second.")
@@ -61,7 +61,7 @@ def list_tokens(as_json: Json = False) -> None:
     with opened() as center:
         tokens = center.store.tokens.list()
         now = center.clock.now_ms()
-    records = [_record(token) | {"state": _state(token, now)} for token in tokens]
+    records = [token_record(token) | {"state": _state(token, now)} for token in tokens]
     show(
         records,
         as_json=as_json,
@@ -78,20 +78,7 @@ def revoke(name: Name, as_json: Json = False) -> None:
     with changing("token.revoke", name) as center:
         token = tokens.revoke_token(center.store, name)
     log.info("token_revoked", by=who(), token=name)
-    show_one(_record(token), as_json=as_json)
-
-
-def _record(token: Token) -> dict[str, Any]:
-    return {
-        "name": token.name,
-        "roles": sorted(role.value for role in token.roles),
-        "topics": list(token.topics),
-        "rate": token.rate,
-        "expires_at": None if token.expires_at is None else instant(token.expires_at),
-        "revoked_at": None if token.revoked_at is None else instant(token.revoked_at),
-        "created": instant(token.created),
-        "created_by": token.created_by,
-    }
+    show_one(token_record(token), as_json=as_json)
 
 
 def _state(token: Token, now_ms: int) -> str:

@@ -109,20 +109,16 @@ class _Owners:
 
     def read(self) -> list[WorkerNow]:
         """Return the workers. Raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable."""
-        from toc.coordination.operator import Operator
         from toc.operate import admin
         from toc.operate.top import WorkerNow
+        from toc.operate.visit import visit
 
         center, settings = self._center, self._center.settings
         if settings.zookeeper is None:
             owned = admin.local_workers(center.store, center.queues)
             return [WorkerNow(name, name.rsplit("-", 2)[0], count) for name, count in sorted(owned.items())]
         if self._visit is None:
-            visit = Operator(
-                settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout
-            )
-            visit.__enter__()
-            self._visit = visit
+            self._visit = visit(settings).__enter__()
         try:
             rows = self._visit.workers()
         except CoordinationUnavailable:
@@ -146,9 +142,9 @@ class _Owners:
 
     def close(self) -> None:
         """End the ZooKeeper session, if there is one."""
-        visit, self._visit = self._visit, None
-        if visit is not None:
-            visit.__exit__(None, None, None)
+        ended, self._visit = self._visit, None
+        if ended is not None:
+            ended.__exit__(None, None, None)
 
 
 def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:

@@ -10,12 +10,13 @@ import typer
 
 from toc.cli.bulk import confirm
 from toc.cli.options import Group, Json, Yes, flag, grouped, option
-from toc.cli.output import print_json, progress_bar, say, show, show_one, topic_record
+from toc.cli.output import print_json, progress_bar, say, show, show_one
 from toc.cli.values import audited, changing, duration, opened, who, whole_seconds
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import InvalidInput
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
 from toc.observe.log import get_logger
+from toc.operate.records import topic_record
 
 if TYPE_CHECKING:
     from toc.operate.admin import Stamped

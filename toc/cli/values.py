@@ -7,10 +7,12 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import from_ms, to_ms
@@ -121,6 +123,21 @@ def attribute(text: str | None) -> dict[str, Any] | None:
             f"""--attribute must be a JSON object such as {{"reason": "unpaid"}}, not {text[:40]}"""
         )
     return value
+
+
+def file_bytes(what: str, file: str, most: int) -> bytes:
+    """Return the bytes of a file, or of stdin for ``-``. A byte more than ``most`` is enough to refuse it.
+
+    Raises InvalidInput, which begins with ``what``.
+    """
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(most + 1)
+        with Path(file).open("rb") as source:
+            return source.read(most + 1)
+    except (OSError, ValueError) as exc:  # a ValueError for a NUL in its name
+        why = getattr(exc, "strerror", exc)
+        raise InvalidInput(f"{what} {shown(file)} cannot be read: {why}") from exc
 
 
 def load_settings(*, daemon: bool = False) -> Settings:

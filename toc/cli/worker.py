@@ -14,12 +14,10 @@ from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, load_settings, opened, who
 from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput
-from toc.model.wire import instant, seconds
+from toc.model.wire import instant
+from toc.operate.records import intent_records, move_record, queue_record, seat_record, worker_record
 
 if TYPE_CHECKING:
-    from toc.config import Settings
-    from toc.coordination.coordinator import SlotRow
-    from toc.coordination.operator import Operator
     from toc.operate.admin import SlotView
     from toc.operate.wishes import Wishes
     from toc.sdk.client import TimeoutCenter
@@ -95,6 +93,8 @@ def workers(as_json: Json = False) -> None:
 
     Without ZooKeeper: the workers that hold slots in Redis.
     """
+    from toc.operate.visit import visit
+
     settings = load_settings()
     if settings.zookeeper is None:
         from toc.operate import admin
@@ -110,23 +110,12 @@ def workers(as_json: Json = False) -> None:
             empty="no workers; start one with `toc worker --app ...`",
         )
         return
-    with _operator(settings) as visit:
-        rows = visit.workers()
+    with visit(settings) as cluster:
+        rows = cluster.workers()
     now = time.time() * 1000
     records = [
-        {
-            "worker": row.worker_id,
-            "host": row.host,
-            "pid": row.pid,
-            "weight": row.weight,
-            "owned": row.owned,
-            "assigned": row.assigned,
-            "tables": row.tables if as_json else _of(row.tables, row.tables_assigned),
-            "tables_assigned": row.tables_assigned,
-            "drained": row.drained,
-            "leader": row.leader,
-            "joined": instant(row.joined) if as_json else ago(row.joined, now),
-            "topics": _topics(row.topics, as_json=as_json),
+        worker_record(row)
+        | {
             "metrics": row.metrics,
             "weighed_by": row.weighed_by,
             "drained_by": row.drained_by,
@@ -134,8 +123,12 @@ def workers(as_json: Json = False) -> None:
         }
         for row in rows
     ]
-    if not as_json:  # `toc intents` shows who asked for it
-        for record in records:
+    if not as_json:
+        for record, row in zip(records, rows, strict=True):
+            record["tables"] = _of(row.tables, row.tables_assigned)
+            record["joined"] = ago(row.joined, now)
+            record["topics"] = "all" if row.topics is None else ", ".join(row.topics)
+            # `toc intents` shows who asked for it
             del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
     show(
         records,
@@ -147,15 +140,12 @@ def workers(as_json: Json = False) -> None:
 
 def intents(as_json: Json = False) -> None:
     """Show what operators have asked for: drains, weights and pins; by whom and when."""
-    with _operator(load_settings()) as visit:
-        wanted = visit.intents()
-    records = [
-        *(("drain", drain.host, None, drain.by, drain.at) for drain in wanted.drains.values()),
-        *(("weight", each.host, f"{each.weight:g}", each.by, each.at) for each in wanted.weights.values()),
-        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
-    ]
+    from toc.operate.visit import visit
+
+    with visit(load_settings()) as cluster:
+        wanted = cluster.intents()
     show(
-        [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in records],
+        intent_records(wanted),
         as_json=as_json,
         empty="no drains, pins or weights: slots go where balance puts them",
     )
@@ -250,19 +240,12 @@ def rebalance(dry_run: bool = flag("--dry-run", "Only show what would move."), a
     """Spread every topic's slots evenly over the workers, and show the moves."""
     with _wishes() as wishes:
         moves = wishes.rebalance(dry_run=dry_run)
-    records = [{"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new} for move in moves]
-    show(records, as_json=as_json, empty="nothing to move: all is even")
+    show([move_record(move) for move in moves], as_json=as_json, empty="nothing to move: all is even")
 
 
 def _of(owned: int, assigned: int) -> int | str:
     """Return the number owned, with the number assigned where the two differ."""
     return owned if owned == assigned else f"{owned} of {assigned}"
-
-
-def _topics(handled: list[str] | None, *, as_json: bool) -> list[str] | str | None:
-    if as_json:
-        return handled
-    return "all" if handled is None else ", ".join(handled)
 
 
 def _check_name(what: str, name: str) -> None:
@@ -275,22 +258,12 @@ def _check_name(what: str, name: str) -> None:
 @contextmanager
 def _wishes() -> Iterator[Wishes]:
     """Yield what makes wishes in the name of this user."""
+    from toc.operate.visit import visit
     from toc.operate.wishes import Wishes
 
-    with opened() as center, _operator(center.settings) as visit:
+    with opened() as center, visit(center.settings) as cluster:
         hint = "add --absent if it will come later"
-        yield Wishes(visit, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
-
-
-def _operator(settings: Settings) -> Operator:
-    from toc.coordination.operator import Operator
-
-    if settings.zookeeper is None:
-        raise ConfigError(
-            "TOC_ZOOKEEPER is not set, so one daemon runs alone and owns every slot: "
-            "set TOC_ZOOKEEPER to run several hosts as a cluster"
-        )
-    return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+        yield Wishes(cluster, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
 
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
@@ -326,17 +299,11 @@ def _urgency(view: SlotView) -> tuple[int, bool]:
     return late, view.seat is not None and view.seat.state.value != "owned"
 
 
-def _seats(settings: Settings) -> list[SlotRow]:
-    if settings.zookeeper is None:
-        return []
-    with _operator(settings) as visit:
-        return visit.slots()
-
-
 def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
     from toc.operate import admin
+    from toc.operate.visit import seats
 
-    return admin.slot_views(center.store, center.queues, _seats(center.settings), topic=topic)
+    return admin.slot_views(center.store, center.queues, seats(center.settings), topic=topic)
 
 
 def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, Any]]:
@@ -354,26 +321,13 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:
-    seat, seen = view.seat, view.queues
+    seat, counts = view.seat, queue_record(view)
     reasons = [seat.reason] if seat and not (view.going and seat.reason == "balance") else []
     reasons += ["given up when empty"] if view.going else []
-    record: dict[str, Any] = {
-        "slot": str(view.slot),
-        "state": seat and str(seat.state),
-        "owner": seat and seat.owner,
-        "since": instant(seat.since) if seat and seat.since else None,
+    record = seat_record(view) | {
         "moving_to": seat.assigned if seat and seat.state.value == "moving" else None,
         "why": "; ".join(reasons) or None,
     }
-    if isinstance(seen, IndexUnavailable):
-        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue_seconds"))
-        return record | counts | {"error": str(seen)}
-    return record | {
-        "scheduled": seen.store,
-        "prepared": seen.prepared,
-        "waiting": seen.waiting,
-        "dead": seen.dead,
-        "next_due": None if seen.next_due is None else instant(seen.next_due),
-        "overdue_seconds": None if view.overdue_ms is None else seconds(view.overdue_ms),
-        "error": None,
-    }
+    counts["overdue_seconds"] = counts.pop("overdue")
+    error = str(view.queues) if isinstance(view.queues, IndexUnavailable) else None
+    return record | counts | {"error": error}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field
 
-from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call, Role, Token
 from toc.model.clock import to_ms
@@ -16,6 +14,7 @@ from toc.model.pattern import matches
 from toc.model.template import Template
 from toc.operate import tokens
 from toc.operate.audit import action_record
+from toc.operate.records import template_record, token_record
 
 # --- tokens
 
@@ -38,7 +37,7 @@ class NewToken(Model):
 async def list_tokens(asked: Asked) -> Answer:
     """List the tokens that have no more than the caller's; never the secrets."""
     found = await asked.service.at_topics(asked.service.center.store.tokens.list)
-    return Answer({"tokens": [show.token(one) for one in found if asked.token.covers(one)]})
+    return Answer({"tokens": [token_record(one) for one in found if asked.token.covers(one)]})
 
 
 async def create_token(asked: Asked) -> Answer:
@@ -47,7 +46,7 @@ async def create_token(asked: Asked) -> Answer:
     make = partial(tokens.create_token, center.store, values.pop("name"), **values)
     async with asked.audit("token.create", asked.body.name, values):
         made = await asked.service.at_topics(make, clock=center.clock, by=asked.token.name, giver=asked.token)
-    return Answer({**show.token(made.token), "token": made.secret}, 201)
+    return Answer({**token_record(made.token), "token": made.secret}, 201)
 
 
 async def revoke_token(asked: Asked) -> Answer:
@@ -57,7 +56,7 @@ async def revoke_token(asked: Asked) -> Answer:
         token: Token = await asked.service.at_topics(
             tokens.revoke_token, asked.service.center.store, name, giver=asked.token
         )
-    return Answer(show.token(token))
+    return Answer(token_record(token))
 
 
 # --- templates
@@ -78,18 +77,10 @@ class AlteredTemplate(Model):
     most_topics: int | None = Field(None, ge=1)
 
 
-def _shown(template: Template) -> Mapping[str, Any]:
-    return {
-        "pattern": template.pattern,
-        "policies": dict(template.policies),
-        "most_topics": template.most_topics,
-    }
-
-
 async def list_templates(asked: Asked) -> Answer:
     """List the topic templates."""
     found = await asked.service.at_topics(asked.service.center.store.templates.list)
-    return Answer({"templates": [_shown(one) for one in found]})
+    return Answer({"templates": [template_record(one) for one in found]})
 
 
 async def get_template(asked: Asked) -> Answer:
@@ -97,7 +88,7 @@ async def get_template(asked: Asked) -> Answer:
     pattern, center = asked.path["pattern"], asked.service.center
     template = await asked.service.at_topics(center.store.templates.get, pattern)
     names = [name for name in center.catalog.known() if matches(pattern, name)]
-    return Answer({**_shown(template), "topics": sorted(names)})
+    return Answer({**template_record(template), "topics": sorted(names)})
 
 
 async def create_template(asked: Asked) -> Answer:
@@ -107,7 +98,7 @@ async def create_template(asked: Asked) -> Answer:
     details = {"most_topics": body.most_topics, "policies": body.policies}
     async with asked.audit("template.create", body.pattern, details):
         await asked.service.at_topics(asked.service.center.store.templates.create, template)
-    return Answer(_shown(template), 201)
+    return Answer(template_record(template), 201)
 
 
 async def alter_template(asked: Asked) -> Answer:
@@ -119,7 +110,7 @@ async def alter_template(asked: Asked) -> Answer:
         template = await asked.service.at_topics(
             asked.service.center.store.templates.alter, pattern, body.policies, body.most_topics
         )
-    return Answer(_shown(template))
+    return Answer(template_record(template))
 
 
 async def delete_template(asked: Asked) -> Answer:

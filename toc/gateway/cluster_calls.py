@@ -9,15 +9,20 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from toc.coordination.coordinator import SlotRow
 from toc.coordination.intents import Intents
-from toc.coordination.operator import MAX_WEIGHT, Operator
+from toc.coordination.operator import MAX_WEIGHT
 from toc.coordination.znodes import check_node_name
-from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call
-from toc.model.errors import ConfigError
 from toc.operate import admin
+from toc.operate.records import (
+    intent_records,
+    move_record,
+    queue_record,
+    seat_record,
+    worker_record,
+)
+from toc.operate.visit import seats, visit
 from toc.operate.wishes import Wishes
 
 R = TypeVar("R")
@@ -76,13 +81,15 @@ async def slots(asked: Asked) -> Answer:
     center = asked.service.center
 
     def look() -> list[admin.SlotView]:
-        seats: list[SlotRow] = []
-        if center.settings.zookeeper is not None:
-            with operator(asked) as visit:
-                seats = visit.slots()
-        return admin.slot_views(center.store, center.queues, seats, topic=asked.query.topic)
+        return admin.slot_views(center.store, center.queues, seats(center.settings), topic=asked.query.topic)
 
-    return Answer({"slots": [show.slot(view) for view in await asked.service.at_cluster(look)]})
+    return Answer({"slots": [_slot(view) for view in await asked.service.at_cluster(look)]})
+
+
+def _slot(view: admin.SlotView) -> dict[str, Any]:
+    seat = view.seat
+    why = {"assigned": seat and seat.assigned, "why": seat and seat.reason, "given_up": view.going}
+    return seat_record(view) | why | queue_record(view)
 
 
 async def workers(asked: Asked) -> Answer:
@@ -93,22 +100,23 @@ async def workers(asked: Asked) -> Answer:
         return Answer({"workers": [{"worker": one, "owned": count} for one, count in sorted(owned.items())]})
 
     def look() -> list[Any]:
-        with operator(asked) as visit:
-            return visit.workers()
+        with visit(center.settings) as cluster:
+            return cluster.workers()
 
-    return Answer({"workers": [show.worker(row) for row in await asked.service.at_cluster(look)]})
+    return Answer({"workers": [worker_record(row) for row in await asked.service.at_cluster(look)]})
 
 
 async def intents(asked: Asked) -> Answer:
     """Show what operators have asked for: drains, weights and pins; by whom and when."""
-    if asked.service.center.settings.zookeeper is None:
+    settings = asked.service.center.settings
+    if settings.zookeeper is None:
         return Answer({"intents": []})
 
     def look() -> Intents:
-        with operator(asked) as visit:
-            return visit.intents()
+        with visit(settings) as cluster:
+            return cluster.intents()
 
-    return Answer({"intents": show.intents(await asked.service.at_cluster(look))})
+    return Answer({"intents": intent_records(await asked.service.at_cluster(look))})
 
 
 async def drain(asked: Asked) -> Answer:
@@ -156,7 +164,7 @@ async def unpin(asked: Asked) -> Answer:
 async def rebalance(asked: Asked) -> Answer:
     """Spread every topic's slots evenly over the workers, and show the moves."""
     moves = await _wish(asked, lambda wishes: wishes.rebalance(dry_run=asked.body.dry_run))
-    return Answer({"moves": [show.move(one) for one in moves]})
+    return Answer({"moves": [move_record(one) for one in moves]})
 
 
 async def _wish(asked: Asked, do: Callable[[Wishes], R]) -> R:
@@ -164,19 +172,11 @@ async def _wish(asked: Asked, do: Callable[[Wishes], R]) -> R:
     center = asked.service.center
 
     def make() -> R:
-        with operator(asked) as visit:
-            by, cluster = asked.token.name, center.settings.cluster
-            return do(Wishes(visit, center.store, by=by, cluster=cluster, hint=HINT))
+        with visit(center.settings) as cluster:
+            by, name = asked.token.name, center.settings.cluster
+            return do(Wishes(cluster, center.store, by=by, cluster=name, hint=HINT))
 
     return await asked.service.at_cluster(make)
-
-
-def operator(asked: Asked) -> Operator:
-    """Return a visit to ZooKeeper. Raises ConfigError without one."""
-    settings = asked.service.center.settings
-    if settings.zookeeper is None:
-        raise ConfigError("one daemon runs alone and owns every slot; TOC_ZOOKEEPER makes several a cluster")
-    return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
 
 
 CALLS = (

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Any
 
 import uvloop
@@ -25,9 +25,10 @@ import uvloop
 from toc.config import Settings
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd, GatewayServer, server
-from toc.gateway.dialects.port import Budget, Guard, Port
+from toc.gateway.dialects.port import Budget, Guard, Port, client_address
 from toc.gateway.dialects.registry import DIALECTS
 from toc.gateway.service import Service
+from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
 from toc.model.topic import Topic
 from toc.observe.log import close_log, configure, detach, get_logger
@@ -35,7 +36,6 @@ from toc.observe.metrics import BOARD_BYTES, GATEWAYS_READY, SharedMetrics, writ
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
-from toc.worker.loop import Loop, watch_threads, watched_task
 from toc.worker.silence import BEAT_SECONDS
 
 log = get_logger(__name__)
@@ -151,9 +151,7 @@ def only_from(app: Any, networks: list[str]) -> Any:
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         client = scope.get("client")
-        address = ip_address(client[0]) if client else None
-        mapped = getattr(address, "ipv4_mapped", None) or address
-        if mapped is None or not any(mapped in network for network in allowed):
+        if not client or not any(client_address(client[0]) in network for network in allowed):
             await send({"type": "http.response.start", "status": 403, "headers": [(b"connection", b"close")]})
             await send({"type": "http.response.body", "body": b""})
             return

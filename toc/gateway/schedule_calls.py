@@ -27,7 +27,7 @@ from toc.model.schedule import (
 )
 from toc.model.sharding import BizId
 from toc.model.topic import NAME
-from toc.sdk.schedule_records import fire_record, schedule_record
+from toc.operate.records import fire_record, schedule_record
 from toc.sdk.schedules import BACKFILL_RATE, LEAST_BACKFILL_RATE, Schedule, Schedules, define
 
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""How things look in answers: job_ids are texts, instants RFC 3339 in UTC, durations seconds."""
+"""How tasks look in answers: job_ids are texts, instants RFC 3339 in UTC, durations seconds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from toc.coordination.coordinator import WorkerRow
-from toc.coordination.intents import Intents
-from toc.coordination.operator import Move
-from toc.model.access import Token
-from toc.model.errors import IndexUnavailable, UnreadableTask
+from toc.model.errors import UnreadableTask
 from toc.model.task import TaskRow, TaskStatus, decode_attribute
-from toc.model.topic import Topic
 from toc.model.wire import instant as instant
-from toc.operate.admin import SlotView
-from toc.store.history import FailedTry
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
 
@@ -88,89 +81,3 @@ def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
         return task(row, topic)
     except UnreadableTask as exc:
         return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
-
-
-def failed_try(one: FailedTry) -> dict[str, Any]:
-    """Show a failed try."""
-    return one.shown()
-
-
-def topic(one: Topic) -> dict[str, Any]:
-    """Show a topic with its policies."""
-    values = one.values()
-    values["resumed_at"] = instant(one.resumed_at) if one.resumed_at else None
-    return values
-
-
-def slot(view: SlotView) -> dict[str, Any]:
-    """Show a slot: who owns it and why, and what is in it."""
-    seat, seen = view.seat, view.queues
-    counts: dict[str, Any]
-    if isinstance(seen, IndexUnavailable):
-        counts = dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue"))
-    else:
-        counts = {
-            "scheduled": seen.store,
-            "prepared": seen.prepared,
-            "waiting": seen.waiting,
-            "dead": seen.dead,
-            "next_due": None if seen.next_due is None else instant(seen.next_due),
-            "overdue": None if view.overdue_ms is None else view.overdue_ms / 1000,
-        }
-    return {
-        "slot": str(view.slot),
-        "state": seat and str(seat.state),
-        "owner": seat and seat.owner,
-        "assigned": seat and seat.assigned,
-        "why": seat and seat.reason,
-        "since": instant(seat.since) if seat and seat.since else None,
-        "given_up": view.going,
-        **counts,
-    }
-
-
-def worker(row: WorkerRow) -> dict[str, Any]:
-    """Show a worker."""
-    return {
-        "worker": row.worker_id,
-        "host": row.host,
-        "pid": row.pid,
-        "weight": row.weight,
-        "owned": row.owned,
-        "assigned": row.assigned,
-        "tables": row.tables,
-        "tables_assigned": row.tables_assigned,
-        "drained": row.drained,
-        "leader": row.leader,
-        "joined": instant(row.joined),
-        "topics": row.topics,
-    }
-
-
-def move(one: Move) -> dict[str, Any]:
-    """Show a slot's move."""
-    return {"slot": f"{one.topic}_{one.number}", "from": one.old, "to": one.new}
-
-
-def intents(wanted: Intents) -> list[dict[str, Any]]:
-    """Show what operators have asked for."""
-    found = [
-        *(("drain", one.host, None, one.by, one.at) for one in wanted.drains.values()),
-        *(("weight", one.host, f"{one.weight:g}", one.by, one.at) for one in wanted.weights.values()),
-        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
-    ]
-    return [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in found]
-
-
-def token(one: Token) -> dict[str, Any]:
-    """Show an access token, without its secret."""
-    return {
-        "name": one.name,
-        "roles": sorted(one.roles),
-        "topics": list(one.topics),
-        "expires_at": None if one.expires_at is None else instant(one.expires_at),
-        "rate": one.rate,
-        "created_by": one.created_by,
-        "created": instant(one.created),
-        "revoked_at": None if one.revoked_at is None else instant(one.revoked_at),
-    }

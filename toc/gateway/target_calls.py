@@ -13,7 +13,7 @@ from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.model.access import Call
 from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
 from toc.operate.audit import target_changed
-from toc.sdk.targets import target_record
+from toc.operate.records import target_record
 
 _SECONDS = "Seconds for a whole request."
 _CONCURRENCY = "Requests in flight, over all workers."

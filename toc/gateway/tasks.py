@@ -235,7 +235,7 @@ async def history(asked: Asked) -> Answer:
     """Show the failed tries of a task."""
     row, _ = await asked.row()
     tries = await asked.service.at_task(row.job_id, asked.service.center.store.history, row.job_id)
-    return Answer({"tries": [show.failed_try(one) for one in tries]})
+    return Answer({"tries": [one.shown() for one in tries]})
 
 
 # --- search

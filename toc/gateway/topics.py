@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, Problem
 from toc.model.access import Call
@@ -18,6 +17,7 @@ from toc.model.errors import TocError
 from toc.model.template import POLICIES
 from toc.model.topic import Topic
 from toc.operate import admin
+from toc.operate.records import topic_record
 from toc.operate.topics import change_delivery, delete_topic
 
 _HINTS = get_type_hints(Topic)
@@ -58,13 +58,13 @@ class Topics(TypedDict):
 async def list_topics(asked: Asked) -> Answer:
     """List the topics that the token may see."""
     topics = await asked.service.at_topics(asked.service.center.store.topics.list)
-    return Answer({"topics": [show.topic(one) for one in topics if asked.may(one.name)]})
+    return Answer({"topics": [topic_record(one) for one in topics if asked.may(one.name)]})
 
 
 async def show_topic(asked: Asked) -> Answer:
     """Show a topic with its policies."""
     found = await asked.service.at_topics(admin.get_topic, asked.service.center.store, asked.topic)
-    return Answer(show.topic(found))
+    return Answer(topic_record(found))
 
 
 async def create(asked: Asked) -> Answer:
@@ -96,7 +96,7 @@ async def alter(asked: Asked) -> Answer:
 async def _shown_anew(asked: Asked, topic: Topic, status: int = 200) -> Answer:
     with suppress(TocError):  # it is made; this view of it may be a second old
         await asked.service.batcher.read_topics()
-    return Answer(show.topic(topic), status)
+    return Answer(topic_record(topic), status)
 
 
 async def delete(asked: Asked) -> Answer:
@@ -115,7 +115,7 @@ async def pause(asked: Asked) -> Answer:
             admin.alter_topic, asked.service.center.store, asked.topic, {"paused": True}
         )
     await asyncio.sleep(NOTICED_SECONDS)  # what the answer says must be true
-    return Answer(show.topic(topic))
+    return Answer(topic_record(topic))
 
 
 async def resume(asked: Asked) -> Answer:
@@ -125,7 +125,7 @@ async def resume(asked: Asked) -> Answer:
         topic = await asked.service.at_topics(
             admin.resume_topic, center.store, asked.topic, rate=asked.body.rate, now_ms=center.clock.now_ms()
         )
-    return Answer(show.topic(topic))
+    return Answer(topic_record(topic))
 
 
 CALLS = (

@@ -176,16 +176,11 @@ class Definition:
             raise InvalidSchedule(
                 "anchor has no effect on a cron expression, only on a period (every)", "anchor"
             )
-        if "dst" in given and self.cron is None and self.dst is not Dst.CRON:
-            raise InvalidSchedule(
-                "dst has no effect on a period (every), which is counted in UTC",
-                "dst",
-            )
-        if "zone" in given and self.cron is None and self.zone != _UTC:
-            raise InvalidSchedule(
-                "zone has no effect on a period (every), which is counted in UTC",
-                "zone",
-            )
+        for name, usual in (("dst", Dst.CRON), ("zone", _UTC)):
+            if name in given and self.cron is None and getattr(self, name) != usual:
+                raise InvalidSchedule(
+                    f"{name} has no effect on a period (every), which is counted in UTC", name
+                )
         return self
 
     def to_json(self) -> str:

@@ -30,8 +30,6 @@ CHECKED_TOGETHER = 1000
 LATER_MS = 86_400_000
 """A dead job is due so much later until it is marked as dead: nobody may get it in between."""
 BURIED = "it was a dead letter when it was imported"
-LATEST_MS = 253_402_214_400_000
-"""The end of the year 9999: nothing is due later."""
 NEVER = "it is never due"
 
 

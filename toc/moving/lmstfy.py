@@ -23,7 +23,8 @@ from toc.gateway.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, Foreign
 from toc.model.clock import Clock
 from toc.model.template import Template
-from toc.moving.importing import LATEST_MS, NEVER, Found, Passed, instant_of
+from toc.moving.importing import NEVER, Found, Passed, instant_of
+from toc.sdk.submission import LATEST_MS
 
 VALUES = 100
 """How many bodies are read at once."""

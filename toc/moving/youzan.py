@@ -21,7 +21,8 @@ from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import OnConflict
 from toc.model.template import Template
 from toc.moving import msgpack
-from toc.moving.importing import LATEST_MS, NEVER, Found, Passed, instant_of
+from toc.moving.importing import NEVER, Found, Passed, instant_of
+from toc.sdk.submission import LATEST_MS
 
 T = TypeVar("T")
 

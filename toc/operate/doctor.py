@@ -15,7 +15,6 @@ from toc.coordination import ensemble
 from toc.coordination.assignment import TABLES
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.intents import Intents
-from toc.coordination.operator import Operator
 from toc.index import preflight
 from toc.index.calls import IndexBroken
 from toc.index.messages import Peek
@@ -25,6 +24,7 @@ from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import admin, targets
+from toc.operate.visit import visit
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
 from toc.store.scan import DueRow
@@ -202,15 +202,14 @@ def _nobody() -> Line:
 def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
     settings = center.settings
     lines = _lines("zookeeper", ensemble.examine(address, timeout=settings.connect_timeout))
-    visit = Operator(address, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
     try:
-        with visit:
-            workers, wanted, rows = visit.workers(), visit.intents(), visit.slots()
-            lines += _open(visit.open_nodes())
+        with visit(settings) as cluster:
+            workers, wanted, rows = cluster.workers(), cluster.intents(), cluster.slots()
+            lines += _open(cluster.open_nodes())
             moving = _moving(rows, topics)
             if moving:
                 time.sleep(MOVE_SECONDS)
-                rows = [row for row in visit.slots() if (row.topic, row.number) in moving]
+                rows = [row for row in cluster.slots() if (row.topic, row.number) in moving]
                 moving = _moving(rows, topics, missing=False)
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"

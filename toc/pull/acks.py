@@ -19,7 +19,7 @@ from toc.model.task import TaskStatus
 from toc.model.verdict import Nack, after_nack
 from toc.pull.flights import Ended
 from toc.pull.handout import HandOuts
-from toc.pull.lanes import Failed, Lane
+from toc.pull.lanes import Lane
 from toc.store.store import Store
 
 TOGETHER = 500
@@ -79,12 +79,12 @@ class Ask(NamedTuple):
 class AnswerLanes:
     """A lane for each server of the task table."""
 
-    def __init__(self, store: Store, catalog: TopicCatalog, outs: HandOuts, failed: Failed) -> None:
+    def __init__(self, store: Store, catalog: TopicCatalog, outs: HandOuts) -> None:
         self._store = store
         self._catalog = catalog
         self._outs = outs
         self._lanes: list[Lane[Ask]] = [
-            Lane(f"pull-answer-{number}", self._run, failed, TOGETHER)
+            Lane(f"pull-answer-{number}", self._run, TOGETHER)
             for number in range(len(store.tables_of_server()))
         ]
 

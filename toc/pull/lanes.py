@@ -1,94 +1,26 @@
-"""Threads of the pull room: one that takes, and a lane for each server of the task table and kind of work."""
+"""Lanes of the pull room: a thread for each server of the task table and kind of work."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from toc.observe.log import close_log, get_logger
-
-log = get_logger(__name__)
+from toc.loop import watched_thread
 
 T = TypeVar("T")
 
-Failed = Callable[[str, BaseException], None]
-
 STUCK_SECONDS = 0.25
 """A lane whose batch takes longer is not waited for: its server hangs."""
-EXIT_THREAD_DIED = 70
-
-
-def end_process(name: str, error: BaseException) -> None:
-    """End the process after an internal thread died: it would look healthy and hand nothing out."""
-    try:
-        log.critical("thread_died", thread=name, exc_info=error)
-        close_log(0.5)
-    finally:
-        os._exit(EXIT_THREAD_DIED)
-
-
-class Wake:
-    """Ends the sleep of a thread."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[None] = SimpleQueue()
-        self._woken = False
-
-    def __call__(self) -> None:
-        """End the sleep, or the next one. Cheap if it is awake already."""
-        if not self._woken:
-            self._woken = True
-            self._calls.put(None)
-
-    def clear(self) -> None:
-        """Forget earlier calls."""
-        while not self._calls.empty():
-            self._calls.get_nowait()
-        self._woken = False
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until woken, at most ``seconds``."""
-        with contextlib.suppress(Empty):
-            self._calls.get(timeout=seconds)
-
-
-class Loop:
-    """Calls ``run_once`` again and again; it returns the seconds to sleep, unless ``wake`` is called."""
-
-    def __init__(self, name: str, run_once: Callable[[], float], failed: Failed) -> None:
-        self.wake = Wake()
-        self._run_once = run_once
-        self._stopped = False
-        self._thread = guarded(name, self._run, failed)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self, seconds: float) -> None:
-        """Let the current call end, and wait for that."""
-        self._stopped = True
-        self.wake()
-        if self._thread.is_alive():
-            self._thread.join(seconds)
-
-    def _run(self) -> None:
-        while not self._stopped:
-            self.wake.clear()  # before the work: a call during it ends the next sleep
-            seconds = self._run_once()
-            if seconds > 0 and not self._stopped:
-                self.wake.sleep(seconds)
 
 
 class Lane(Generic[T]):
     """A thread that handles what was put, everything at once."""
 
-    def __init__(self, name: str, handle: Callable[[list[T]], None], failed: Failed, most: int) -> None:
+    def __init__(self, name: str, handle: Callable[[list[T]], None], most: int) -> None:
         self._handle = handle
         self._most = most
         self._items: SimpleQueue[list[T] | None] = SimpleQueue()
@@ -98,7 +30,7 @@ class Lane(Generic[T]):
         self._closing = threading.Lock()
         self._closed = False
         self._since = 0.0
-        self._thread = guarded(name, self._run, failed)
+        self._thread = watched_thread(name, self._run, lambda: self._closed)
 
     def start(self) -> None:
         """Start the thread."""
@@ -150,15 +82,3 @@ class Lane(Generic[T]):
                 batch += more
         self._rest = batch[self._most :]
         return batch[: self._most]
-
-
-def guarded(name: str, target: Callable[[], None], failed: Failed) -> threading.Thread:
-    """A daemon thread whose error is passed on, and by default ends the process."""
-
-    def run() -> None:
-        try:
-            target()
-        except BaseException as exc:
-            failed(name, exc)
-
-    return threading.Thread(target=run, name=f"toc-{name}", daemon=True)

@@ -19,7 +19,7 @@ from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.pull.flights import Ended, Flights
 from toc.pull.hall import Entry
-from toc.pull.lanes import Failed, Lane
+from toc.pull.lanes import Lane
 
 NO_FENCE = -1.0
 """The fence of a due row that was found without Redis."""
@@ -90,12 +90,12 @@ class Step(NamedTuple):
 class Mover:
     """Makes the steps in order. Thread-safe."""
 
-    def __init__(self, queues: Queues, catalog: TopicCatalog, clock: Clock, failed: Failed) -> None:
+    def __init__(self, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self._queues = queues
         self._catalog = catalog
         self._clock = clock
         self.flights = Flights()
-        self._lane = Lane("pull-index", self._run, failed, TOGETHER)
+        self._lane = Lane("pull-index", self._run, TOGETHER)
 
     def start(self) -> None:
         """Start the thread."""

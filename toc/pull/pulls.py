@@ -25,7 +25,6 @@ from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
 from toc.pull.acks import AnswerLanes, Answers, Ask, Kind, NackWish
 from toc.pull.hall import LAST_SECONDS, Delivered, Entry, Hall, TtrOf, Waiter
-from toc.pull.lanes import Failed, end_process
 from toc.pull.mover import NO_FENCE
 from toc.pull.taker import Taker
 from toc.sdk.client import TimeoutCenter
@@ -45,16 +44,16 @@ STOP_SECONDS = 5.0
 class Pulls:
     """What pull consumers can do, for one process. Its coroutines may be called from any event loop.
 
-    Threads start with the first call. ``failed`` is called with the name and error of a thread that has died;
-    by default the process ends. Raises ConfigError for unusable settings.
+    Threads start with the first call; if one of them dies, the process ends. Raises ConfigError for unusable
+    settings.
     """
 
-    def __init__(self, center: TimeoutCenter, *, failed: Failed = end_process) -> None:
+    def __init__(self, center: TimeoutCenter) -> None:
         self._catalog = center.catalog
         self._clock = center.clock
         self._hall = Hall()
-        self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._hall, failed)
-        self._answers = AnswerLanes(center.store, center.catalog, self._taker.outs, failed)
+        self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._hall)
+        self._answers = AnswerLanes(center.store, center.catalog, self._taker.outs)
         self._lock = threading.Lock()
         self._started = self._stopping = self._stopped = False
 
@@ -97,14 +96,7 @@ class Pulls:
             return []
         self._taker.wake()
         timer = waiter.loop.call_later(wait or HASTY_SECONDS, self._time_up, waiter)
-        try:
-            await waiter.done
-        except BaseException:
-            self.release(self._hall.leave(waiter))
-            raise
-        finally:
-            timer.cancel()
-        return self._hall.leave(waiter)
+        return await self._got(waiter, timer)
 
     async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[Delivered]:
         """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
@@ -122,6 +114,10 @@ class Pulls:
         waiter.closed, waiter.flying = True, 1
         self._taker.hand_out(Entry(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), waiter)
         timer = waiter.loop.call_later(LAST_SECONDS, waiter.end)
+        return await self._got(waiter, timer)
+
+    async def _got(self, waiter: Waiter, timer: asyncio.TimerHandle) -> list[Delivered]:
+        """Wait until a pull has ended. Returns what it was given; releases that if the call is broken off."""
         try:
             await waiter.done
         except BaseException:

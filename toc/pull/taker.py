@@ -20,6 +20,7 @@ from toc.failpoint import failpoint
 from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
+from toc.loop import Loop, watched_thread
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, TocError
@@ -28,7 +29,7 @@ from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
 from toc.pull.hall import TAKE_LIMIT, Entry, Hall, Waiter
 from toc.pull.handout import Assigned, HandOuts, unread_score
-from toc.pull.lanes import Failed, Lane, Loop
+from toc.pull.lanes import Lane
 from toc.pull.mover import NO_FENCE, Mover
 from toc.pull.watched import NEVER, Watched
 from toc.store.scan import Position
@@ -74,7 +75,6 @@ class Taker:
         catalog: TopicCatalog,
         clock: Clock,
         hall: Hall,
-        failed: Failed,
     ) -> None:
         self._store = store
         self._queues = queues.within(PATIENCE_SECONDS, alone=ALONE_SECONDS)
@@ -97,18 +97,20 @@ class Taker:
         """Tables that have more due rows than were read, with the place from which to read on."""
         self._tables = [table for tables in store.tables_of_server() for table in tables]
         self._listener: WakeListener = queues.listener()
-        self._listens = threading.Thread(
-            target=self._listen, args=(failed,), name="toc-pull-wake", daemon=True
+        self._listens = watched_thread(
+            "pull-wake",
+            lambda: self._listener.run(self._woken),
+            lambda: True,  # it returns when it was told to, and only then
         )
-        self.mover = Mover(self._queues, catalog, clock, failed)
+        self.mover = Mover(self._queues, catalog, clock)
         """Stopped by its owner, after all that may tell it something."""
         self.outs = HandOuts(store, self._queues, self.mover, clock, hall, self.wake)
         self._lanes: list[Lane[Assigned]] = [
-            Lane(f"pull-out-{number}", self.outs.run, failed, TAKE_LIMIT * 2)
+            Lane(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))
         ]
-        self._take_loop = Loop("pull-take", self.take, failed)
-        self._watch_loop = Loop("pull-watch", self.watch, failed)
+        self._take_loop = Loop("pull-take", self.take)
+        self._watch_loop = Loop("pull-watch", self.watch)
         self._resting = True
         """Whether ``watch`` sleeps because nobody waits."""
 
@@ -142,12 +144,6 @@ class Taker:
             if due < self._news.get(slot, NEVER):
                 self._news[slot] = due
         self._take_loop.wake()
-
-    def _listen(self, failed: Failed) -> None:
-        try:
-            self._listener.run(self._woken)
-        except BaseException as exc:
-            failed("pull-wake", exc)
 
     def _woken(self, slot: Slot | None, due: int | None) -> None:
         if slot is None or due is None:  # messages may have been missed

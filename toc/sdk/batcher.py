@@ -564,13 +564,13 @@ class Batcher:
             (row, job_id) for row, job_id in zip(rows, outcomes, strict=True) if isinstance(job_id, int)
         ]
         if stored:
-            self.center._index_stored(*zip(*stored, strict=True))
+            self.center._indexing.stored(*zip(*stored, strict=True))
 
     def _put(self, tasks: Sequence[Submission], answer: Answer) -> None:
         outcomes = self.center.store.put_each([_to_put(one) for one in tasks])
         failpoint("batch.rows-stored")
         answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
-        self.center._index_puts([one for one in outcomes if isinstance(one, Stored)])
+        self.center._indexing.puts([one for one in outcomes if isinstance(one, Stored)])
 
     def _store_alone(self, one: Submission, answer: Answer) -> None:
         if one.plain:
@@ -578,7 +578,7 @@ class Batcher:
             failpoint("batch.rows-stored")
             answer([_inserted(one.row, outcome)])
             if isinstance(outcome, int):
-                self.center._index_stored([one.row], [outcome])
+                self.center._indexing.stored([one.row], [outcome])
             return
         stored = self.center.store.put_alone(_to_put(one))
         failpoint("batch.rows-stored")
@@ -586,7 +586,7 @@ class Batcher:
             answer([stored])
         else:
             answer([stored.put])
-            self.center._index_puts([stored])
+            self.center._indexing.puts([stored])
 
     def _read(self, job_ids: Sequence[int], answer: Answer) -> None:
         found = self.center.store.read_each(job_ids)

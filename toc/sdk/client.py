@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from toc.config import Settings
 from toc.failpoint import failpoint
-from toc.index.calls import IndexBroken
 from toc.index.messages import CancelReply
-from toc.index.queues import PATIENCE_SECONDS, Queues
+from toc.index.queues import Queues
 from toc.model.body import Body, Content, Contents
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock
+from toc.model.clock import Clock
 from toc.model.errors import (
     BodyGone,
     DuplicateHandler,
-    IndexUnavailable,
     InvalidInput,
     PartialCancel,
     PartialSubmit,
@@ -42,21 +40,19 @@ from toc.model.task import (
     NewTask,
     OnConflict,
     Put,
-    PutOutcome,
     Request,
     RescheduleOutcome,
     Task,
     TaskRow,
     TaskStatus,
 )
-from toc.model.topic import Slot, check_topic_name
-from toc.model.verdict import beyond_horizon, entry_score
+from toc.model.topic import check_topic_name
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
+from toc.sdk.indexing import Indexing, near
 from toc.sdk.schedules import Schedules
 from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup, conflict_of, features_of
 from toc.sdk.targets import Targets
-from toc.store.plan import Stored
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -66,9 +62,6 @@ log = get_logger(__name__)
 
 CANCEL_TOGETHER = 500
 """How many tasks one transaction of ``cancel_by_biz`` cancels."""
-
-INDEX_PAUSE_SECONDS = 1.0
-"""For how many seconds submits skip a Redis node that refused one: more attempts would slow them down."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
@@ -87,6 +80,7 @@ class TimeoutCenter:
         self._intake = RowMaker(
             self.clock, self.settings.max_delay, self.settings.max_body, self.settings.allow
         )
+        self._indexing = Indexing(self)
         self.tracing = Tracing.of(self.settings.traces)
         self.schedules = Schedules(
             store=self._placed_store,
@@ -94,7 +88,7 @@ class TimeoutCenter:
             clock=self.clock,
             submit=self.submit,
             submit_many=self.submit_many,
-            index=self._index,
+            index=self._indexing.add,
         )
         """Tasks that come again and again."""
         self.targets = Targets(store=lambda: self.store, allow=self.settings.allow, clock=self.clock)
@@ -102,8 +96,6 @@ class TimeoutCenter:
         self._store: Store | None = None
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
-        self._index_paused: dict[object, float] = {}
-        """Redis nodes and slots that refused, each with the monotonic time until which submits skip it."""
         self._layout_checked = False
         self._lock = threading.RLock()
         reference = weakref.ref(self)
@@ -284,7 +276,7 @@ class TimeoutCenter:
                 row, contents, on_conflict=conflict_of(task), across=types, request=request
             )  # [rule: row-first]
             failpoint("submit.row-stored")
-            return self._index_put(stored, request)
+            return self._indexing.put(stored, request)
 
         return self._traced([row], put, lambda stored: [stored.job_id])
 
@@ -303,7 +295,7 @@ class TimeoutCenter:
         check_same_dedup(rows)
         contents = bodies_of(tasks, rows)
         self._check_places()
-        return self._traced(rows, lambda: self.store.insert_many(rows, self._index_stored, contents), list)
+        return self._traced(rows, lambda: self.store.insert_many(rows, self._indexing.stored, contents), list)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored through ``connection=`` into the index now, after the commit.
@@ -314,7 +306,7 @@ class TimeoutCenter:
         checked = [check_job_id(job_id) for job_id in job_ids]
         self._check_layout()
         rows = self.store.read(checked)
-        self._index(row for row in rows.values() if row.status == TaskStatus.PENDING)
+        self._indexing.add(row for row in rows.values() if row.status == TaskStatus.PENDING)
 
     # --- change
 
@@ -373,11 +365,11 @@ class TimeoutCenter:
         if not changed:
             return RescheduleOutcome.TOO_LATE
         now = self.clock.now_ms()
-        reply = self._move_entry(row, due, now)
+        reply = self._indexing.move(row, due, now)
         may_have_started = (
             row.attempts
             or row.crashes
-            or (_near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
+            or (near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
         )
         return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
 
@@ -410,7 +402,7 @@ class TimeoutCenter:
             if row.status not in (TaskStatus.PROCESSED, TaskStatus.DEAD) and not row.expired:
                 outcomes[job_id] = CancelOutcome.CANCELLED
                 cancelled[job_id] = changed, row
-        replies = self._take_out(row for _, row in cancelled.values())
+        replies = self._indexing.take_out(row for _, row in cancelled.values())
         started = {
             job_id: self._may_have_started(row, replies.get(job_id), changed=changed)
             for job_id, (changed, row) in cancelled.items()
@@ -427,25 +419,6 @@ class TimeoutCenter:
             outcomes |= dict.fromkeys(tried, CancelOutcome.MAY_HAVE_STARTED)
         return outcomes
 
-    def _take_out(self, rows: Iterable[TaskRow]) -> dict[int, CancelReply]:
-        """Remove cancelled tasks from the index; return its replies, without those of nodes out of reach."""
-        slots: dict[int, Slot] = {}
-        for row in rows:
-            topic = self.catalog.of_type(row.biz_type)
-            if topic is not None:
-                slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
-        told: dict[int, CancelReply] = {}
-        failed: dict[int, IndexUnavailable] = {}
-        for job_id, reply in self.queues.cancel_many(slots).items():
-            if isinstance(reply, IndexUnavailable):
-                failed[job_id] = reply
-            else:
-                told[job_id] = reply
-        for job_id, error in failed.items():
-            log.warning("index_not_told", job_id=job_id, tasks=len(failed), error=str(error))
-            break
-        return told
-
     def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool | None:
         """Whether a try of a cancelled task may have started. ``changed``: this call cancelled it.
 
@@ -455,9 +428,9 @@ class TimeoutCenter:
             return True  # redrive and reschedule give all tries back, and keep the error
         if reply is None:
             # With a version, the task may be running for the deadline it had before it was rescheduled.
-            return row.version > 0 or _near(row, self.clock.now_ms() if changed else row.gmt_modified)
+            return row.version > 0 or near(row, self.clock.now_ms() if changed else row.gmt_modified)
         if reply.prepared:
-            due = reply.redis_now_ms >= row.action_time if changed else _near(row, row.gmt_modified)
+            due = reply.redis_now_ms >= row.action_time if changed else near(row, row.gmt_modified)
             return row.version > 0 or due
         if changed and row.version == 0 and reply.redis_now_ms < row.action_time:
             return False
@@ -485,7 +458,7 @@ class TimeoutCenter:
             return self.store.insert_with(connection, row, contents)
         self._check_places()
         job_id = self.store.insert(row, contents)  # [rule: row-first]
-        self._index_stored([row], [job_id])
+        self._indexing.stored([row], [job_id])
         return job_id
 
     def _traced(
@@ -545,106 +518,6 @@ class TimeoutCenter:
         topic = self.catalog.of_type(row.biz_type)
         return topic.name if topic else f"biz_type-{row.biz_type}"
 
-    def _index_stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
-        failpoint("submit.row-stored")
-        fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
-        # A new id after a clash, or an earlier task with this dedup_key: read the row for its slot and time.
-        others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
-        try:
-            if others:
-                fresh += [row for row in self.store.read(others).values() if row.status == TaskStatus.PENDING]
-            self._index(fresh)
-        except StoreUnavailable as exc:  # they are stored: the sweep indexes them
-            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
-
-    def _index(self, rows: Iterable[TaskRow]) -> None:
-        now = self.clock.now_ms()
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        for row in rows:
-            topic = self.catalog.of_type(row.biz_type)
-            if topic is None or beyond_horizon(topic, row.next_time, now):
-                continue  # the sweep adds it to Redis when it comes within the horizon
-            score = entry_score(topic, row.next_time, row.attempts)
-            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
-        queues = self.queues.within(PATIENCE_SECONDS)
-        if self._index_paused:
-            at = self.clock.monotonic()
-            paused = self._index_paused = {node: end for node, end in self._index_paused.items() if end > at}
-            entries = {
-                slot: some
-                for slot, some in entries.items()
-                if slot not in paused and queues.node_of(slot) not in paused
-            }
-        failures = {
-            slot: result
-            for slot, result in queues.add(entries).items()
-            if isinstance(result, IndexUnavailable)
-        }
-        if failures:
-            until = self.clock.monotonic() + INDEX_PAUSE_SECONDS
-            for slot, result in failures.items():
-                # A broken key says nothing about its node.
-                what = slot if isinstance(result, IndexBroken) else queues.node_of(slot)
-                self._index_paused[what] = until
-            log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
-
-    def _index_put(self, stored: Stored, request: Request | None) -> Put:
-        """Tell the index what a put has changed on rows; return its answer.
-
-        The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
-        """
-        now = self.clock.now_ms()
-        may_have_started = False
-        if stored.inserted is not None:
-            replies = self._take_out(stored.before)
-            self._index_stored([stored.inserted], [stored.inserted.job_id])
-        for row in stored.before:
-            if stored.inserted is not None:
-                reply = replies.get(row.job_id)
-            else:
-                reply = self._move_entry(row, stored.due, now)
-            may_have_started |= bool(
-                row.attempts
-                or row.crashes
-                or row.last_error is not None
-                or (
-                    _near(row, now)
-                    if reply is None
-                    else reply.prepared or reply.redis_now_ms >= row.action_time
-                )
-            )
-        if not stored.before or request is not None:
-            return stored.put
-        outcome = PutOutcome.MAY_HAVE_STARTED if may_have_started else PutOutcome.REPLACED
-        return Put(stored.put.job_id, outcome)
-
-    def _index_puts(self, done: Sequence[Stored]) -> None:
-        """Tell the index what puts have changed on rows, as far as it is within reach; no answer waits."""
-        now = self.clock.now_ms()
-        new = [one for one in done if one.inserted is not None]
-        self._take_out(row for one in new for row in one.before)
-        rows = [one.inserted for one in new if one.inserted is not None]
-        if rows:
-            self._index_stored(rows, [row.job_id for row in rows])
-        for one in done:
-            for row in one.before if one.inserted is None else ():
-                if self._move_entry(row, one.due, now) is None:
-                    return  # out of reach: the sweep moves the others
-
-    def _move_entry(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
-        """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""
-        topic = self.catalog.of_type(row.biz_type)
-        if topic is None:
-            return None
-        slot = topic.slot(row.slot_crc, row.slot_amount)
-        try:
-            if beyond_horizon(topic, due, now):  # it waits in MySQL alone
-                return self.queues.cancel(slot, row.job_id)
-            return self.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
-        except IndexUnavailable as exc:
-            log.warning("index_not_told", job_id=row.job_id, error=str(exc))
-            return None
-
 
 def open_queues(settings: Settings, most: float = inf) -> Queues:
     """Return the index with connections of its own, and time-outs of ``most`` seconds at the most."""
@@ -654,11 +527,6 @@ def open_queues(settings: Settings, most: float = inf) -> Queues:
         connect_timeout=min(most, settings.connect_timeout),
         read_timeout=min(most, settings.read_timeout),
     )
-
-
-def _near(row: TaskRow, at: int) -> bool:
-    """Whether a worker may have taken the task at time ``at`` (ms), allowing for clock skew."""
-    return row.action_time - at <= MAX_CLOCK_SKEW_MS
 
 
 def apart(center: TimeoutCenter) -> TimeoutCenter:

@@ -19,7 +19,6 @@ from toc.model.target import (
     check_url,
     new_secret,
 )
-from toc.model.wire import instant
 from toc.store.store import Store
 from toc.store.targets import Resealed
 
@@ -168,23 +167,3 @@ def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
         except TypeError as exc:
             raise InvalidTarget(f"dead_on may hold 400, 404 and 422, not {shown(statuses)}") from exc
     return limits
-
-
-def target_record(target: Target) -> dict[str, Any]:
-    """Return a target for display, without its secret and the values of its headers."""
-    until = target.previous_until
-    return {
-        "name": target.name,
-        "url": target.url,
-        "timeout": target.timeout,
-        "concurrency": target.concurrency,
-        "rate": target.rate,
-        "dead_on": sorted(target.dead_on),
-        "headers": list(target.header_names),
-        "paused": target.paused,
-        "paused_by": target.paused_by,
-        "paused_why": target.paused_why,
-        "previous_until": None if until is None else instant(until),
-        "created": instant(target.created),
-        "modified": instant(target.modified),
-    }

@@ -18,10 +18,9 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.history import FailedTry, line
+from toc.store.history import FailedTry, added, error_text
 from toc.store.leases import NO_LEASE, Leases
 from toc.store.pulls import FREE
-from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Answers, Shards, Trouble
 from toc.store.tries import Tries
@@ -101,7 +100,7 @@ class Batches(Tries):
         """
         where = f"status={PENDING} AND biz_type={biz_type:d} AND slot_amount>{slot_amount:d}"
         results = self._scan(
-            tables, lambda table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
+            tables, lambda _, table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
         )
         return {row[0] for result in results for row in result.rows}
 
@@ -112,7 +111,7 @@ class Batches(Tries):
         """
         results = self._scan(
             tables,
-            lambda _table, name: (
+            lambda _, _table, name: (
                 f"SELECT slot_amount,COUNT(*) FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d} "
                 "GROUP BY slot_amount"
             ),
@@ -129,19 +128,15 @@ class Batches(Tries):
         Reads all their pending and dead rows, so pass only a few of many tables at a time.
         """
 
-        def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Result]:
+        def count(server: DatabaseServer, _table: int, name: str) -> str:
             now = server.from_now(0)
             held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
-            selects = [
-                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) "
-                f"FROM {self._shards.names[table]} WHERE status IN ({PENDING},{DEAD}) "
-                f"AND biz_type={biz_type:d} GROUP BY status"
-                for table in part
-            ]
-            return server.run(sql.unions(server, selects))
+            return (
+                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) FROM {name} "
+                f"WHERE status IN ({PENDING},{DEAD}) AND biz_type={biz_type:d} GROUP BY status"
+            )
 
-        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), count).whole()
-        rows = [row for part in parts for result in part for row in result.rows]
+        rows = [row for result in self._scan(tables, count) for row in result.rows]
         pending = [(count, held) for status, count, held in rows if status == PENDING]
         return OpenTasks(
             sum(count for count, _ in pending),
@@ -288,7 +283,7 @@ class Batches(Tries):
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
                         f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
                         f"{_too_late(server) if item.by_time else ''}",
-                        () if item.error is None else (_error_text(item.error),),
+                        () if item.error is None else (error_text(item.error),),
                     )
                     for table, item in order
                 ],
@@ -318,7 +313,7 @@ class Batches(Tries):
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
             sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
-            updates = sql.update_by_id(self._shards.names, ids, sets, where, [_error_text(what)])
+            updates = sql.update_by_id(self._shards.names, ids, sets, where, [error_text(what)])
             server.run(updates, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
@@ -376,13 +371,14 @@ class Batches(Tries):
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
 
-    def _scan(self, tables: Iterable[int], select: Callable[[int, str], str]) -> list[Result]:
-        """Run the same SELECT on tables, given each table's number and name, in one round trip per server."""
+    def _scan(self, tables: Iterable[int], select: Callable[[DatabaseServer, int, str], str]) -> list[Result]:
+        """Run the same SELECT on tables, given the server, number and name of each, in one round trip per
+        server."""
         names = self._shards.names
         parts = self._shards.each(
             self._shards.group_tables(dict.fromkeys(tables)),
             lambda server, part: server.run(
-                sql.unions(server, [select(table, names[table]) for table in part])
+                sql.unions(server, [select(server, table, names[table]) for table in part])
             ),
         )
         return [result for part in parts.whole() for result in part]
@@ -406,7 +402,7 @@ def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) 
     failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
     if item.sent is not None:
         failed = failed._replace(status=item.sent.status, ms=item.sent.ms, next=following)
-    return f",history={server.appended('history', line(failed), MAX_HISTORY_CHARS)}"
+    return f",history={added(server, failed)}"
 
 
 def _delivered(
@@ -421,11 +417,6 @@ def _delivered(
     for job_id in job_ids:
         if job_id in sent:
             attempt, (request, text) = sent[job_id]
-            noted = line(FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0))
-            cases.append(f"WHEN {job_id:d} THEN {server.appended('history', noted, MAX_HISTORY_CHARS)}")
+            tried = FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0)
+            cases.append(f"WHEN {job_id:d} THEN {added(server, tried)}")
     return f",history=CASE job_id {' '.join(cases)} ELSE history END" if cases else ""
-
-
-def _error_text(error: str) -> str:
-    """Truncate an error for storage, without characters that UTF-8 cannot encode."""
-    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()

@@ -16,6 +16,8 @@ import json
 from typing import Any, NamedTuple
 
 from toc.model.wire import instant
+from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
+from toc.store.server import DatabaseServer
 
 LINE_CHARS = 200
 """Characters kept of each error; the last error is kept in full."""
@@ -57,6 +59,16 @@ def line(failed: FailedTry) -> str:
         f'{{"attempt":{failed.attempt:d},"crashes":{failed.crashes:d},"version":{failed.version:d},'
         f'"at":{failed.at:d},"error":{error}{"".join(last)}}}\n'
     )
+
+
+def added(server: DatabaseServer, failed: FailedTry) -> str:
+    """Return the SQL of a row's history with one more try."""
+    return server.appended("history", line(failed), MAX_HISTORY_CHARS)
+
+
+def error_text(error: str) -> str:
+    """Truncate an error for ``last_error``, without characters that UTF-8 cannot encode."""
+    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()
 
 
 def parse(text: str | None) -> list[FailedTry]:

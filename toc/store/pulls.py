@@ -16,9 +16,8 @@ from toc.model.pull import LEASE_ENDED, NONCE_BYTES, AckOutcome, PullLease, Pull
 from toc.model.task import UNLIMITED, TaskStatus
 from toc.model.verdict import Nack, PullEnd
 from toc.store import rows as sql
-from toc.store.history import FailedTry, line
+from toc.store.history import FailedTry, added, error_text
 from toc.store.leases import NO_LEASE
-from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Answers, Shards
 
@@ -78,8 +77,7 @@ class Pulls:
 
     def read(self, job_ids: Iterable[int]) -> Answers[PullRow]:
         """Return the rows that exist."""
-        parts = self._shards.each(self._shards.group(job_ids), self._read)
-        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+        return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
     def hand_out(self, items: Sequence[HandOut], now_ms: int) -> Answers[PullRow]:
         """Hand out those tasks that are pending and due, by their server's clock and by ``now_ms``.
@@ -90,7 +88,7 @@ class Pulls:
         """
         by_id = {item.job_id: item for item in items}
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[PullRow]:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
             now, stamp = server.from_now(0), server.instant(now_ms)
             groups: dict[tuple[int, int, int, int], list[HandOut]] = {}
             for table, part in ids.items():
@@ -118,11 +116,9 @@ class Pulls:
                         (LEASE_ENDED,),
                     )
                 )
-            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
-            return _rows(results[len(updates) :])
+            return self._after(server, ids, updates)
 
-        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
-        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def written(self, leases: Iterable[PullLease]) -> Answers[None]:
         """Record that the answers which handed these out were written. Ignores leases that have ended."""
@@ -151,7 +147,7 @@ class Pulls:
         """
         by_id = {lease.job_id: lease for lease in leases}
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[PullRow]:
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
             now, stamp = server.from_now(0), server.instant(self._stamp())
             updates = [
                 Statement(  # [rule: released-uncharged]
@@ -162,11 +158,9 @@ class Pulls:
                 )
                 for (table, version), part in _by_version(ids, by_id).items()
             ]
-            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
-            return _rows(results[len(updates) :])
+            return self._after(server, ids, updates)
 
-        parts = self._shards.each(self._shards.group(by_id), send, writes=True)
-        return Answers({row.job_id: row for part in parts.results for row in part}, parts.failed)
+        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
         """Mark as processed what is pending under the lease's version and was handed out, however late.
@@ -216,7 +210,7 @@ class Pulls:
         )
         if not doubtful:
             return outcomes
-        before = {row.job_id: row for row in self._read(server, doubtful)}
+        before = self._read(server, doubtful)
         late = _by_version(
             {
                 table: [one for one in part if one in before and before[one].status == PENDING]
@@ -228,7 +222,7 @@ class Pulls:
             [end(part, table, version, "") for (table, version), part in late.items()], transaction=True
         )
         asked = {one for part in late.values() for one in part}
-        after = {row.job_id: row for row in self._read(server, doubtful)}
+        after = self._read(server, doubtful)
         for job_id in (one for part in doubtful.values() for one in part):
             row, lease = after.get(job_id), leases[job_id]
             if row is None or row.biz_type != lease.biz_type:
@@ -268,11 +262,10 @@ class Pulls:
                             f"WHERE job_id={job_id:d} AND status={PENDING} AND version={lease.version:d} "
                             f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} "
                             f"AND next_time>{now}",
-                            (_text(error),),
+                            (error_text(error),),
                         )
                     )
-            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
-            rows = {row.job_id: row for row in _rows(results[len(updates) :])}
+            rows = self._after(server, ids, updates)
             return {job_id: _changed(rows.get(job_id), mark) for part in ids.values() for job_id in part}
 
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
@@ -301,9 +294,8 @@ class Pulls:
                             f"AND next_time>{now}"
                         )
                     )
-            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
             found: dict[int, int | None] = {job_id: None for part in ids.values() for job_id in part}
-            for row in _rows(results[len(updates) :]):
+            for row in self._after(server, ids, updates).values():
                 lease = by_id[row.job_id][0]
                 if row.living and (row.nonce, row.version, row.biz_type) == (
                     lease.nonce,
@@ -330,7 +322,7 @@ class Pulls:
                 f"AND ((pull_nonce IS NOT NULL AND {last}) OR expires_at<{now}) LIMIT {limit:d}"
                 for table in part
             ]
-            return _rows(server.run(sql.unions(server, selects)))
+            return list(_rows(server.run(sql.unions(server, selects))).values())
 
         tables = dict.fromkeys(range(self._shards.tables))
         return [
@@ -361,11 +353,10 @@ class Pulls:
                             f"WHERE job_id={job_id:d} "
                             f"AND status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
                             f"AND {nonce} AND next_time<={now} AND {why}",
-                            () if error is None else (_text(error),),
+                            () if error is None else (error_text(error),),
                         )
                     )
-            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
-            rows = {row.job_id: row for row in _rows(results[len(updates) :])}
+            rows = self._after(server, ids, updates)
             wanted = [job_id for part in ids.values() for job_id in part]
             return {job_id: _changed(rows.get(job_id), mark) is not None for job_id in wanted}
 
@@ -376,8 +367,15 @@ class Pulls:
     def _select(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
         return sql.select_by_id(server, self._columns[server], self._shards.names, ids)
 
-    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[PullRow]:
+    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
         return _rows(server.run(self._select(server, ids), outwait=False))
+
+    def _after(
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], updates: Sequence[Statement]
+    ) -> dict[int, PullRow]:
+        """Make changes. Returns the rows as they are then."""
+        results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+        return _rows(results[len(updates) :])
 
 
 def _columns(server: DatabaseServer) -> str:
@@ -404,15 +402,16 @@ _SQLITE_NOW = "CAST((julianday('now')-2440587.5)*86400000 AS INTEGER)"
 _PARTS = len(PullRow._fields)
 
 
-def _rows(results: Iterable[Result]) -> list[PullRow]:
-    rows = []
+def _rows(results: Iterable[Result]) -> dict[int, PullRow]:
+    rows = {}
     with sql.understood():
         for result in results:
             for (text,) in result.rows:
                 parts = text.split(",", _PARTS - 1)
                 *numbers, nonce, biz_key, dedup_key, attribute = parts
                 keys = _key(biz_key), _key(dedup_key)
-                rows.append(PullRow._make([*map(int, numbers), bytes.fromhex(nonce), *keys, attribute]))
+                row = PullRow._make([*map(int, numbers), bytes.fromhex(nonce), *keys, attribute])
+                rows[row.job_id] = row
     return rows
 
 
@@ -456,9 +455,4 @@ def _changed(row: PullRow | None, mark: int) -> PullRow | None:
 
 def _noted(server: DatabaseServer, row: PullRow, error: str, now: int) -> str:
     """Return the SQL that adds a failed try to the row's history."""
-    failed = FailedTry(row.attempts, row.crashes, row.version, now, error)
-    return f",history={server.appended('history', line(failed), MAX_HISTORY_CHARS)}"
-
-
-def _text(error: str) -> str:
-    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()
+    return f",history={added(server, FailedTry(row.attempts, row.crashes, row.version, now, error))}"

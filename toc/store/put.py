@@ -122,7 +122,10 @@ class Puts:
     # --- many
 
     def put_each(self, wanted: Sequence[ToPut]) -> list[Outcome]:
-        """Put rows of different callers, all of one server, together. Returns each one's outcome."""
+        """Put rows of different callers, all of one server, together. Returns each one's outcome.
+
+        None: certainly nothing, because of another or of a lock; ``put_alone`` it.
+        """
         if len(wanted) == 1:
             return [self.put_alone(wanted[0])]
         outcomes: list[Outcome] = [None] * len(wanted)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
+from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
 from toc.store import rows as sql
 from toc.store.health import Ail, Health
@@ -82,11 +83,12 @@ class Requests:
                         refused[request] = exc
         return refused
 
-    def answer(self, request: Request, table: int) -> Put | None:
-        """Return the answer that a request about a task of this table got before, None if there is none.
+    def answer(self, request: Request, biz: BizId) -> Put | None:
+        """Return the answer that a request about a task of this biz_id got before, None if there is none.
 
         Raises RequestReused.
         """
+        table = biz.crc % self._shards.tables
         server, name = self._shards.server_of[table], self._shards.request_names[table]
         return answer_of(request, answered(server.run([select(name, [request])])))
 

@@ -9,14 +9,15 @@ from typing import TypeVar
 
 from toc.model.body import NO_BODIES, Contents
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable, TocError
+from toc.model.errors import StoreUnavailable
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import OnConflict, Put, Request, TaskRow, check_expiry
+from toc.model.task import OnConflict, Request, TaskRow, check_expiry
 from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
+from toc.store.callers import CallersTransaction
 from toc.store.check import require, require_layout
 from toc.store.ended import Ended
 from toc.store.history import FailedTry, parse
@@ -24,7 +25,7 @@ from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.plan import Stored, ToPut, new_version, seen_columns, seen_rows
 from toc.store.pulls import Pulls
-from toc.store.put import Outcome, Puts
+from toc.store.put import Puts
 from toc.store.requests import Requests
 from toc.store.scan import Scans
 from toc.store.schedules import ScheduleTable
@@ -93,9 +94,11 @@ class Store(Batches):
         submitter = self._submitter = Submitter(shards, job_ids)
         self.insert, self.insert_each = submitter.insert, submitter.insert_each
         self.insert_alone, self.insert_many = submitter.insert_alone, submitter.insert_many
-        self.insert_with = submitter.insert_with
+        self.insert_with = CallersTransaction(shards, submitter).insert
         self.requests = Requests(shards, databases)
-        self._puts = Puts(shards, job_ids, self._stamp, self.requests)
+        self.answer_to = self.requests.answer
+        puts = self._puts = Puts(shards, job_ids, self._stamp, self.requests)
+        self.put_each, self.put_alone = puts.put_each, puts.put_alone
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
         self.pulls = Pulls(shards, self._stamp)
@@ -196,24 +199,6 @@ class Store(Batches):
         SubmitUnknown.
         """
         return self._puts.put(ToPut(row, contents, on_conflict, across, request))
-
-    def put_each(self, wanted: Sequence[ToPut]) -> list[Outcome]:
-        """Put rows of different callers, all of one server, together. Returns each one's outcome.
-
-        None: certainly nothing, because of another or of a lock; ``put_alone`` it.
-        """
-        return self._puts.put_each(wanted)
-
-    def put_alone(self, one: ToPut) -> Stored | TocError:
-        """Do as ``put``, and return an error; does not wait for a server known to be away."""
-        return self._puts.put_alone(one)
-
-    def answer_to(self, request: Request, biz: BizId) -> Put | None:
-        """Return the answer that a request about a task of this biz_id got before, None if there is none.
-
-        Raises RequestReused.
-        """
-        return self.requests.answer(request, biz.crc % self._shards.tables)
 
     # --- one task ------------------------------------------------------------------------------------------
 

@@ -5,11 +5,9 @@ rows are there (each clash is with an equal row: it was stored) or none (the sec
 
 No lock on a gap outlives its statement, because it would block every insert into that gap. Before a row is
 inserted, its dedup_key is looked up by the whole key at READ COMMITTED. This locks, and waits for, only the
-row with that key. With ``connection=`` this look-up has its own connection, and only a plain read uses the
-caller's, whose isolation is the caller's choice. (At REPEATABLE READ, a locking read that finds nothing locks
-the gap before the next row until the transaction ends. An INSERT that meets a duplicate does so at any level.
-InnoDB's rules are the same in MySQL 8.) One case is left: an INSERT that meets a key which came between
-look-up and INSERT.
+row with that key. (At REPEATABLE READ, a locking read that finds nothing locks the gap before the next row
+until the transaction ends. An INSERT that meets a duplicate does so at any level. InnoDB's rules are the same
+in MySQL 8.) One case is left: an INSERT that meets a key which came between look-up and INSERT.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
-
-from sqlalchemy import Connection, MetaData, Table, select
-from sqlalchemy import insert as core_insert
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from typing import TypeVar
 
 from toc.model.body import NO_BODIES, Contents
 from toc.model.errors import (
@@ -32,13 +26,11 @@ from toc.model.errors import (
     StoreUnavailable,
     SubmitUnknown,
     TocError,
-    WrongShardConnection,
 )
 from toc.model.sharding import JobIds
 from toc.model.task import TaskRow
 from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.schema import body_table, task_table
 from toc.store.server import Crowded, DatabaseServer, Duplicate, Locked, Lost, Statement, Transient
 from toc.store.shards import Shards
 from toc.store.threads import Threads
@@ -62,7 +54,6 @@ Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
 """Callback for rows that are stored under these job_ids."""
 R = TypeVar("R")
 DedupKey = tuple[int, int, str]
-Declare = Callable[[MetaData, int, str | None], Table]
 
 
 class _Ambiguous(Exception):
@@ -82,8 +73,6 @@ class Submitter:
     def __init__(self, shards: Shards, job_ids: JobIds) -> None:
         self._shards = shards
         self._job_ids = job_ids
-        self._identities: dict[DatabaseServer, tuple[Any, ...] | None] = {}
-        self._core: dict[tuple[Declare, int], Table] = {}
         self._threads = Threads(THREADS, "toc-submit")
 
     def close(self) -> None:
@@ -377,13 +366,14 @@ class Submitter:
             elif sent and row.job_id in by_id and equal(row, by_id[row.job_id]):  # [rule: resend]
                 done[index] = row.job_id
             elif row.job_id in taken:
-                remaining[index] = self._renamed(row)
+                remaining[index] = self.renamed(row)
             else:
                 remaining[index] = row
             taken.add(row.job_id)
         return remaining
 
-    def _renamed(self, row: TaskRow) -> TaskRow:
+    def renamed(self, row: TaskRow) -> TaskRow:
+        """Return a row with another job_id."""
         return row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023))
 
     def _keyed(self, rows: Iterable[TaskRow]) -> dict[int, list[TaskRow]]:
@@ -410,78 +400,13 @@ class Submitter:
             for statement in sql.select_by_dedup(server, names[table], part, wait=wait)
         ]
 
+    def stored_as(self, row: TaskRow) -> TaskRow | None:
+        """Return the stored row with this row's dedup_key, which it has."""
+        keyed = self._keyed([row])
+        return self._by_dedup(self._shards.server_of[next(iter(keyed))], keyed).get(_key(row))
+
     def _by_dedup(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
         return {_key(row): row for row in sql.task_rows(server.run(self._looks(server, keyed)))}
-
-    # --- in the caller's transaction ---------------------------------------------------------------------
-
-    def insert_with(self, connection: Connection, row: TaskRow, contents: Contents = NO_BODIES) -> int:
-        """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
-
-        Raises WrongShardConnection unless the connection leads to the server of the row's table.
-        """
-        table = self._shards.table_of(row.job_id)
-        server = self._shards.server_of[table]
-        core = self._core_table(task_table, table)
-        try:
-            self._check_server(connection, server)
-            clashed = False
-            for _ in range(TRIES):
-                if row.dedup_key is not None:
-                    other = _look(connection, core, row)
-                    other = other or self._by_dedup(server, self._keyed([row])).get(_key(row))
-                    if other is not None:
-                        return same_task(row, other)
-                if clashed:  # and not with another's dedup_key, so the job_id is taken
-                    row = self._renamed(row)
-                try:
-                    connection.execute(core_insert(core).values(_values(row)))
-                except IntegrityError:  # the statement alone was undone
-                    clashed = True
-                else:
-                    if row.body_sha256 is not None:
-                        content = contents[row.body_sha256]
-                        connection.execute(
-                            core_insert(self._core_table(body_table, table)).values(
-                                (row.job_id, row.version, *content)
-                            )
-                        )
-                    return row.job_id
-        except DBAPIError as exc:
-            if isinstance(exc.orig, Exception):
-                # Not from SQLAlchemy's own, whose text quotes the row with its attribute.
-                raise server.translate(exc.orig, sent=True) from exc.orig
-            raise
-        raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
-
-    def _check_server(self, connection: Connection, server: DatabaseServer) -> None:
-        if not isinstance(connection, Connection):
-            raise WrongShardConnection(
-                f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}"
-            )
-        family = "sqlite" if self._shards.layout.sqlite else "mysql"
-        theirs = None
-        if connection.dialect.name.replace("mariadb", "mysql") == family:
-            # One query per connection of the caller: its driver's connection stays with its server.
-            if "toc_server" not in connection.info:
-                connection.info["toc_server"] = server.identity(
-                    lambda text: connection.exec_driver_sql(text).first()
-                )
-            theirs = connection.info["toc_server"]
-        if server not in self._identities:
-            self._identities[server] = server.identity(lambda text: server.run([Statement(text)])[0].rows[0])
-        if theirs is None or theirs != self._identities[server]:
-            raise WrongShardConnection(
-                f"this task is stored on {server.name}; the connection passed leads to another server"
-            )
-
-    def _core_table(self, declare: Declare, table: int) -> Table:
-        core = self._core.get((declare, table))
-        if core is None:
-            layout = self._shards.layout
-            schema = None if layout.sqlite else layout.database_name(table % layout.databases)
-            core = self._core[declare, table] = declare(MetaData(), table, schema)
-        return core
 
 
 def alone(shards: Shards, row: TaskRow, store: Callable[[], R]) -> R | TocError:
@@ -504,37 +429,6 @@ def note_away(shards: Shards, server: DatabaseServer, error: BaseException | Non
     """Mark a server that is out of reach, so that no other caller waits for it."""
     if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded)):
         shards.health[server].mark_away(error)
-
-
-def _look(connection: Connection, core: Table, row: TaskRow) -> TaskRow | None:
-    """Return the row with this dedup_key if the caller's transaction sees one, above all its own.
-
-    A plain read: at REPEATABLE READ, a locking read that finds nothing would lock the gap until the caller's
-    transaction ends: every biz_id in it, often all future ones.
-    """
-    assert row.dedup_key is not None  # noqa: S101 - for the type checker
-    found = connection.execute(
-        select(*[core.c[name] for name in TaskRow._fields])
-        .where(core.c.biz_id == row.biz_id, core.c.biz_type == row.biz_type)
-        .where(core.c.dedup_key == row.dedup_key.encode())
-    ).first()
-    if found is None:
-        return None
-    values = dict(zip(TaskRow._fields, found, strict=True))
-    for name in ("biz_key", "dedup_key"):
-        values[name] = values[name] and bytes(values[name]).decode()
-    values["expires_at"] = values["expires_at"] or 0
-    return TaskRow(**values)
-
-
-def _values(row: TaskRow) -> dict[str, Any]:
-    values = row._asdict()
-    for name in ("biz_key", "dedup_key"):
-        values[name] = values[name] and values[name].encode()
-    values["expires_at"] = values["expires_at"] or None
-    if row.body_sha256 is None:
-        del values["body_length"], values["body_sha256"]
-    return values
 
 
 def _key(row: TaskRow) -> DedupKey:

@@ -33,7 +33,7 @@ class TemplateTable(FirstTable):
         """Return one. Raises UnknownTemplate."""
         found = next((each for each in self.list() if each.pattern == pattern), None)
         if found is None:
-            raise UnknownTemplate(f"there is no template {shown(pattern)}; `toc template list` shows all")
+            raise _unknown(pattern)
         return found
 
     def versions(self) -> dict[Template, int]:
@@ -65,7 +65,7 @@ class TemplateTable(FirstTable):
         for _ in range(TRIES):
             found = next((each for each in self.versions().items() if each[0].pattern == pattern), None)
             if found is None:
-                raise UnknownTemplate(f"there is no template {pattern!r}; `toc template list` shows all")
+                raise _unknown(pattern)
             template, version = found
             changed = template.altered(policies, most_topics)
             params = [json.dumps(dict(changed.policies)), pattern]
@@ -80,7 +80,7 @@ class TemplateTable(FirstTable):
     def delete(self, pattern: str) -> None:
         """Remove a template. Topics that it has made stay. Raises UnknownTemplate."""
         if not self._write(f"DELETE FROM {self._table} WHERE pattern=%s", [pattern]):
-            raise UnknownTemplate(f"there is no template {pattern!r}; `toc template list` shows all")
+            raise _unknown(pattern)
 
     def create_topic(self, topic: Topic, pattern: str, version: int) -> bool:
         """Add a topic by a template of this version. False: the version or the biz_type is not to be had.
@@ -98,3 +98,7 @@ class TemplateTable(FirstTable):
             before=[Statement(lock, [pattern])],
             after=[Statement(change, [pattern])],
         )
+
+
+def _unknown(pattern: str) -> UnknownTemplate:
+    return UnknownTemplate(f"there is no template {shown(pattern)}; `toc template list` shows all")

@@ -25,6 +25,7 @@ from typing import Any, NoReturn, Protocol
 
 from toc.coordination.presence import Presence
 from toc.index.queues import PATIENCE_SECONDS
+from toc.loop import Loop, Wake, end_process, watch_threads, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import InvalidInput, TocError
@@ -51,7 +52,6 @@ from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe, unpack
 from toc.worker.crowding import Crowding
 from toc.worker.handover import Handover
-from toc.worker.loop import Loop, Wake, end_process, watch_threads, watched_thread
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
 from toc.worker.stages.dispatch import NO_DESCRIPTORS

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from functools import partial
 
 from toc.index.queues import Queues
+from toc.loop import Loop, Wake
 from toc.maintenance.former_slots import FormerSlots
 from toc.maintenance.pull_ends import PullEnds
 from toc.maintenance.record_retention import RecordRetention
@@ -18,7 +19,6 @@ from toc.maintenance.sweeper import Sweeper
 from toc.model.errors import TocError
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.worker.loop import Loop, Wake
 from toc.worker.stages.inbox import Pressure
 
 log = get_logger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.app import center
 
-from toc.worker.loop import Loop, watched_thread
+from toc.loop import Loop, watched_thread
 
 __all__ = ["center"]
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from harness.app import center
 
+from toc.loop import Loop
 from toc.store.leases import Leases
 from toc.store.server import Exchange
-from toc.worker.loop import Loop
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import Finisher
 

@@ -34,7 +34,7 @@ from toc.operate import admin, bulk
 from toc.pull.hall import Delivered
 from toc.pull.lapsed import end_lapsed
 from toc.pull.pulls import MAX_HOLD_SECONDS
-from toc.sdk.submission import Submission
+from toc.sdk.submission import LATEST_MS, Submission
 from toc.store.select import Selection
 
 MOST_BYTES = 16 << 20
@@ -307,7 +307,7 @@ class Lmstfy(Dialect):
                 [row.job_id for row in dead],
                 now_ms=now,
                 tries=1,
-                expires_at=min(now + 1000 * ttl, _END_OF_TIME) if ttl else 0,
+                expires_at=min(now + 1000 * ttl, LATEST_MS) if ttl else 0,
             )
             count += done.tasks
         return reply({"msg": "respawned", "count": count}, 200, asked.where.call)
@@ -379,9 +379,6 @@ class Lmstfy(Dialect):
         job_id, left = id_of(row), max(0, row.tries - row.attempts)
         names = asked.where.namespace, asked.where.queue
         return wire.Job(*names, job_id, data, ttl, wire.elapsed(job_id, now), left, attributes_of(said))
-
-
-_END_OF_TIME = 253_402_214_400_000
 
 
 def _may(token: Token, call: Call, topic: str) -> bool:

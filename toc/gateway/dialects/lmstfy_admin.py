@@ -9,14 +9,13 @@ import secrets
 from base64 import b64decode
 from collections.abc import Callable
 from functools import partial
-from ipaddress import ip_address
 from typing import ClassVar
 
 from toc.gateway.dialects import lmstfy_wire as wire
 from toc.gateway.dialects.lmstfy_replies import refusal, reply, secret_of
 from toc.gateway.dialects.lmstfy_tasks import NAME, prefix_of
 from toc.gateway.dialects.lmstfy_wire import Query, Refused
-from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.gateway.dialects.port import Dialect, Reply, Request, client_address
 from toc.model import access
 from toc.model.access import Access, Role, Token
 from toc.model.errors import NameTaken, NotGranted
@@ -49,7 +48,7 @@ class LmstfyAdmin(Dialect):
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Raises Refused for a mistake."""
         giver = None
-        if not _local(request.client):
+        if not client_address(request.client).is_loopback:
             giver = self._giver(request)
             if giver is None:
                 realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
@@ -231,9 +230,3 @@ def _pool(name: str) -> None:
 def _is_form(request: Request) -> bool:
     kind = request.header(b"content-type") or ""
     return kind.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
-
-
-def _local(client: str) -> bool:
-    address = ip_address(client)
-    address = getattr(address, "ipv4_mapped", None) or address
-    return bool(address.is_loopback)

@@ -310,8 +310,6 @@ _VALUES = {char: value for value, char in enumerate(_ALPHABET)} | {
     char.lower(): value for value, char in enumerate(_ALPHABET)
 }
 ULID_CHARS = 26
-LONGEST_ID = 64
-"""Characters. Longer texts are not ids, neither the original's nor ours."""
 
 
 def ulid(now: int, low: bytes = b"") -> str:

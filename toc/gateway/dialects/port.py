@@ -13,7 +13,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -244,10 +244,9 @@ class Guard:
         return None
 
     def _near(self, client: Sequence[Any] | None) -> bool:
-        address = ip_address(client[0]) if client else None
-        address = getattr(address, "ipv4_mapped", None) or address
-        if address is None:
+        if not client:
             return False
+        address = client_address(client[0])
         return address.is_loopback or any(address in network for network in self._networks)
 
     def _ours(self, host: str) -> bool:
@@ -266,6 +265,12 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def client_address(text: str) -> IPv4Address | IPv6Address:
+    """Return the address of a client; one of IPv4 as such, although a socket of IPv6 shows it as mapped."""
+    address = ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _forbidden(why: str) -> Reply:

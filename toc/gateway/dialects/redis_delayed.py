@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
-from toc.gateway.dialects.jobs import Job, Jobs
+from toc.gateway.dialects.jobs import Job, Jobs, template_of
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.dialects.words import LARGEST, NotUnderstood, to_json
 from toc.gateway.service import Service
@@ -33,19 +33,7 @@ class RedisDelayed(Dialect):
     """The dialect. Ids are unique over all topics; adding one again replaces its job."""
 
     name: ClassVar[str] = "redis-delayed"
-    templates: ClassVar[tuple[Template, ...]] = (
-        Template(
-            f"{PREFIX}*",
-            {
-                "slot_amount": 16,
-                "topic_type": "instant",
-                "delivery": "pull",
-                "max_runtime": MOST_TTR_MS // 1000,
-                "retention": 86_400,
-            },
-            1000,
-        ),
-    )
+    templates: ClassVar[tuple[Template, ...]] = (template_of(PREFIX, MOST_TTR_MS // 1000),)
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)

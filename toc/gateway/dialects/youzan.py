@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toc.gateway.dialects.jobs import Job, Jobs
+from toc.gateway.dialects.jobs import Job, Jobs, template_of
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.dialects.words import NotUnderstood, number, parsed, text, to_json
 from toc.gateway.service import Service
 from toc.model.errors import InvalidInput
-from toc.model.task import NewTask
 from toc.model.template import Template
 from toc.pull.hall import Delivered
 
@@ -45,19 +44,7 @@ class Youzan(Dialect):
     """The dialect. Ids are unique over all topics."""
 
     name: ClassVar[str] = "youzan"
-    templates: ClassVar[tuple[Template, ...]] = (
-        Template(
-            f"{PREFIX}*",
-            {
-                "slot_amount": 16,
-                "topic_type": "instant",
-                "delivery": "pull",
-                "max_runtime": MOST_TTR,
-                "retention": 86_400,
-            },
-            1000,
-        ),
-    )
+    templates: ClassVar[tuple[Template, ...]] = (template_of(PREFIX, MOST_TTR),)
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -122,11 +109,6 @@ class Youzan(Dialect):
         else:
             message = NO_JSON if isinstance(error, InvalidInput) else FAILED.get(call, NO_JSON)
         return _said(None, message, call) if _is_command(request) else _coded(1, message, None, call)
-
-
-def new_task(job_id: str, topic: str, due: int, delay: int, ttr: int, body: str) -> NewTask:
-    """Return a job of Youzan's as a task: due at ``due`` (ms); ``delay`` and ``ttr`` in seconds."""
-    return Job(job_id, topic, delay * 1000, ttr * 1000, body, due).task(Youzan.name, PREFIX)
 
 
 def _is_command(request: Request) -> bool:

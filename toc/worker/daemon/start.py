@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toc.config import Settings
 from toc.index.preflight import check
+from toc.loop import watch_threads
 from toc.model.errors import ConfigError, UnfitServer
 from toc.model.finding import Level
 from toc.observe.log import get_logger
@@ -12,7 +13,6 @@ from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.processes import Beside
 from toc.worker.daemon.supervisor import Daemon
-from toc.worker.loop import watch_threads
 
 log = get_logger(__name__)
 

@@ -27,6 +27,7 @@ from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.presence import Neighbourhood
 from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
 from toc.model.errors import TocError
 from toc.model.features import KNOWN, Lacking
@@ -37,7 +38,6 @@ from toc.worker.control import pack, unpack
 from toc.worker.crowding import Relief
 from toc.worker.daemon.http import Monitor, State
 from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
-from toc.worker.loop import Loop
 from toc.worker.silence import SILENT_SECONDS, patience
 
 log = get_logger(__name__)

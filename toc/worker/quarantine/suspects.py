@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toc.loop import Loop
 from toc.model.body import Body
 from toc.model.clock import Clock, Seldom
 from toc.model.errors import StoreUnavailable
@@ -38,7 +39,6 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Guard
 from toc.store.store import Store
-from toc.worker.loop import Loop
 from toc.worker.quarantine.child import IsolatedProcess
 from toc.worker.silence import patience
 from toc.worker.stages.bodies import BodyReader

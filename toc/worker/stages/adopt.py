@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from toc.index.messages import ExpiredRequest
 from toc.index.queues import Queues
+from toc.loop import Loop
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
@@ -23,7 +24,6 @@ from toc.model.handler import Handler
 from toc.model.scores import fence_of, split
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.worker.loop import Loop
 from toc.worker.slots import SlotBook
 from toc.worker.stages.check import Checker
 from toc.worker.stages.entry import Entry, Held, Inflight

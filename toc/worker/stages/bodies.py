@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from toc.loop import Loop
 from toc.model.body import Body, Content
 from toc.model.clock import Clock
 from toc.model.errors import UnreadableTask
@@ -23,7 +24,6 @@ from toc.observe.log import get_logger
 from toc.store.bodies import BODY_BYTES
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.finish import IDLE_SECONDS, RETRY_SECONDS, Finisher
 

@@ -21,6 +21,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from toc.loop import end_process, watch_callbacks, watched_thread
 from toc.model.body import Body
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -32,7 +33,6 @@ from toc.model.topic import Slot
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
 from toc.worker import copies, descriptors
-from toc.worker.loop import end_process, watch_callbacks, watched_thread
 from toc.worker.stages.bodies import BodyReader, Fetched
 from toc.worker.stages.coroutine import HandlerTask
 from toc.worker.stages.early import EarlyEntries

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from toc.loop import Loop, Wake
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
@@ -29,7 +30,6 @@ from toc.observe.metrics import WITHOUT_INDEX
 from toc.store.scan import DueRow, Position
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.loop import Loop, Wake
 from toc.worker.slots import SlotBook
 from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher

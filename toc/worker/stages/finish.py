@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
+from toc.loop import Loop
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.raised import EXPIRED, Raised
@@ -36,7 +37,6 @@ from toc.store.batch import Finish, Guard
 from toc.store.plan import TRIED_BEFORE
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
-from toc.worker.loop import Loop
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.inbox import Pressure
 from toc.worker.stages.waiting_notes import PutAway

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from toc.index.queues import Queues
+from toc.loop import Loop
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.raised import overran
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import FENCES_LOST
-from toc.worker.loop import Loop
 from toc.worker.stages.dispatch import CLEAN_UP_SECONDS, Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher

@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
+from toc.loop import Wake
 from toc.model.topic import Slot
-from toc.worker.loop import Wake
 from toc.worker.stages.entry import NO_FENCE, Entry
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from toc.loop import Loop
 from toc.model.clock import Clock, Seldom
 from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
@@ -20,7 +21,6 @@ from toc.store.batch import Guard
 from toc.store.leases import RAN_OUT
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.loop import Loop
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher, tell_unwritten
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from toc.index.queues import Queues
+from toc.loop import Loop, Wake
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.store.store import Store
-from toc.worker.loop import Loop, Wake
 from toc.worker.quarantine.suspects import Quarantine
 from toc.worker.slots import SlotBook
 from toc.worker.stages.adopt import Adopter

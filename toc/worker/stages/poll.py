@@ -20,12 +20,12 @@ from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.connections import IndexSlow
 from toc.index.messages import Prepared, PrepareRequest
 from toc.index.queues import Queues
+from toc.loop import Loop, Wake
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
-from toc.worker.loop import Loop, Wake
 from toc.worker.slots import OwnedSlot
 from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda

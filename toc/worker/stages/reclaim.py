@@ -15,6 +15,7 @@ from math import ceil
 from toc.failpoint import failpoint
 from toc.index.messages import ExpiredRequest
 from toc.index.queues import Queues
+from toc.loop import Loop
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
@@ -27,7 +28,6 @@ from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
 from toc.store.batch import Guard
 from toc.store.shards import Answers
 from toc.store.store import Store
-from toc.worker.loop import Loop
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.entry import NO_FENCE, Inflight
 from toc.worker.stages.finish import mark_begun

@@ -40,13 +40,13 @@ from math import ceil
 from toc.index.calls import IndexBroken
 from toc.index.messages import Generation
 from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
+from toc.loop import Loop
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
-from toc.worker.loop import Loop
 from toc.worker.slots import SlotBook
 
 log = get_logger(__name__)

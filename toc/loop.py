@@ -1,4 +1,7 @@
-"""A thread around a ``run_once``: the form of every loop of a worker. Watches tasks of event loops too."""
+"""A thread around a ``run_once``: the form of every internal loop. Watches threads, and tasks of event loops.
+
+A process with a dead loop would look healthy and do nothing: what ends untold ends its process.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,7 @@ class Loop:
     """Calls ``run_once`` repeatedly; it returns the seconds to sleep until the next call.
 
     ``wake`` ends that sleep early. ``stop`` lets the current call end and waits for the thread; it may be
-    called twice, and before ``start``. An error that ``run_once`` does not handle ends the process: a worker
-    with a dead loop would look healthy and do nothing.
+    called twice, and before ``start``. An error that ``run_once`` does not handle ends the process.
     """
 
     def __init__(self, name: str, run_once: Callable[[], float], wake: Wake | None = None) -> None:

@@ -1,0 +1,178 @@
+"""What operators see, in JSON: the command line prints it, the gateway answers with it.
+
+The order of the keys is that of the columns in the tables of the command line. Nothing that asks a server is
+imported, so that commands start soon.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toc.model.clock import to_ms
+from toc.model.errors import IndexUnavailable
+from toc.model.wire import instant, seconds
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from toc.coordination.coordinator import WorkerRow
+    from toc.coordination.intents import Intents
+    from toc.coordination.operator import Move
+    from toc.model.access import Token
+    from toc.model.schedule import Fire
+    from toc.model.target import Target
+    from toc.model.template import Template
+    from toc.model.topic import Topic
+    from toc.operate.admin import SlotView
+    from toc.sdk.schedules import Schedule
+
+
+def topic_record(topic: Topic) -> dict[str, Any]:
+    """Return a topic with its policies. Durations are seconds."""
+    first = dict.fromkeys(("name", "biz_type", "slot_amount", "topic_type", "paused"))
+    return {**first, **topic.values(), "resumed_at": _at(topic.resumed_at or None)}
+
+
+def template_record(template: Template) -> dict[str, Any]:
+    """Return a topic template."""
+    return {
+        "pattern": template.pattern,
+        "most_topics": template.most_topics,
+        "policies": dict(template.policies),
+    }
+
+
+def token_record(token: Token) -> dict[str, Any]:
+    """Return an access token, without its secret."""
+    return {
+        "name": token.name,
+        "roles": sorted(role.value for role in token.roles),
+        "topics": list(token.topics),
+        "rate": token.rate,
+        "expires_at": _at(token.expires_at),
+        "revoked_at": _at(token.revoked_at),
+        "created": instant(token.created),
+        "created_by": token.created_by,
+    }
+
+
+def target_record(target: Target) -> dict[str, Any]:
+    """Return a webhook target, without its secret and the values of its headers."""
+    return {
+        "name": target.name,
+        "url": target.url,
+        "paused": target.paused,
+        "timeout": target.timeout,
+        "concurrency": target.concurrency,
+        "rate": target.rate,
+        "dead_on": sorted(target.dead_on),
+        "headers": list(target.header_names),
+        "paused_by": target.paused_by,
+        "paused_why": target.paused_why,
+        "previous_until": _at(target.previous_until),
+        "created": instant(target.created),
+        "modified": instant(target.modified),
+    }
+
+
+def schedule_record(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule. ``missed`` is how many were; the policy is ``missed_policy``."""
+    definition = schedule.definition
+    every = definition.every
+    return {
+        "name": schedule.name,
+        "topic": definition.topic,
+        "cron": definition.cron,
+        "zone": definition.zone if definition.cron else None,
+        "every": None if every is None else every.total_seconds(),
+        "anchor": _time(definition.anchor) if every is not None else None,
+        "dst": str(definition.dst),
+        "missed_policy": str(definition.missed),
+        "window": definition.window.total_seconds(),
+        "overlap": str(definition.overlap),
+        "jitter": definition.jitter.total_seconds(),
+        "attribute": dict(definition.attribute),
+        "paused": schedule.paused,
+        "next_time": None if schedule.paused else _time(schedule.next_time),
+        "buffered": _time(schedule.buffered),
+        "last_job_id": None if schedule.last_job_id is None else str(schedule.last_job_id),
+        "fired": schedule.fired,
+        "skipped": schedule.skipped,
+        "missed": schedule.missed,
+        "missed_at": _time(schedule.missed_at),
+        "schedule_id": str(schedule.schedule_id),
+        "created": _time(schedule.created),
+        "modified": _time(schedule.modified),
+    }
+
+
+def fire_record(fire: Fire) -> dict[str, Any]:
+    """Return a time at which a schedule fires: nominal with the offset of its zone, due in UTC."""
+    return {"nominal": fire.nominal.isoformat(), "due": _time(fire.due)}
+
+
+def seat_record(view: SlotView) -> dict[str, Any]:
+    """Return who owns a slot."""
+    seat = view.seat
+    return {
+        "slot": str(view.slot),
+        "state": seat and str(seat.state),
+        "owner": seat and seat.owner,
+        "since": _at((seat and seat.since) or None),
+    }
+
+
+def queue_record(view: SlotView) -> dict[str, Any]:
+    """Return what is in a slot; ``overdue`` is seconds. All None if it is out of reach."""
+    seen = view.queues
+    if isinstance(seen, IndexUnavailable):
+        return dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue"))
+    return {
+        "scheduled": seen.store,
+        "prepared": seen.prepared,
+        "waiting": seen.waiting,
+        "dead": seen.dead,
+        "next_due": None if seen.next_due is None else instant(seen.next_due),
+        "overdue": None if view.overdue_ms is None else seconds(view.overdue_ms),
+    }
+
+
+def worker_record(row: WorkerRow) -> dict[str, Any]:
+    """Return a worker."""
+    return {
+        "worker": row.worker_id,
+        "host": row.host,
+        "pid": row.pid,
+        "weight": row.weight,
+        "owned": row.owned,
+        "assigned": row.assigned,
+        "tables": row.tables,
+        "tables_assigned": row.tables_assigned,
+        "drained": row.drained,
+        "leader": row.leader,
+        "joined": instant(row.joined),
+        "topics": row.topics,
+    }
+
+
+def move_record(move: Move) -> dict[str, Any]:
+    """Return a slot's move."""
+    return {"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new}
+
+
+def intent_records(wanted: Intents) -> list[dict[str, Any]]:
+    """Return what operators have asked for."""
+    found = [
+        *(("drain", one.host, None, one.by, one.at) for one in wanted.drains.values()),
+        *(("weight", one.host, f"{one.weight:g}", one.by, one.at) for one in wanted.weights.values()),
+        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
+    ]
+    return [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in found]
+
+
+def _at(milliseconds: int | None) -> str | None:
+    return None if milliseconds is None else instant(milliseconds)
+
+
+def _time(value: datetime | None) -> str | None:
+    return None if value is None else instant(to_ms(value))

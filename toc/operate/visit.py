@@ -1,0 +1,30 @@
+"""An operator's visit to the cluster of some settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toc.coordination.operator import Operator
+from toc.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toc.config import Settings
+    from toc.coordination.coordinator import SlotRow
+
+
+def visit(settings: Settings) -> Operator:
+    """Return a visit to ZooKeeper, for a ``with`` block. Raises ConfigError without one."""
+    if settings.zookeeper is None:
+        raise ConfigError(
+            "TOC_ZOOKEEPER is not set, so one daemon runs alone and owns every slot: "
+            "set TOC_ZOOKEEPER to run several hosts as a cluster"
+        )
+    return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+
+
+def seats(settings: Settings) -> list[SlotRow]:
+    """Return who owns each slot, and why; nothing without ZooKeeper. Raises CoordinationUnavailable."""
+    if settings.zookeeper is None:
+        return []
+    with visit(settings) as cluster:
+        return cluster.slots()

@@ -1,0 +1,160 @@
+"""Tells the index what has changed on rows: after each commit, as far as Redis is within reach.
+
+What it does not hear, the sweep puts right. So nothing here fails a caller whose row is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from toc.failpoint import failpoint
+from toc.index.calls import IndexBroken
+from toc.index.messages import CancelReply
+from toc.index.queues import PATIENCE_SECONDS
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import IndexUnavailable, StoreUnavailable
+from toc.model.task import Put, PutOutcome, Request, TaskRow, TaskStatus
+from toc.model.topic import Slot
+from toc.model.verdict import beyond_horizon, entry_score
+from toc.observe.log import get_logger
+from toc.store.plan import Stored
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
+
+log = get_logger(__name__)
+
+PAUSE_SECONDS = 1.0
+"""For how many seconds submits skip a Redis node that refused one: more attempts would slow them down."""
+
+
+class Indexing:
+    """The part of a TimeoutCenter that speaks to the index. Thread-safe."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._paused: dict[object, float] = {}
+        """Redis nodes and slots that refused, each with the monotonic time until which submits skip it."""
+
+    def stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
+        """Add the entries of rows that were submitted, and are stored under these job_ids."""
+        failpoint("submit.row-stored")
+        fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
+        # A new id after a clash, or an earlier task with this dedup_key: read the row for its slot and time.
+        others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
+        try:
+            if others:
+                found = self._center.store.read(others).values()
+                fresh += [row for row in found if row.status == TaskStatus.PENDING]
+            self.add(fresh)
+        except StoreUnavailable as exc:  # they are stored: the sweep indexes them
+            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
+
+    def add(self, rows: Iterable[TaskRow]) -> None:
+        """Add the entries of pending rows. Raises StoreUnavailable if a topic cannot be looked up."""
+        catalog, now = self._center.catalog, self._center.clock.now_ms()
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            topic = catalog.of_type(row.biz_type)
+            if topic is None or beyond_horizon(topic, row.next_time, now):
+                continue  # the sweep adds it to Redis when it comes within the horizon
+            score = entry_score(topic, row.next_time, row.attempts)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+        queues = self._center.queues.within(PATIENCE_SECONDS)
+        if self._paused:
+            at = self._center.clock.monotonic()
+            paused = self._paused = {node: end for node, end in self._paused.items() if end > at}
+            entries = {
+                slot: some
+                for slot, some in entries.items()
+                if slot not in paused and queues.node_of(slot) not in paused
+            }
+        failures = {
+            slot: result
+            for slot, result in queues.add(entries).items()
+            if isinstance(result, IndexUnavailable)
+        }
+        if failures:
+            until = self._center.clock.monotonic() + PAUSE_SECONDS
+            for slot, result in failures.items():
+                # A broken key says nothing about its node.
+                what = slot if isinstance(result, IndexBroken) else queues.node_of(slot)
+                self._paused[what] = until
+            log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
+
+    def put(self, stored: Stored, request: Request | None) -> Put:
+        """Tell the index what a put has changed on rows; return its answer.
+
+        The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
+        """
+        now = self._center.clock.now_ms()
+        may_have_started = False
+        if stored.inserted is not None:
+            replies = self.take_out(stored.before)
+            self.stored([stored.inserted], [stored.inserted.job_id])
+        for row in stored.before:
+            if stored.inserted is not None:
+                reply = replies.get(row.job_id)
+            else:
+                reply = self.move(row, stored.due, now)
+            may_have_started |= bool(
+                row.attempts
+                or row.crashes
+                or row.last_error is not None
+                or (
+                    near(row, now)
+                    if reply is None
+                    else reply.prepared or reply.redis_now_ms >= row.action_time
+                )
+            )
+        if not stored.before or request is not None:
+            return stored.put
+        outcome = PutOutcome.MAY_HAVE_STARTED if may_have_started else PutOutcome.REPLACED
+        return Put(stored.put.job_id, outcome)
+
+    def puts(self, done: Sequence[Stored]) -> None:
+        """Tell the index what puts have changed on rows, as far as it is within reach; no answer waits."""
+        now = self._center.clock.now_ms()
+        new = [one for one in done if one.inserted is not None]
+        self.take_out(row for one in new for row in one.before)
+        rows = [one.inserted for one in new if one.inserted is not None]
+        if rows:
+            self.stored(rows, [row.job_id for row in rows])
+        for one in done:
+            for row in one.before if one.inserted is None else ():
+                if self.move(row, one.due, now) is None:
+                    return  # out of reach: the sweep moves the others
+
+    def move(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
+        """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""
+        topic = self._center.catalog.of_type(row.biz_type)
+        if topic is None:
+            return None
+        slot = topic.slot(row.slot_crc, row.slot_amount)
+        try:
+            if beyond_horizon(topic, due, now):  # it waits in MySQL alone
+                return self._center.queues.cancel(slot, row.job_id)
+            return self._center.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
+        except IndexUnavailable as exc:
+            log.warning("index_not_told", job_id=row.job_id, error=str(exc))
+            return None
+
+    def take_out(self, rows: Iterable[TaskRow]) -> dict[int, CancelReply]:
+        """Remove cancelled tasks from the index; return its replies, without those of nodes out of reach."""
+        slots: dict[int, Slot] = {}
+        for row in rows:
+            topic = self._center.catalog.of_type(row.biz_type)
+            if topic is not None:
+                slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
+        replies = self._center.queues.cancel_many(slots)
+        failed = [(one, reply) for one, reply in replies.items() if isinstance(reply, IndexUnavailable)]
+        if failed:
+            job_id, error = failed[0]
+            log.warning("index_not_told", job_id=job_id, tasks=len(failed), error=str(error))
+        return {one: reply for one, reply in replies.items() if not isinstance(reply, IndexUnavailable)}
+
+
+def near(row: TaskRow, at: int) -> bool:
+    """Whether a worker may have taken the task at time ``at`` (ms), allowing for clock skew."""
+    return row.action_time - at <= MAX_CLOCK_SKEW_MS
