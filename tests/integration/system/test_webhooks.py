@@ -266,6 +266,7 @@ def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_
     hooked.start(host="elsewhere")  # it has another key alone
     job_id = hooked.submit(1, target="late")
     system = hooked.system
+    system.wait(lambda: bool(system.daemons[0].events("webhook_secrets_locked")), "it is named", 10)
     system.wait(lambda: system.row(job_id).next_time > system.row(job_id).action_time, "it waits", 10)
     named = system.daemons[0].events("webhook_secrets_locked")
     assert [one["target"] for one in named] == ["late"]
