@@ -308,8 +308,10 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", path], check=True)
     try:
         yield path
-    finally:
-        subprocess.run(["umount", path], check=True)
+    finally:  # a process that was killed lets go of its files a moment later
+        command = ["umount", str(path)]
+        if not until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0, 10):
+            subprocess.run(command, check=True)
 
 
 def fill(directory: Path, *, leave: int = 0) -> Path:
