@@ -103,9 +103,10 @@ class Leader:
 
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
-        if self._due is None:
-            self._changed_at = time.monotonic()
-            self._due = self._changed_at + DEBOUNCE
+        now = time.monotonic()
+        if self._due is None or self._due > now + DEBOUNCE:  # someone may be cut off later
+            self._changed_at = now
+            self._due = now + DEBOUNCE
 
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
