@@ -127,9 +127,12 @@ def workers(as_json: Json = False) -> None:
         for record, row in zip(records, rows, strict=True):
             record["tables"] = _of(row.tables, row.tables_assigned)
             record["joined"] = ago(row.joined, now)
+            record["out_of_reach"] = ", ".join(row.out_of_reach)
             record["topics"] = "all" if row.topics is None else ", ".join(row.topics)
             # `toc intents` shows who asked for it
             del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
+            if not any(row.out_of_reach for row in rows):
+                del record["out_of_reach"]
     show(
         records,
         as_json=as_json,

@@ -4,8 +4,8 @@ assignment.
 Guarantees, in order of priority:
 
 1. Complete: a slot is without an owner only when no member may have it.
-2. A member gets only what it can handle; drained hosts get nothing; a pin holds while its target is in the
-   cluster, can handle the topic and is not drained.
+2. A member gets only what it can handle; drained hosts get nothing; a member that is cut off gets only what
+   no other member can handle; a pin holds while its target may have the slot.
 3. Balanced: moving a slot from one member to another, directly or along a chain of members, never makes the
    loads per weight more equal. With members that are alike this means: within one of each other.
 4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to those who came or
@@ -43,7 +43,8 @@ class Member:
     serve; of those to handlers only ``topics``, of others every topic. The assignment ignores the rest:
     ``pid`` is for operators, ``metrics`` is the host:port of its daemon's metrics, ``machine`` the machine
     for which that address is valid, ``features`` what it knows (toc.model.features), ``keys`` the marks
-    of the keys by which it can read the secrets of webhook targets.
+    of the keys by which it can read the secrets of webhook targets, ``out_of_reach`` the servers that it does
+    not reach (toc.coordination.cut_off).
     """
 
     worker_id: str
@@ -56,6 +57,7 @@ class Member:
     serves: frozenset[str] = frozenset({Delivery.HANDLER.value})
     features: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
+    out_of_reach: frozenset[str] = frozenset()
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
         """Whether the member can have slots of ``topic``, whose tasks are delivered so."""
@@ -73,17 +75,18 @@ def assign(
     previous: Mapping[str, Sequence[str | None]] | None = None,
     pins: Mapping[tuple[str, int], str] | None = None,
     drained_hosts: Collection[str] = frozenset(),
+    cut_off: Collection[str] = frozenset(),
     deliveries: Mapping[str, str] | None = None,
     rebalance: bool = False,
 ) -> Owners:
     """Return the owner of every slot of ``topics`` (topic -> number of slots).
 
     ``previous`` is the assignment in force. ``pins``: (topic, number) -> a worker_id, or a host (any of its
-    workers). ``deliveries`` are those of topics not delivered to handlers. With ``rebalance`` slots also move
-    to spread each topic evenly.
+    workers). ``cut_off`` are worker_ids. ``deliveries`` are those of topics not delivered to handlers. With
+    ``rebalance`` slots also move to spread each topic evenly.
     """
     undrained = [member for member in members if member.host not in drained_hosts]
-    plan = _Plan(undrained, topics, deliveries or {})
+    plan = _Plan(undrained, topics, deliveries or {}, cut_off)
     plan.keep(previous or {}, pins or {})
     plan.place()
     plan.balance()
@@ -99,7 +102,11 @@ class _Plan:
     """
 
     def __init__(
-        self, members: list[Member], topics: Mapping[str, int], deliveries: Mapping[str, str]
+        self,
+        members: list[Member],
+        topics: Mapping[str, int],
+        deliveries: Mapping[str, str],
+        cut_off: Collection[str],
     ) -> None:
         self.members = sorted(members, key=lambda member: member.worker_id)
         self.topics = dict(sorted(topics.items()))
@@ -112,25 +119,28 @@ class _Plan:
         self.kept: list[dict[str, list[int]]] = [{topic: [] for topic in self.topics} for _ in self.members]
         self.moved: list[dict[str, list[int]]] = [{topic: [] for topic in self.topics} for _ in self.members]
 
-        def can(member: Member, topic: str) -> bool:
-            return member.can_handle(topic, deliveries.get(topic, Delivery.HANDLER.value))
+        def able(topic: str) -> list[int]:
+            delivery = deliveries.get(topic, Delivery.HANDLER.value)
+            can = [worker for worker in self.everyone if self.members[worker].can_handle(topic, delivery)]
+            return [worker for worker in can if self.members[worker].worker_id not in cut_off] or can
 
-        self.able = {
-            topic: [worker for worker in self.everyone if can(self.members[worker], topic)]
-            for topic in self.topics
-        }
+        self.able = {topic: able(topic) for topic in self.topics}
         # Workers that can handle the same topics are of one kind; usually there are one or two kinds.
         kinds: dict[frozenset[str], int] = {}
-        self.kind = [
-            kinds.setdefault(frozenset(topic for topic in self.topics if can(member, topic)), len(kinds))
-            for member in self.members
-        ]
+        self.kind = [kinds.setdefault(frozenset(handled), len(kinds)) for handled in self._topics_by_worker()]
         self.kinds_of = {
             topic: [kind for handled, kind in kinds.items() if topic in handled] for topic in self.topics
         }
         self.topics_of = [sorted(handled) for handled in kinds]
         # loose[worker][kind]: how many slots the worker could give to a worker of that kind
         self.loose = [[0] * len(kinds) for _ in self.members]
+
+    def _topics_by_worker(self) -> list[list[str]]:
+        found: list[list[str]] = [[] for _ in self.members]
+        for topic, able in self.able.items():
+            for worker in able:
+                found[worker].append(topic)
+        return found
 
     # --- the steps ---
 

@@ -37,7 +37,7 @@ class Coordinator(Protocol):
         """
 
     def join(self, member: Member) -> None:
-        """Add a worker process of this daemon to the cluster."""
+        """Add a worker process of this daemon to the cluster, or tell of one what has changed."""
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended."""
@@ -116,7 +116,8 @@ class WorkerRow:
 
     ``weight`` is the one in force; ``weighed_by`` the operator who set it, None if its daemon was started
     with it. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when. ``metrics`` is the
-    address of its daemon's metrics, in the network of ``machine``; both None if unknown.
+    address of its daemon's metrics, in the network of ``machine``; both None if unknown. ``out_of_reach`` are
+    the servers that it does not reach.
     """
 
     worker_id: str
@@ -137,6 +138,7 @@ class WorkerRow:
     drained_at: int | None = None
     metrics: str | None = None
     machine: str | None = None
+    out_of_reach: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +166,12 @@ def slot_rows(
     hosts: Mapping[str, str],
     *,
     pins: Mapping[Slot, str],
-    drains: Mapping[str, str],
+    leaving: Mapping[str, str],
 ) -> list[SlotRow]:
     """Return one row per slot that is assigned or held, by topic and number.
 
-    ``hosts`` is worker_id -> host of those alive. ``pins`` and ``drains`` are the remarks on pinned slots and
-    drained hosts.
+    ``hosts`` is worker_id -> host of those alive. ``pins`` and ``leaving`` are the remarks on pinned slots
+    and on hosts that slots leave.
     """
     assigned = {
         Slot(topic, number): owner
@@ -184,8 +186,8 @@ def slot_rows(
             cause = pins[slot]
         elif holder not in (None, target) and holder not in hosts:
             cause = f"{holder} has left"
-        elif holder not in (None, target) and hosts[holder] in drains:
-            cause = drains[hosts[holder]]
+        elif holder not in (None, target) and hosts[holder] in leaving:
+            cause = leaving[hosts[holder]]
         else:
             cause = ""
         if holder is not None and holder == target:

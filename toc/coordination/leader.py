@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toc.coordination import intents
-from toc.coordination.assignment import assign
+from toc.coordination.assignment import Member, assign
+from toc.coordination.cut_off import CutOff
 from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, slot_of
@@ -66,6 +67,9 @@ class Leader:
         self._topics: dict[str, int] | None = None
         self._deliveries: dict[str, str] = {}
         self._lacking: Lacking | None = None
+        self._cut_off = CutOff()
+        self._apart: frozenset[str] = frozenset()
+        """The workers that were cut off at the last assignment."""
         self._mute = False
         """Whether another leads that does not tell what members lack: one of a version before features."""
         self._token = ""
@@ -99,9 +103,10 @@ class Leader:
 
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
-        if self._due is None:
-            self._changed_at = time.monotonic()
-            self._due = self._changed_at + DEBOUNCE
+        now = time.monotonic()
+        if self._due is None or self._due > now + DEBOUNCE:  # someone may be cut off later
+            self._changed_at = now
+            self._due = now + DEBOUNCE
 
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
@@ -181,6 +186,7 @@ class Leader:
             return True
         # Not before: until those that live have registered again, too little would be lacking.
         self._lacking = lacking((member.host, member.features) for member in workers)
+        cut_off = self._judge_cut_off(workers)
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
@@ -188,6 +194,7 @@ class Leader:
             previous=previous,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
+            cut_off=cut_off,
             deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
         )
@@ -213,6 +220,18 @@ class Leader:
                 ms=round(seconds * 1000),
             )
         return True
+
+    def _judge_cut_off(self, workers: list[Member]) -> frozenset[str]:
+        """Return the workers that are cut off, and look again when the next one will be."""
+        out = {member.worker_id: member.out_of_reach for member in workers}
+        before, self._apart = self._apart, self._cut_off.look(out)
+        for worker_id in sorted(self._apart - before):
+            log.warning("worker_cut_off", worker=worker_id, servers=sorted(out[worker_id]))
+        for worker_id in sorted(before & out.keys() - self._apart):
+            log.info("worker_not_cut_off", worker=worker_id)
+        if self._due is None and self._cut_off.due is not None:
+            self._changed_at = self._due = self._cut_off.due
+        return self._apart
 
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
         """Return the workers that have claimed the slots of these topics."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 from toc.coordination.assignment import TABLES, assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
+from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents, Pin, read_intents, read_members
 from toc.coordination.session import Address, Session
 from toc.coordination.znodes import (
@@ -60,7 +61,13 @@ class Operator:
     def slots(self) -> list[SlotRow]:
         """Return every slot, with its owner, its assigned worker, and the reason."""
         wanted = self.intents()
-        hosts = {member.worker_id: member.host for member in read_members(self._session, self._paths)}
+        members = {member.worker_id: member for member in read_members(self._session, self._paths)}
+        hosts = {worker_id: member.host for worker_id, member in members.items()}
+        leaving = {
+            hosts[name]: f"{name} does not reach {', '.join(sorted(members[name].out_of_reach))}"
+            for name in apart({name: member.out_of_reach for name, member in members.items()})
+        }
+        leaving |= {host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()}
 
         def pinned(pin: Pin) -> str:
             if hosts.get(pin.target, pin.target) in wanted.drains:
@@ -76,7 +83,7 @@ class Operator:
             read_claims(self._session, self._paths),
             hosts,
             pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
-            drains={host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()},
+            leaving=leaving,
         )
 
     def workers(self) -> list[WorkerRow]:
@@ -115,6 +122,7 @@ class Operator:
                         drained_at=drain.at if drain else None,
                         metrics=member.metrics,
                         machine=member.machine,
+                        out_of_reach=tuple(sorted(member.out_of_reach)),
                     )
                 )
         return rows
@@ -171,12 +179,14 @@ class Operator:
         """
         assignment = self._assignment()
         wanted = self.intents()
+        members = read_members(self._session, self._paths)
         owners = assign(
-            wanted.weighed(read_members(self._session, self._paths)),
+            wanted.weighed(members),
             {topic: len(slots) for topic, slots in assignment.items()},
             previous=assignment,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
+            cut_off=apart({member.worker_id: member.out_of_reach for member in members}),
             deliveries=deliveries,
             rebalance=True,
         )

@@ -268,9 +268,9 @@ class Session:
             and any(acl.id.scheme == "world" and acl.perms & ~Permissions.READ for acl in result[0])
         ]
 
-    def replace(self, path: str, data: bytes) -> None:
-        """Create a persistent node, deleting it first if it exists, so that a watch on its directory always
-        fires."""
+    def replace(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
+        """Create a node, in one transaction deleting it first if it exists, so that a watch on its directory
+        always fires."""
         while True:
             [there] = self.read([path])
 
@@ -278,7 +278,7 @@ class Session:
                 transaction = client.transaction()
                 if exists:
                     transaction.delete(path)
-                transaction.create(path, data)
+                transaction.create(path, data, ephemeral=ephemeral)
                 return transaction.commit_async()
 
             if _committed(*self._all([anew])):

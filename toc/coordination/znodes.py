@@ -5,8 +5,8 @@
     /toc/{cluster}/                      after the chroot
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
-                                           serves: [...], features: [...], keys: [...]}; without them:
-                                           ["handler"], [], []
+                                           serves: [...], features: [...], keys: [...],
+                                           out_of_reach: [...]}; without them: ["handler"], [], [], []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -111,6 +111,7 @@ def member_data(member: Member, now_ms: int) -> bytes:
         serves=sorted(member.serves),
         features=sorted(member.features),
         keys=sorted(member.keys),
+        out_of_reach=sorted(member.out_of_reach),
     )
 
 
@@ -123,6 +124,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
     metrics, machine = values.get("metrics"), values.get("machine")
     serves, features, keys = values.get("serves"), values.get("features"), values.get("keys")
+    out_of_reach = values.get("out_of_reach")
     return Member(
         worker_id,
         host,
@@ -134,7 +136,13 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         frozenset(map(str, serves if isinstance(serves, list) else [Delivery.HANDLER.value])),
         frozenset(map(str, features if isinstance(features, list) else [])),
         frozenset(map(str, keys if isinstance(keys, list) else [])),
+        frozenset(map(str, out_of_reach if isinstance(out_of_reach, list) else [])),
     )
+
+
+def same_member(data: bytes, other: bytes) -> bool:
+    """Whether two data of a workers/{worker_id} describe the same, whenever they were written."""
+    return {**decode(data), "joined": 0} == {**decode(other), "joined": 0}
 
 
 class Assigned(NamedTuple):

@@ -42,6 +42,7 @@ from toc.coordination.znodes import (
     encode,
     member_data,
     owners_of,
+    same_member,
     slot_of,
 )
 from toc.model.clock import Clock
@@ -157,7 +158,7 @@ class ZooKeeperCoordinator:
             self._signal()
 
     def join(self, member: Member) -> None:
-        """Add a worker process to the cluster."""
+        """Add a worker process to the cluster, or write its node anew."""
         check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
         self._ours.add(member.worker_id)
@@ -477,6 +478,9 @@ class ZooKeeperCoordinator:
         ]
         self._session.delete(path for path, _ in old)
         self._session.create(old, ephemeral=True)
+        for (path, data), node in zip(there, found, strict=True):
+            if node and node.session == session_id and not same_member(node.data, data):
+                self._session.replace(path, data, ephemeral=True)
         self._read_members(sorted(self._unjoined))
         self._unjoined.clear()
 

@@ -165,6 +165,9 @@ class RedisNode:
     def __repr__(self) -> str:
         return f"Node({self.address})"
 
+    def __str__(self) -> str:
+        return str(self.address)
+
     @property
     def well(self) -> bool:
         """Whether the node is not known to be unreachable or slow."""

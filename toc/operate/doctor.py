@@ -14,6 +14,7 @@ from typing import NamedTuple
 from toc.coordination import ensemble
 from toc.coordination.assignment import TABLES
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
+from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents
 from toc.index import preflight
 from toc.index.calls import IndexBroken
@@ -222,6 +223,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         text = f"{len(workers)} workers on {', '.join(hosts)}; {leader or 'nobody'} leads"
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
+    lines += _cut_off(workers)
     lines += _capability(workers, topics)
     for (topic, number), why in sorted(moving.items()):
         do = "see toc slots; if it lasts, read the log of that host"
@@ -276,6 +278,14 @@ def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]
             hosts = ", ".join(sorted({row.host for row in able}))
             what = f"every host that handles it is drained ({hosts}): its tasks wait"
             yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
+
+
+def _cut_off(workers: list[WorkerRow]) -> Iterator[Line]:
+    alone = apart({row.worker_id: row.out_of_reach for row in workers})
+    for row in workers:
+        if row.worker_id in alone:
+            what = f"does not reach {', '.join(row.out_of_reach)}, as others do: they take its slots"
+            yield Line(Level.WARN, "workers", row.worker_id, what, f"look at the network of {row.host}")
 
 
 def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:

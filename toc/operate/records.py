@@ -149,6 +149,7 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "tables": row.tables,
         "tables_assigned": row.tables_assigned,
         "drained": row.drained,
+        "out_of_reach": list(row.out_of_reach),
         "leader": row.leader,
         "joined": instant(row.joined),
         "topics": row.topics,

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from toc.coordination.cut_off import Reach
 from toc.coordination.presence import Presence
 from toc.index.queues import PATIENCE_SECONDS
 from toc.loop import Loop, Wake, end_process, watch_threads, watched_thread
@@ -146,7 +147,9 @@ class Worker:
         self._webhooks = webhooks
         self._serve_webhooks()
         center.store.leases.identify(worker_id)
+        self._store = center.store
         self._leases = center.store.leases
+        self._reach = Reach()
         self.heartbeat = Heartbeat(
             queues=queues,
             clock=clock,
@@ -362,8 +365,14 @@ class Worker:
             self._recycle("a handler lowered a resource limit for good")
         if stdio.restore():
             self._recycle("a handler closed a standard stream, and a connection has its number")
-        self._link.send("beat", stuck=self._measure())
+        self._link.send("beat", stuck=self._measure(), out_of_reach=self._reach.look(self._out_of_reach()))
         return BEAT_SECONDS
+
+    def _out_of_reach(self) -> set[str]:
+        """The servers that do not answer this process, by names that are the same on all hosts."""
+        store = self._store
+        databases = {f"database {n}" for n in range(len(store.tables_of_server())) if store.away(n)}
+        return databases | {"redis" if node is None else f"redis {node}" for node in self.watch.silent}
 
     def _measure(self) -> list[str]:
         """Update the gauges. Returns the names of loops that hang."""

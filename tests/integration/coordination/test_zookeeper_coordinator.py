@@ -15,7 +15,7 @@ from harness import secured
 from harness.machine import Machine
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
-from toc.coordination import leader, session
+from toc.coordination import cut_off, leader, session
 from toc.coordination import zookeeper as coordination
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
@@ -110,9 +110,12 @@ class Daemon:
         for number in range(workers):
             self.join(f"{host}-{number}")
 
-    def join(self, worker_id: str) -> None:
-        self.coordinator.join(Member(worker_id, self.host, self._weight, self._handles))
-        self.held[worker_id] = set()
+    def join(self, worker_id: str, *, out_of_reach: Iterable[str] = ()) -> None:
+        member = Member(
+            worker_id, self.host, self._weight, self._handles, out_of_reach=frozenset(out_of_reach)
+        )
+        self.coordinator.join(member)
+        self.held.setdefault(worker_id, set())
 
     def worker_died(self, worker_id: str) -> None:
         del self.held[worker_id]
@@ -209,6 +212,10 @@ class Daemons:
         """Data and status of the cluster's node of that name."""
         path = f"/toc/{self.cluster}/{name}"
         return self.onlooker.get(path) if self.onlooker.exists(path) else None
+
+    def created_worker(self, worker_id: str) -> int:
+        """Which change made the node of this worker."""
+        return int(self.onlooker.get(f"/toc/{self.cluster}/workers/{worker_id}")[1].czxid)
 
     def created(self, slot: Slot) -> int:
         """Which change made the claim of this slot."""
@@ -372,6 +379,52 @@ def test_a_host_of_more_weight_takes_more_slots(daemons: Daemons) -> None:
     first, second = daemons.start("a", weight=3), daemons.start("b")
     daemons.until(daemons.calm)
     assert (len(first.slots), len(second.slots)) == (21, 7)
+
+
+def test_what_a_worker_does_not_reach_while_another_does_costs_it_its_slots_until_it_does(
+    daemons: Daemons,
+) -> None:
+    daemons.topics = {"order.close": 16, "only.a": 2}
+    first, second = daemons.start("a"), daemons.start("b", handles=["order.close"])
+    daemons.until(daemons.calm)
+    assert (len(first.slots), len(second.slots)) == (9, 9)
+    joined = daemons.created_worker("a-0")
+    first.join("a-0", out_of_reach=["database 0"])
+    daemons.until(lambda: {slot.topic for slot in first.slots} == {"only.a"} and daemons.calm())
+    assert [each.out_of_reach for each in daemons.workers()] == [("database 0",), ()]
+    assert daemons.created_worker("a-0") > joined, "its node is a new one, or the leader would not look"
+    first.join("a-0")
+    daemons.until(lambda: len(first.slots) == 9 and daemons.calm())
+
+
+def test_what_no_worker_reaches_moves_nothing_though_they_tell_one_after_the_other(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_off, "APART_SECONDS", 1.0)
+    first, second = daemons.start("a"), daemons.start("b")
+    daemons.until(daemons.calm)
+    before = daemons.holders()
+    first.join("a-0", out_of_reach=["database 0"])
+    seen = time.monotonic()
+    daemons.until(lambda: time.monotonic() > seen + 0.5)
+    second.join("b-0", out_of_reach=["database 0"])
+    daemons.until(lambda: time.monotonic() > seen + 2.5)
+    assert daemons.holders() == before
+    second.join("b-0")  # to which it is back: now a is cut off, and this test could have failed
+    daemons.until(lambda: daemons.calm() and not first.slots)
+
+
+def test_who_comes_while_somebody_may_be_cut_off_need_not_wait_for_that(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_off, "APART_SECONDS", 3600.0)
+    first, _ = daemons.start("a"), daemons.start("b")
+    daemons.until(daemons.calm)
+    first.join("a-0", out_of_reach=["database 0"])
+    told = time.monotonic()
+    daemons.until(lambda: time.monotonic() > told + 1)  # the leader has looked
+    third = daemons.start("c")
+    daemons.until(lambda: bool(third.slots) and daemons.calm())
 
 
 def test_more_slots_of_a_topic_are_assigned_while_the_others_stay(daemons: Daemons) -> None:

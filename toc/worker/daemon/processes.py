@@ -44,6 +44,8 @@ class WorkerProcess:
         """Whether handlers keep the interpreter from its other threads, as it says."""
         self.relieved = False
         """Whether its slots are, or go, with the other processes because of that."""
+        self.out_of_reach: frozenset[str] = frozenset()
+        """The servers that do not answer it."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None

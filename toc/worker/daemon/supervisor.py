@@ -232,6 +232,9 @@ class Daemon:
         child.heard = True
         if kind == "beat":
             child.stuck = message["stuck"]
+            before, child.out_of_reach = child.out_of_reach, frozenset(message.get("out_of_reach", ()))
+            if child.member and child.out_of_reach != before:
+                self._join(child)
         elif kind == "crowding":
             child.crowded = message["crowded"]
         elif kind == "ready":
@@ -267,21 +270,26 @@ class Daemon:
             and self._stop_at is None
         ):
             child.member = self._changed = True
-            settings = self.settings
-            self._coordinator.join(
-                Member(
-                    child.worker_id,
-                    settings.host,
-                    weight=settings.weight,
-                    topics=self.topics,
-                    pid=child.process.pid,
-                    metrics=self.monitor.address,
-                    machine=socket.gethostname(),
-                    serves=self._serves,
-                    features=child.features,
-                    keys=child.keys,
-                )
+            self._join(child)
+
+    def _join(self, child: WorkerProcess) -> None:
+        """Tell the cluster of a worker, or what has changed about it."""
+        settings = self.settings
+        self._coordinator.join(
+            Member(
+                child.worker_id,
+                settings.host,
+                weight=settings.weight,
+                topics=self.topics,
+                pid=child.process.pid,
+                metrics=self.monitor.address,
+                machine=socket.gethostname(),
+                serves=self._serves,
+                features=child.features,
+                keys=child.keys,
+                out_of_reach=child.out_of_reach,
             )
+        )
 
     @property
     def _serves(self) -> frozenset[str]:

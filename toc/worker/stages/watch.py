@@ -152,6 +152,11 @@ class IndexWatch:
         return [slot for slot in slots if slot in broken or self.queues.node_of(slot) in out]
 
     @property
+    def silent(self) -> frozenset[object]:
+        """The nodes that are out of reach, as ``Queues.node_of`` returns them."""
+        return self._out
+
+    @property
     def broken(self) -> int:
         """How many slots have a key that toc did not write."""
         return len(self._broken)

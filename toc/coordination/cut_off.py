@@ -1,0 +1,77 @@
+"""Members that are cut off: they do not reach a server that another member reaches.
+
+The server is well then, and the way to it is not. What a cut-off worker owns would wait until it reaches the
+server again, so the leader gives its slots to members that are not cut off, as long as there are any. If the
+server itself is away, all members report it within moments of each other, nobody is cut off, and no slot
+moves.
+
+A worker reports what it does not reach with its heartbeat (``Reach``), its daemon writes that into the
+worker's node, and the leader compares (``CutOff``). Each of the three waits a little: moving slots costs more
+than a short interruption.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+
+OUT_SECONDS = 2.0
+"""How long a server must be out of reach until a worker reports it."""
+BACK_SECONDS = 10.0
+"""How long it must be within reach again until the worker takes that back. Slots then move back, so a
+connection that comes and goes must not move them each time."""
+APART_SECONDS = 5.0
+"""How long a member must lack what others reach until it counts as cut off. Members notice that a server has
+gone, or is back, seconds after each other."""
+
+
+class Reach:
+    """What one process does not reach, without short changes."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._out: dict[str, tuple[float, float]] = {}
+        """Each server, since when it has been out of reach, and when it last was."""
+
+    def look(self, out: Collection[str]) -> list[str]:
+        """Record which servers are out of reach now, by name. Returns those to report, sorted."""
+        now = self._monotonic()
+        for name in out:
+            since, _ = self._out.get(name, (now, now))
+            self._out[name] = (since, now)
+        self._out = {
+            name: (since, last)
+            for name, (since, last) in self._out.items()
+            if name in out or (last - since >= OUT_SECONDS and now - last < BACK_SECONDS)
+        }
+        return sorted(name for name, (since, last) in self._out.items() if last - since >= OUT_SECONDS)
+
+
+def apart(out_of_reach: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the workers that do not reach a server that another one reaches, by what each does not reach."""
+    reports = Counter(name for names in out_of_reach.values() for name in set(names))
+    return {
+        worker_id
+        for worker_id, names in out_of_reach.items()
+        if any(reports[name] < len(out_of_reach) for name in names)
+    }
+
+
+class CutOff:
+    """The leader's judgement of who is cut off: those that have been apart for long enough."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since: dict[str, float] = {}
+        """worker_id -> since when it has been apart."""
+        self.due: float | None = None
+        """When the next of them counts as cut off (monotonic); None if no one will."""
+
+    def look(self, out_of_reach: Mapping[str, Collection[str]]) -> frozenset[str]:
+        """Return the workers that are cut off now, by what each does not reach."""
+        now = self._monotonic()
+        self._since = {worker_id: self._since.get(worker_id, now) for worker_id in apart(out_of_reach)}
+        at = {worker_id: since + APART_SECONDS for worker_id, since in self._since.items()}
+        self.due = min((due for due in at.values() if due > now), default=None)
+        return frozenset(worker_id for worker_id, due in at.items() if due <= now)
