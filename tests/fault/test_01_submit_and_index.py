@@ -136,7 +136,7 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_af
     refused = daemon.log.read_text().count("prepare_failed")
     line.prove(refused, f"200 submits acknowledged while Redis was down; prepare failed {refused} times")
     assert not load.errors
-    assert load.slowest < 2
+    assert load.slowest < 2 + line.slack
     line.judge(system, within=4)
 
 

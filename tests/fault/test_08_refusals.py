@@ -67,7 +67,7 @@ def test_every_passing_refusal_of_redis_is_outlived(
         "answered " + ", ".join(f"{told[name]} {name}" for name in sorted(told) if told[name]),
     )
     assert not load.errors
-    assert load.slowest < 2
+    assert load.slowest < 2 + line.slack
     assert daemon.process.poll() is None
     line.judge(system, within=8)
 

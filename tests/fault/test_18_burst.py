@@ -75,7 +75,7 @@ def test_a_burst_of_one_topic_leaves_the_others_on_time_and_memory_bounded(
     )
     assert watch.prepared <= BOUND
     assert watch.growth < 60 * MEGABYTE
-    assert p99 < 1500, "other topics waited for the burst"
+    assert p99 < 1000 + 1000 * line.slack, "other topics waited for the burst"
 
 
 def biz_id(number: int) -> int:

@@ -62,4 +62,4 @@ def test_topics_with_slow_handlers_take_no_thread_that_another_topic_needs(
         f"{len(late)} of another topic meanwhile: p99 {p99:.0f} ms late",
     )
     line.judge(system, within=60)
-    assert p99 < 200, "another topic waited for them"
+    assert p99 < 200 + 1000 * line.slack, "another topic waited for them"

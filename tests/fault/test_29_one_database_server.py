@@ -160,10 +160,10 @@ def run(
     )
     print(line.proof)
     assert not healthy.errors
-    assert len(during) > seconds * RATE / 2 * 0.8, "the rest was held up at the SDK"
-    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
-    assert late[-1] < 200 + 1000 * line.slack
-    assert slowest < 0.2
+    assert len(during) > seconds * RATE / 2 * 0.5, "the rest was held up at the SDK"
+    assert late[int(len(late) * 0.99)] < 10 + 1000 * line.slack
+    assert late[-1] < 100 + 1000 * line.slack
+    assert slowest < 0.05 + line.slack
     line.judge(system, within=6)
 
 
@@ -337,8 +337,8 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
         f"p99 {late[int(len(late) * 0.99)]:.1f} ms, at most {late[-1]:.0f} ms late",
     )
     print(line.proof)
-    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
-    assert late[-1] < 200 + 1000 * line.slack
+    assert late[int(len(late) * 0.99)] < 10 + 1000 * line.slack
+    assert late[-1] < 100 + 1000 * line.slack
     assert "database_away" not in daemon.told()
     line.judge(system, within=15)
 
@@ -393,11 +393,11 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     slack = line.slack
     # What the machine holds up an answer comes on top of the way: for a moment it may pass for absence.
     assert daemon.told().count('"database_away"') <= (1 if slack > delay / 8 else 0)
-    assert late[int(len(late) * 0.99)] < 50 + 1000 * slack
-    assert late[-1] < 200 + 1000 * slack
+    assert late[int(len(late) * 0.99)] < 10 + 1000 * slack
+    assert late[-1] < 100 + 1000 * slack
     assert own[len(own) // 2] < 2.5 * delay * 1000 + 1000 * slack
     assert slowest < 3 * delay * 1000 + 500 + 1000 * slack
-    assert own[-1] < 2000 + 1000 * slack
+    assert own[-1] < 4000 + 1000 * slack
     read = samples(daemon.told())['toc_step_tasks_sum{step="read"}']
     assert read >= len(others.job_ids) + len(far.job_ids), "the late answers are measured as well"
     line.judge(system, within=6)
@@ -434,6 +434,6 @@ def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
         f"{late[-1]:.0f} ms late",
     )
     print(line.proof)
-    assert late[int(len(late) * 0.99)] < 50 + 1000 * line.slack
-    assert late[-1] < 200 + 1000 * line.slack
+    assert late[int(len(late) * 0.99)] < 10 + 1000 * line.slack
+    assert late[-1] < 100 + 1000 * line.slack
     line.judge(system, within=60)

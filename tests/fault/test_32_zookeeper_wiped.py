@@ -14,7 +14,7 @@ from fault.kit.owners import hosts_by_slot, owners, shared
 from fault.kit.table import lateness
 from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
-from kazoo.exceptions import KazooException  # type: ignore[import-untyped]
+from kazoo.exceptions import NoNodeError  # type: ignore[import-untyped]
 
 from toc.coordination.operator import Operator
 from toc.dev.local.servers import RedisServer, ZooKeeper
@@ -145,20 +145,21 @@ class _Onlooker:
 
 
 def _delete(client: KazooClient, path: str) -> int:
-    """Delete a node and all below it, however often daemons put some back meanwhile; returns how many."""
-    made = client.exists(path).czxid
-    count = 0
+    """Delete a node and all below it; returns how many. All at once: daemons put back what is missing."""
     for _ in range(200):
-        there = client.exists(path)
-        if there is None or there.czxid != made:
-            return count
-        with contextlib.suppress(KazooException):
-            for name in client.get_children(path):
-                count += _delete(client, f"{path}/{name}")
-        with contextlib.suppress(KazooException):
-            client.delete(path)
-            return count + 1
+        with contextlib.suppress(NoNodeError):  # one of them has just gone
+            nodes = _below(client, path)
+            deletion = client.transaction()
+            for node in reversed(nodes):
+                deletion.delete(node)
+            if all(result is True for result in deletion.commit()):
+                return len(nodes)
     raise AssertionError(f"{path} could not be deleted")
+
+
+def _below(client: KazooClient, path: str) -> list[str]:
+    """A node and all below it, each after its parent."""
+    return [path, *(one for name in client.get_children(path) for one in _below(client, f"{path}/{name}"))]
 
 
 def _as_before(visit: Operator, before: dict[tuple[str, int], str]) -> bool:

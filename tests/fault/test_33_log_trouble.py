@@ -73,7 +73,7 @@ def test_trouble_with_the_log_stops_nothing(
     assert until(lambda: not system.pending(load.job_ids), 30), system.logs()
     line.prove(_dropped(system) > 1000, f"{_dropped(system):,.0f} lines dropped by daemon and processes")
     during = lateness(system, began, over)
-    assert during.p50 < 50, during
+    assert during.p50 < 50 + 1000 * line.slack, during
     daemon.terminate()
     asked = time.monotonic()
     assert daemon.process.wait(60) == 0

@@ -155,7 +155,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on
     blocking = system.client.submit("test.async", biz_id=1, delay=0.5, attribute=attribute)
     system.wait(lambda: bool(system.starts(blocking)), "it blocks", 10)
     on_threads, coroutines = (
-        system.client.submit_many([NewTask(topic, n, 0.2 + n / 50) for n in range(2, 102)])
+        system.client.submit_many([NewTask(topic, n, 0.2 + n / 100) for n in range(2, 102)])
         for topic in ("test.sync", "test.async")
     )
     system.wait(lambda: not system.pending(on_threads), "those on threads have ended", 10)

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine, create_engine
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable
 
-WAIT_MS = 500
-"""Far below the lock wait of two seconds of toc's sessions, and far above the pauses of a busy machine."""
+WAIT_MS = 200
+"""Far below the lock wait of two seconds of toc's sessions."""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def deadlocks(connection: Connection) -> int:
     return int(connection.exec_driver_sql(query).scalar_one())
 
 
-@pytest.mark.parametrize("seconds", [2, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(15, marks=pytest.mark.slow)])
 def test_open_transactions_block_no_stranger_and_do_not_deadlock(
     build: Build, clean_redis: RedisServer, application: Engine, verdict: Verdict, seconds: int
 ) -> None:
@@ -94,16 +94,17 @@ def test_open_transactions_block_no_stranger_and_do_not_deadlock(
         held += [submit(one, 4000, "c"), submit(two, 5000, "d")]
         with Strangers(system, places) as strangers:
             time.sleep(max(0.0, began + seconds - time.monotonic()))
+            system.wait(lambda: strangers.count > 3 * len(places), "others submit", 60)
         open_for = time.monotonic() - began
         one.commit()
         two.commit()
         met = deadlocks(watch) - before
     line.prove(
-        strangers.count > 20 * seconds and open_for >= seconds,
+        open_for >= seconds,
         f"{strangers.count} submits by others while two transactions with four new tasks were open",
     )
     assert (strangers.failed, met) == ([], 0)
-    assert strangers.slowest < WAIT_MS
+    assert strangers.slowest < WAIT_MS + 1000 * line.slack
     assert set(system.center.store.read(held)) == set(held)
     line.judge(system, within=4)
 
@@ -137,7 +138,7 @@ def test_a_submit_that_waits_for_a_dedup_key_blocks_nobody_else(
         two.commit()
     line.prove(got == [held, held], f"two submits waited for a key while {strangers.count} others came")
     assert strangers.failed + later.failed == []
-    assert max(strangers.slowest, later.slowest) < WAIT_MS
+    assert max(strangers.slowest, later.slowest) < WAIT_MS + 1000 * line.slack
     line.judge(system, within=4)
 
 

@@ -123,10 +123,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
     line = verdict(41, "nobody starts what is due", "somebody has locked its table")
     daemon = system.start(processes=1, env=ANY_ADDRESS)
-    job_id = system.client.submit("test.sync", biz_id=1, delay=1)
     settings = system.settings
-    table = table_of_job(job_id, settings.tables)
-    name = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
     url = make_url(root_url(mariadb))
 
     def overdue() -> float:
@@ -139,6 +136,9 @@ def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: Maria
         ) as stranger,
         stranger.cursor() as cursor,
     ):
+        job_id = system.client.submit("test.sync", biz_id=1, delay=3)  # locked before it is due
+        table = table_of_job(job_id, settings.tables)
+        name = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
         cursor.execute(f"LOCK TABLES {name} WRITE")
         system.wait(lambda: overdue() > 6, "the metric goes on to grow", 20)
         late = max(

@@ -124,7 +124,7 @@ def test_what_conflicts_is_too_large_or_goes_to_a_server_that_hangs_harms_no_oth
         began = time.monotonic()
         refused = gateway.submit(biz_id=gone[50])
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert time.monotonic() - began < 1.0 + line.slack
+        assert time.monotonic() - began < 0.25 + line.slack
         ready = gateway.call("GET", "/readyz")
         assert (ready.status, ready.body) == (200, b"ok\ndatabase server 0 is out of reach\n")
         # the table of tokens is away: known tokens hold, and of an unknown one nothing can be said
@@ -209,4 +209,4 @@ def test_calls_with_a_thousand_tasks_do_not_hold_up_those_with_one(
         f"{len(calls)} such calls took {middle[2] * 1000:.0f} ms each; of {len(took)} others half took "
         f"{middle[0] * 1000:.0f} ms, {middle[1] * 1000:.0f} ms before",
     )
-    assert middle[0] < middle[2] / 3, "they waited for whole calls of others"
+    assert middle[0] < middle[2] / 2, "they waited for whole calls of others"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -130,6 +131,8 @@ def replay(system: System, shop: Shop, directory: Path, plan: demo.Plan, verdict
                 return flying if len(flying) > 1 else []
 
             system.wait(amid, "requests are in flight", plan.seconds + 60)
+            for pid in doomed.workers():
+                os.kill(pid, signal.SIGSTOP)  # else it opens connections between the look and the kill
             ports = ports_of(doomed, shop.port)
             doomed.kill()
             killed = time.time()

@@ -264,6 +264,10 @@ def _signal(server: MariaDB, number: signal.Signals) -> None:
 # --- one of two database servers hangs
 
 
+WAITED_FOR = {"TOC_READ_TIMEOUT": "30"}
+"""Whoever waits for the answer of a server that hangs is told apart from a machine that is busy."""
+
+
 @pytest.fixture
 def two_servers(
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str, launch: Any
@@ -282,7 +286,7 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
     two_servers: tuple[System, MariaDB],
 ) -> None:
     system, hanging = two_servers
-    gateway = Gateway(system)
+    gateway = Gateway(system, env=WAITED_FOR)
     try:
         there = iter([n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 1])
         tasks = [{"biz_id": next(there), "delay": 3600} for _ in range(64)]
@@ -300,7 +304,7 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
 
         with ThreadPoolExecutor(16) as threads:
             answers = list(threads.map(submit, range(64)))
-        assert time.monotonic() - began < 5, "not even for one read time-out"
+        assert time.monotonic() - began < 10, "not even for one read time-out"
         assert [one.status for one in answers] == [200, 201] * 32
         assert all("job_id" in one.body["tasks"][0] for one in answers[::2])
     finally:
@@ -348,7 +352,7 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
 ) -> None:
     system, hanging = two_servers
     system.center.store.topics.create(Topic("test.pulled", 9, 4, delivery=Delivery.PULL, max_runtime=30))
-    gateway = Gateway(system)
+    gateway = Gateway(system, env=WAITED_FOR)
     try:
         there = next(n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 1)
         task = {"biz_id": there, "delay": 0.001, "body": "x"}
@@ -366,7 +370,7 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
             assert [one["body"] for one in pulled.body["tasks"]] == ["x"]
             took = time.monotonic() - began
             _signal(hanging, signal.SIGCONT)
-        assert took < 5, "not even for one read time-out"
+        assert took < 10, "not even for one read time-out"
     finally:
         _signal(hanging, signal.SIGCONT)
         gateway.stop()
@@ -386,7 +390,7 @@ def test_sizes_of_queues_that_wait_for_a_server_that_hangs_hold_up_no_other_door
     )
     system.create_topics()
     system.center.catalog.refresh()
-    gateway = Gateway(system, *OPTIONS)
+    gateway = Gateway(system, *OPTIONS, env=WAITED_FOR)
     try:
         token = gateway.make_token("ns", "admin", topics=("ns.*",))
         client = Client(port_of(gateway, "lmstfy"), token)
@@ -403,7 +407,7 @@ def test_sizes_of_queues_that_wait_for_a_server_that_hangs_hold_up_no_other_door
             took = time.monotonic() - began
             _signal(hanging, signal.SIGCONT)
         assert (alive.status, alive.body["left"]) == (200, 1), "it is not dead"
-        assert took < 5, "not even for one read time-out"
+        assert took < 10, "not even for one read time-out"
     finally:
         _signal(hanging, signal.SIGCONT)
         gateway.stop()

@@ -189,7 +189,7 @@ def test_a_dead_master_costs_its_own_slots_only(launch: Launch, machine: Machine
         began = time.monotonic()
         queues.peek(SLOTS)
         took.append(time.monotonic() - began)
-    assert statistics.median(took) < 0.05 + machine.slack, took
+    assert statistics.median(took) < 0.05 + machine.slack_of_half, took
     queues.close()
 
 
@@ -298,7 +298,7 @@ def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(
     launch: Launch, machine: Machine
 ) -> None:
     servers = launch(RedisCluster)
-    queues = Queues(servers.url).within(0.2)
+    queues = Queues(servers.url, read_timeout=10.0).within(1.0)
     queues.add({slot: [(1, 1.0)] for slot in SLOTS})
     peeked = queues.peek(SLOTS)
     assert not any(isinstance(peek, IndexUnavailable) for peek in peeked.values())
@@ -323,7 +323,7 @@ def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(
     finally:
         hung.resume()
     assert waited < 1.5 + machine.slack, "not for the read timeout"
-    assert statistics.median(took) < 0.1 + machine.slack, took
+    assert statistics.median(took) < 0.1 + machine.slack_of_half, took
     assert until(lambda: late.keys() == own, 30)
     assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in late.values())
     assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)

@@ -180,7 +180,9 @@ def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(
     with pytest.raises(IndexUnavailable):
         queues.cancel(SLOT, 1)
     took = [seconds(lambda: queues.peek(SLOTS)) for _ in range(100)]
-    assert statistics.median(took) < 0.02 + machine.slack, "a server that is away costs next to nothing"
+    assert statistics.median(took) < 0.02 + machine.slack_of_half, (
+        "a server that is away costs next to nothing"
+    )
     server.start()
     deadline = time.monotonic() + 60
     while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
@@ -275,14 +277,14 @@ def test_a_server_that_hangs_costs_its_timeouts_once_and_then_little(
     launch: Launch, machine: Machine
 ) -> None:
     server = launch(RedisServer)
-    queues = Queues(server.url, connect_timeout=0.2, read_timeout=0.3)
+    queues = Queues(server.url, connect_timeout=0.5, read_timeout=1.5)
     queues.add({SLOT: [(1, 1.0)]})
     take(queues)
     server.pause()
     began = time.monotonic()
     lost = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
     assert isinstance(lost, ReplyLost)
-    assert time.monotonic() - began < 3  # a time-out or two, and a machine with more to do
+    assert time.monotonic() - began < 5 + machine.slack  # a time-out or two
     queues.peek([SLOT])
 
     def prepare() -> None:
@@ -291,7 +293,8 @@ def test_a_server_that_hangs_costs_its_timeouts_once_and_then_little(
         assert not isinstance(refused, ReplyLost)  # it was never sent
 
     took = [seconds(prepare) for _ in range(9)]
-    assert statistics.median(took) < 0.1 + machine.slack, took  # now and then one tries whether it is back
+    # Now and then one tries whether it is back.
+    assert statistics.median(took) < 0.1 + machine.slack_of_half, took
     server.resume()
     deadline = time.monotonic() + 60
     while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
