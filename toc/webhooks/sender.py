@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,6 +37,7 @@ from toc.webhooks.connect import (
     Lookup,
     Resolver,
     check_address,
+    is_interim,
 )
 
 MOST_BYTES = 1 << 16
@@ -49,6 +51,8 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Of a connection: the time-out of the whole counts."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What could end a header."""
+_BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+"""Answers that end with their head, whatever that says."""
 
 
 class Destination(NamedTuple):
@@ -110,9 +114,11 @@ class Sender:
             ended = False
             try:
                 answer, ended = await _exchanged(protocol, request, began, until)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                # A connection that was kept may have been closed by the receiver a moment before.
-                if not (again and kept):
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, HttpProcessingError) as exc:
+                # The receiver may have closed a connection that was kept a moment before, or what comes over
+                # it may still belong to the answer before. Whoever has begun to answer has the request.
+                unanswered = not protocol.told if isinstance(exc, HttpProcessingError) else protocol.silent
+                if not (again and kept and unanswered):
                     raise
                 again = False
             else:
@@ -201,12 +207,14 @@ async def _exchanged(protocol: Bounded, request: bytes, began: float, until: flo
     try:
         while True:
             head, content = await protocol.read()
-            if not 100 <= head.code < 200 or head.code == 101:
+            if not is_interim(head.code):
                 break
         body = bytearray()
         while len(body) < MOST_BYTES and (part := await content.read(MOST_BYTES - len(body))):
             body += part
         ended = len(body) < MOST_BYTES  # else there may be more, which nobody reads
+        if head.code in _BODILESS and _announces_body(head.headers):
+            ended = False  # nor a body that must not be there
     finally:
         ends.cancel()
         unsent = transport.get_write_buffer_size() > 0
@@ -220,6 +228,10 @@ async def _exchanged(protocol: Bounded, request: bytes, began: float, until: flo
         no_retry=head.headers.get(NO_RETRY, "").strip() == "1",
     )
     return answer, ended and not unsent
+
+
+def _announces_body(headers: Mapping[str, str]) -> bool:
+    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0").strip() != "0"
 
 
 def _ms(began: float) -> int:
