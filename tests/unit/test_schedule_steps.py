@@ -215,6 +215,31 @@ def test_a_caller_gives_no_option_without_effect_but_a_row_may_have_it(
         stored.changed(**{field: options[field]})
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"every": 0}, "every must be 1 s to 3660 days, not 0 s"),
+        ({"every": 0.0625}, "every must be 1 s to 3660 days, not 0.062 s"),
+        ({"every": timedelta(days=4000)}, "every must be 1 s to 3660 days, not 4000 days"),
+        ({"every": 60, "window": 30}, "window must be 1 minute to 3660 days, not 30 s"),
+        ({"every": 60, "jitter": 90_000}, "jitter must be 0 s to 1 day, not 25 hours"),
+        ({"every": 60, "jitter": -1}, "jitter must be 0 s to 1 day, not -1 s"),
+    ],
+)
+def test_a_duration_out_of_bounds_is_refused_in_words(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        defined("n", **options)
+    assert str(refused.value) == told
+
+
+def test_a_route_in_the_attribute_is_refused_with_what_a_schedule_can_do() -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        defined("n", every=60, attribute={"toc-webhook": {"target": "shop"}})
+    assert refused.value.field == "attribute"
+    assert "toc topic alter TOPIC --target NAME" in str(refused.value)
+    assert "give target" not in str(refused.value), "a schedule has neither target nor url"
+
+
 def test_a_period_that_was_a_cron_expression_is_shown_in_utc() -> None:
     nightly = define("n", topic="t", cron="0 2 * * *", zone="Asia/Tokyo")
     (fire,) = preview(nightly.changed(every=60), START, 1)

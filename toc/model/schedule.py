@@ -28,7 +28,7 @@ from toc.model.calendar import END, Calendar, Cron, Interval, zone_named
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, shown
 from toc.model.sharding import crc32
-from toc.model.target import check_not_reserved
+from toc.model.target import ATTRIBUTE as ROUTE
 from toc.model.task import SCHEDULED_FOR, decode_attribute, encode_attribute, scheduled_for_text
 from toc.model.topic import NAME, NAME_HINT, check_topic_name
 
@@ -136,7 +136,12 @@ class Definition:
             raise InvalidSchedule(
                 f"attribute[{SCHEDULED_FOR!r}] is set to the nominal time of each occurrence", "attribute"
             )
-        check_not_reserved(self.attribute)
+        if ROUTE in (self.attribute or {}):
+            raise InvalidSchedule(
+                f"attribute[{ROUTE!r}] is reserved: the tasks of a schedule go to the target of their topic "
+                "(toc topic alter TOPIC --target NAME)",
+                "attribute",
+            )
         self.occurrence_attribute(0)  # with it, the attribute must fit
         _set(self, "attribute", decode_attribute(encode_attribute(self.attribute)))
         _ = self.calendar, zone_named(self.zone)
@@ -384,7 +389,17 @@ def _duration(name: str, value: object) -> timedelta:
 
 def _within(name: str, value: timedelta, low: timedelta, high: timedelta) -> None:
     if not low <= value <= high:
-        raise InvalidSchedule(f"{name} = {value} is not between {low or 0} and {high}", name)
+        raise InvalidSchedule(
+            f"{name} must be {_in_words(low)} to {_in_words(high)}, not {_in_words(value)}", name
+        )
+
+
+def _in_words(duration: timedelta) -> str:
+    """A duration in the unit that suits it, a whole number of it if there is one."""
+    for unit, length in (("days", _DAY), ("hours", timedelta(hours=1)), ("minutes", timedelta(minutes=1))):
+        if duration and not duration % length:
+            return f"{duration // length} {unit if duration != length else unit.removesuffix('s')}"
+    return f"{duration / timedelta(seconds=1):.15g} s"
 
 
 def _ms(duration: timedelta) -> int:
