@@ -93,6 +93,29 @@ def test_a_stop_of_two_hours_is_handled_by_policy_and_counted(
     assert found.state.missed_at == (START + 210 * MINUTE if missed else None)
 
 
+def test_after_a_stop_the_last_occurrence_runs_although_one_made_ahead_has_not() -> None:
+    """All is down from ten seconds before hour 2 on, whose task is there, until half past 4."""
+    definition = hourly(window=timedelta(minutes=30))
+    back = 270 * MINUTE
+    found = run(
+        definition, 6 * HOUR, down=(2 * HOUR - 10_000, back),
+        ended=lambda due, now: due != 2 * HOUR or now >= back + 5 * MINUTE,
+    )  # fmt: skip
+    assert hours(found) == [1, 2, 4, 5, 6]
+    assert back + 5 * MINUTE <= dict(found.made)[4 * HOUR] <= back + 6 * MINUTE, "one after the other"
+    assert (found.state.missed, found.state.skipped) == (1, 0)
+
+
+@pytest.mark.parametrize(("policy", "made"), [("all", [1, 2, 5, 6]), ("skip", [1, 2, 5, 6])])
+def test_after_a_stop_other_policies_wait_for_nothing(policy: str, made: list[int]) -> None:
+    back = 270 * MINUTE
+    found = run(
+        hourly(window=timedelta(minutes=30), missed=policy), 6 * HOUR, down=(2 * HOUR - 10_000, back),
+        ended=lambda due, now: due != 2 * HOUR or now >= back + 5 * MINUTE,
+    )  # fmt: skip
+    assert hours(found) == made
+
+
 def test_no_more_than_a_thousand_are_made_after_a_long_stop() -> None:
     definition = defined("often", every=60, missed="all", overlap="allow")
     found = run(definition, 0)

@@ -66,7 +66,7 @@ class Missed(StrEnum):
     """What becomes of late occurrences after a stop longer than ``window``."""
 
     LATEST = "latest"
-    """The last one runs."""
+    """The last one runs, after the task of the one before if that has not ended."""
     ALL = "all"
     """All run, 1,000 at most: the last ones."""
     SKIP = "skip"
@@ -284,10 +284,14 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
         buffered = None
     late = calendar.latest(state.after, now - offset, MOST_MISSED)
     after = late.last[-1] if late.last else state.after
-    for nominal in (kept := _kept(definition, late.last, late.first, late.total, now)):
+    stopped = _stopped(definition, late.first, late.total, now)
+    kept = _kept(definition, late.last) if stopped else late.last
+    # The last one runs after a stop: what was made ahead of the stop does not run in its place.
+    waits = overlap is Overlap.BUFFER_ONE or (stopped and definition.missed is Missed.LATEST)
+    for nominal in kept:
         if free:
             make(nominal)
-        elif overlap is Overlap.BUFFER_ONE and buffered is None:
+        elif waits and buffered is None:
             buffered = nominal
         else:
             skipped += 1
@@ -317,12 +321,15 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
     return Step(made, after_this)
 
 
-def _kept(definition: Definition, late: list[int], first: int | None, count: int, now: int) -> list[int]:
-    """The late occurrences that are not missed."""
+def _stopped(definition: Definition, first: int | None, count: int, now: int) -> bool:
+    """Whether so many late occurrences, from ``first`` on, are those of a stop that ``missed`` is for."""
     if first is None:
-        return []
-    if count <= MOST_MISSED and now - (first + definition.offset) <= _ms(definition.window):
-        return late
+        return False
+    return count > MOST_MISSED or now - (first + definition.offset) > _ms(definition.window)
+
+
+def _kept(definition: Definition, late: list[int]) -> list[int]:
+    """The late occurrences of a stop that are not missed."""
     if definition.missed is Missed.ALL:
         return late
     return late[-1:] if definition.missed is Missed.LATEST else []
