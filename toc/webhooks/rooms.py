@@ -33,7 +33,8 @@ from toc.webhooks.breaker import Breaker, BreakerState
 log = get_logger(__name__)
 
 PATIENCE_SECONDS = 0.25
-"""Longest wait for room in memory, unless the target answers others meanwhile."""
+"""Longest wait for room in memory, unless the target answers others meanwhile, or has room that this process
+is about to get: its part is yet to come from Redis, or from a process that does not use it."""
 MOST_PATIENCE_SECONDS = 2.0
 """Longest wait then."""
 MOVES_SECONDS = 0.1
@@ -117,6 +118,11 @@ class Room:
     def scarce(self) -> bool:
         """Whether there is less than one place for each process: none is kept without need."""
         return self.limit < self.holders
+
+    def lacks(self, now: float) -> bool:
+        """Whether this process has less than its part of the limit, so that its tasks wait for others to make
+        room, or for Redis to say so, and not for the target."""
+        return not self.scarce and (now >= self.granted_until or self.granted < self.limit // self.holders)
 
     @property
     def share(self) -> int:
@@ -246,6 +252,8 @@ class Rooms:
             self._admit(room)
         elif room.flying < room.granted // 2:
             room.following = 0.0  # they were put off for longer than was needed
+            if room.granted > 4 * max(room.flying, SLACK) and now >= room.ask_at:
+                self._ask(room)  # another process need not wait for the renewal to have what is left
 
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
@@ -328,7 +336,8 @@ class Rooms:
         if future.done():
             return
         now = self._now = asyncio.get_running_loop().time()
-        if now < until and (room.moves(now - 2 * self._late(now)) or now - at > MOVES_SECONDS / 2):
+        moves = room.moves(now - 2 * self._late(now)) or (room.lacks(now) and not self._away)
+        if now < until and (moves or now - at > MOVES_SECONDS / 2):
             self._wait(room, future, now, until)
         else:
             future.set_result(False)
