@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from toc.cli.output import ago, most_urgent, show, show_one, table
+from toc.cli.output import ago, most_urgent, show, show_one, show_pages, table
 from toc.cli.top import _drawn, _reached
 from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
+from toc.model.errors import StoreUnavailable
 from toc.operate.top import Picture, TopicNow, WorkerNow
 from toc.store.history import FailedTry
 
@@ -207,3 +210,29 @@ def test_all_times_of_a_try_are_shown_as_times() -> None:
     assert (shown["at"], shown["next"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:13:22.500Z")
     assert failed._replace(next=0).shown()["next"] is None, "there is none"
     assert failed._replace(next=None).shown()["next"] is None, "of a handler's try it is not known"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_list_that_breaks_off_is_not_taken_for_the_whole(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pages(*, whole: bool) -> Iterator[list[dict[str, int]]]:
+        yield [{"job_id": 1}, {"job_id": 2}]
+        yield [{"job_id": 3}]
+        if not whole:
+            raise StoreUnavailable("a server is away")
+
+    show_pages(pages(whole=True), as_json=as_json, empty="none")
+    out, err = capsys.readouterr()
+    assert err == ""
+    if as_json:
+        assert json.loads(out) == [{"job_id": "1"}, {"job_id": "2"}, {"job_id": "3"}]
+    with pytest.raises(StoreUnavailable):
+        show_pages(pages(whole=False), as_json=as_json, empty="none")
+    out, err = capsys.readouterr()
+    assert "incomplete: only the first 3 could be read" in err
+    assert "3" in out
+    assert out.endswith("\n"), "the error begins a line"
+    if as_json:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(out)

@@ -93,6 +93,29 @@ def test_a_stop_of_two_hours_is_handled_by_policy_and_counted(
     assert found.state.missed_at == (START + 210 * MINUTE if missed else None)
 
 
+def test_after_a_stop_the_last_occurrence_runs_although_one_made_ahead_has_not() -> None:
+    """All is down from ten seconds before hour 2 on, whose task is there, until half past 4."""
+    definition = hourly(window=timedelta(minutes=30))
+    back = 270 * MINUTE
+    found = run(
+        definition, 6 * HOUR, down=(2 * HOUR - 10_000, back),
+        ended=lambda due, now: due != 2 * HOUR or now >= back + 5 * MINUTE,
+    )  # fmt: skip
+    assert hours(found) == [1, 2, 4, 5, 6]
+    assert back + 5 * MINUTE <= dict(found.made)[4 * HOUR] <= back + 6 * MINUTE, "one after the other"
+    assert (found.state.missed, found.state.skipped) == (1, 0)
+
+
+@pytest.mark.parametrize(("policy", "made"), [("all", [1, 2, 5, 6]), ("skip", [1, 2, 5, 6])])
+def test_after_a_stop_other_policies_wait_for_nothing(policy: str, made: list[int]) -> None:
+    back = 270 * MINUTE
+    found = run(
+        hourly(window=timedelta(minutes=30), missed=policy), 6 * HOUR, down=(2 * HOUR - 10_000, back),
+        ended=lambda due, now: due != 2 * HOUR or now >= back + 5 * MINUTE,
+    )  # fmt: skip
+    assert hours(found) == made
+
+
 def test_no_more_than_a_thousand_are_made_after_a_long_stop() -> None:
     definition = defined("often", every=60, missed="all", overlap="allow")
     found = run(definition, 0)
@@ -213,6 +236,31 @@ def test_a_caller_gives_no_option_without_effect_but_a_row_may_have_it(
     assert stored.changed(topic="u").topic == "u"
     with pytest.raises(InvalidSchedule, match=field):
         stored.changed(**{field: options[field]})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"every": 0}, "every must be 1 s to 3660 days, not 0 s"),
+        ({"every": 0.0625}, "every must be 1 s to 3660 days, not 0.062 s"),
+        ({"every": timedelta(days=4000)}, "every must be 1 s to 3660 days, not 4000 days"),
+        ({"every": 60, "window": 30}, "window must be 1 minute to 3660 days, not 30 s"),
+        ({"every": 60, "jitter": 90_000}, "jitter must be 0 s to 1 day, not 25 hours"),
+        ({"every": 60, "jitter": -1}, "jitter must be 0 s to 1 day, not -1 s"),
+    ],
+)
+def test_a_duration_out_of_bounds_is_refused_in_words(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        defined("n", **options)
+    assert str(refused.value) == told
+
+
+def test_a_route_in_the_attribute_is_refused_with_what_a_schedule_can_do() -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        defined("n", every=60, attribute={"toc-webhook": {"target": "shop"}})
+    assert refused.value.field == "attribute"
+    assert "toc topic alter TOPIC --target NAME" in str(refused.value)
+    assert "give target" not in str(refused.value), "a schedule has neither target nor url"
 
 
 def test_a_period_that_was_a_cron_expression_is_shown_in_utc() -> None:

@@ -178,12 +178,12 @@ def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_
     run(redis, test)
 
 
-@pytest.mark.parametrize("granted", [100, 0])
-def test_while_a_target_is_busy_redis_is_asked_now_and_then_only(granted: int) -> None:
+@pytest.mark.parametrize(("granted", "times"), [(100, 10), (0, 1)])
+def test_while_a_target_is_busy_redis_is_asked_now_and_then_only(granted: int, times: int) -> None:
     redis = Redis(granted)
 
     async def one(rooms: Rooms, room: Room) -> None:
-        for _ in range(10):
+        for _ in range(times):
             with suppress(Full):
                 await rooms.enter(room, 0)
                 await asyncio.sleep(0.02)
@@ -287,6 +287,22 @@ def test_nobody_is_put_off_because_the_event_loop_was_held_up() -> None:
             await one
 
     run(Redis(), test)
+
+
+def test_who_waits_for_redis_is_not_put_off_as_if_the_target_had_no_room() -> None:
+    class Slow(Redis):
+        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
+            assert late.wait(10)
+            return super().__call__(asked)
+
+    late = threading.Event()
+
+    async def test(rooms: Rooms) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(3 * PATIENCE_SECONDS, late.set)
+        assert await entered(rooms, rooms.of("shop", 20, None), 20) == (20, [])
+
+    run(Slow(), test)
 
 
 def test_who_was_put_off_for_long_holds_nobody_back_once_the_target_is_well() -> None:

@@ -34,7 +34,7 @@ from toc.webhooks.breaker import (
     Breaker,
     BreakerState,
 )
-from toc.webhooks.connect import MOST_RAW_BYTES
+from toc.webhooks.connect import MOST_RAW_BYTES, Bounded
 from toc.webhooks.request import body_of, headers_of, plain
 from toc.webhooks.sender import Sender, encoded, reason
 from toc.webhooks.signature import signature, webhook_id
@@ -672,6 +672,102 @@ def test_a_connection_on_which_something_came_unasked_is_not_used_again(came: by
         assert asyncio.run(twice(listener.getsockname()[1])) == [204, 204]
         server.join(30)
         assert not server.is_alive(), "a connection is still open"
+
+
+def connection_after_connection(listener: socket.socket, connections: list[list[bytes]]) -> Thread:
+    """Serve these connections, one after the other: each request gets its reply. Closes a connection after
+    its last one, and ends after the last connection."""
+
+    def serve() -> None:
+        for replies in connections:
+            client, _ = listener.accept()
+            with client:
+                for reply in replies:
+                    if not client.recv(65536):
+                        break
+                    client.sendall(reply)
+
+    thread = Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def sent_in_turn(port: int, count: int) -> list[Answer]:
+    async def all_of_them() -> list[Answer]:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            return [await sender.send(url, {"A": "b"}, b"{}", 10.0) for _ in range(count)]
+        finally:
+            await sender.close()
+
+    return asyncio.run(all_of_them())
+
+
+BODY_AFTER_204 = b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (BODY_AFTER_204, (204, "HTTP 204 No Content")),
+        (b"HTTP/1.1 204 No Content\r\n\r\nok", (204, "HTTP 204 No Content")),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + BODY_AFTER_204, (204, "HTTP 204 No Content")),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nmore", (200, "HTTP 200 OK")),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyesmore", (200, "yes")),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nyesmore", (200, "yes")),
+    ],
+    ids=["204", "204 unannounced", "204 after 100", "200 without a body", "200", "200 and close"],
+)
+def test_what_comes_after_an_answer_costs_the_connection_and_not_the_answer(
+    reply: bytes, expected: tuple[int, str], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Bounded.data_received
+
+    def by_parts(self: Bounded, data: bytes) -> None:  # as the network may cut it
+        for first in range(0, len(data), size):
+            whole(self, data[first : first + size])
+
+    monkeypatch.setattr(Bounded, "data_received", by_parts)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = connection_after_connection(listener, [[KEPT, reply, KEPT], [KEPT]])
+        answers = sent_in_turn(listener.getsockname()[1], 3)
+        server.join(30)
+        assert not server.is_alive(), "the connection is still open"
+    assert [answer.status for answer in answers] == [204, expected[0], 204]
+    assert answers[1].text == expected[1]
+
+
+@pytest.mark.parametrize(
+    "head", [BODY_AFTER_204[:-2], b"HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n"]
+)
+def test_a_204_that_announces_a_body_is_the_last_answer_of_its_connection(head: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = connection_after_connection(listener, [[head, KEPT], [KEPT]])
+        assert [answer.status for answer in sent_in_turn(listener.getsockname()[1], 2)] == [204, 204]
+        server.join(30)
+        assert not server.is_alive(), "the second request went over the first connection"
+
+
+def test_a_rest_of_the_answer_before_is_not_taken_for_an_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = connection_after_connection(listener, [[KEPT, b"ok"], [KEPT]])
+        assert [answer.status for answer in sent_in_turn(listener.getsockname()[1], 2)] == [204, 204]
+        server.join(30)
+        assert not server.is_alive()
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 20"])
+def test_a_request_that_the_receiver_has_begun_to_answer_is_not_sent_again(begun: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = connection_after_connection(listener, [[KEPT, begun], [KEPT]])
+        answers = sent_in_turn(listener.getsockname()[1], 2)
+        assert [answer.status for answer in answers] == [204, None]
+        assert answers[1].text == "the connection was closed before a complete answer"
+        assert server.is_alive(), "it waits for a connection that nobody makes"
+        socket.create_connection(listener.getsockname()).close()
+        server.join(30)
 
 
 def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import UnreadableTask
+from toc.model.errors import TocError, UnreadableTask
 from toc.model.task import TaskStatus, decode_attribute
 from toc.model.wire import instant
 
@@ -143,17 +143,35 @@ def show(
 def show_pages(
     pages: Iterable[Sequence[Mapping[str, Any]]], *, as_json: bool, empty: str, spare: Sequence[str] = ()
 ) -> None:
-    """Print records as ``show`` does, each page as it comes: one JSON array, or a table for each page."""
+    """Print records as ``show`` does, each page as it comes: one JSON array, or a table for each page.
+
+    If a page cannot be read, stderr says how many records came before it, and the array keeps no end: as
+    JSON it is invalid, so that nobody takes it for the whole, not even where the exit code gets lost.
+    """
     left = iter(pages)
     first = next(left, ())
-    if not first or not as_json:
-        for page in chain([first], left):
-            show(page, as_json=as_json, empty=empty, spare=spare)
+    if not first:
+        show(first, as_json=as_json, empty=empty, spare=spare)
         return
-    print(_json(list(first)).removesuffix("\n]"), end="")
-    for page in left:
-        print("," + _json(list(page)).removeprefix("[").removesuffix("\n]"), end="")
-    print("\n]")
+    count = 0
+    try:
+        for page in chain([first], left):
+            if as_json:
+                text = _json(list(page)).removesuffix("\n]")
+                print("," + text.removeprefix("[") if count else text, end="")
+            else:
+                show(page, as_json=False, empty=empty, spare=spare)
+            count += len(page)
+    except TocError:
+        if as_json:
+            print()
+        say(
+            f"incomplete: only the first {count} could be read"
+            + (", the JSON array has no end" if as_json else "")
+        )
+        raise
+    if as_json:
+        print("\n]")
 
 
 def table(

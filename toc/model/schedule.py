@@ -28,7 +28,7 @@ from toc.model.calendar import END, Calendar, Cron, Interval, zone_named
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, shown
 from toc.model.sharding import crc32
-from toc.model.target import check_not_reserved
+from toc.model.target import ATTRIBUTE as ROUTE
 from toc.model.task import SCHEDULED_FOR, decode_attribute, encode_attribute, scheduled_for_text
 from toc.model.topic import NAME, NAME_HINT, check_topic_name
 
@@ -66,7 +66,7 @@ class Missed(StrEnum):
     """What becomes of late occurrences after a stop longer than ``window``."""
 
     LATEST = "latest"
-    """The last one runs."""
+    """The last one runs, after the task of the one before if that has not ended."""
     ALL = "all"
     """All run, 1,000 at most: the last ones."""
     SKIP = "skip"
@@ -136,7 +136,12 @@ class Definition:
             raise InvalidSchedule(
                 f"attribute[{SCHEDULED_FOR!r}] is set to the nominal time of each occurrence", "attribute"
             )
-        check_not_reserved(self.attribute)
+        if ROUTE in (self.attribute or {}):
+            raise InvalidSchedule(
+                f"attribute[{ROUTE!r}] is reserved: the tasks of a schedule go to the target of their topic "
+                "(toc topic alter TOPIC --target NAME)",
+                "attribute",
+            )
         self.occurrence_attribute(0)  # with it, the attribute must fit
         _set(self, "attribute", decode_attribute(encode_attribute(self.attribute)))
         _ = self.calendar, zone_named(self.zone)
@@ -279,10 +284,14 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
         buffered = None
     late = calendar.latest(state.after, now - offset, MOST_MISSED)
     after = late.last[-1] if late.last else state.after
-    for nominal in (kept := _kept(definition, late.last, late.first, late.total, now)):
+    stopped = _stopped(definition, late.first, late.total, now)
+    kept = _kept(definition, late.last) if stopped else late.last
+    # The last one runs after a stop: what was made ahead of the stop does not run in its place.
+    waits = overlap is Overlap.BUFFER_ONE or (stopped and definition.missed is Missed.LATEST)
+    for nominal in kept:
         if free:
             make(nominal)
-        elif overlap is Overlap.BUFFER_ONE and buffered is None:
+        elif waits and buffered is None:
             buffered = nominal
         else:
             skipped += 1
@@ -312,12 +321,15 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
     return Step(made, after_this)
 
 
-def _kept(definition: Definition, late: list[int], first: int | None, count: int, now: int) -> list[int]:
-    """The late occurrences that are not missed."""
+def _stopped(definition: Definition, first: int | None, count: int, now: int) -> bool:
+    """Whether so many late occurrences, from ``first`` on, are those of a stop that ``missed`` is for."""
     if first is None:
-        return []
-    if count <= MOST_MISSED and now - (first + definition.offset) <= _ms(definition.window):
-        return late
+        return False
+    return count > MOST_MISSED or now - (first + definition.offset) > _ms(definition.window)
+
+
+def _kept(definition: Definition, late: list[int]) -> list[int]:
+    """The late occurrences of a stop that are not missed."""
     if definition.missed is Missed.ALL:
         return late
     return late[-1:] if definition.missed is Missed.LATEST else []
@@ -384,7 +396,17 @@ def _duration(name: str, value: object) -> timedelta:
 
 def _within(name: str, value: timedelta, low: timedelta, high: timedelta) -> None:
     if not low <= value <= high:
-        raise InvalidSchedule(f"{name} = {value} is not between {low or 0} and {high}", name)
+        raise InvalidSchedule(
+            f"{name} must be {_in_words(low)} to {_in_words(high)}, not {_in_words(value)}", name
+        )
+
+
+def _in_words(duration: timedelta) -> str:
+    """A duration in the unit that suits it, a whole number of it if there is one."""
+    for unit, length in (("days", _DAY), ("hours", timedelta(hours=1)), ("minutes", timedelta(minutes=1))):
+        if duration and not duration % length:
+            return f"{duration // length} {unit if duration != length else unit.removesuffix('s')}"
+    return f"{duration / timedelta(seconds=1):.15g} s"
 
 
 def _ms(duration: timedelta) -> int:

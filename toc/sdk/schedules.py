@@ -58,10 +58,11 @@ Found = TypeVar("Found")
 class Schedule(NamedTuple):
     """A schedule as it stands. Times are aware UTC.
 
-    ``next_time`` is the next nominal time that is not a task yet. ``fired`` counts occurrences that became
-    tasks, ``skipped`` those that did not because the one before had not ended, ``missed`` those left out
-    after a stop, the last of which was noticed at ``missed_at``. ``buffered`` is the nominal time of an
-    occurrence that waits for the one before. ``last_job_id`` is the last occurrence's task.
+    ``next_time`` is when the next occurrence is due that is not a task yet, jitter included. ``fired`` counts
+    occurrences that became tasks, ``skipped`` those that did not because the one before had not ended,
+    ``missed`` those left out after a stop, the last of which was noticed at ``missed_at``. ``buffered`` is
+    the nominal time of an occurrence that waits for the one before. ``last_job_id`` is the last occurrence's
+    task.
     """
 
     name: str
@@ -192,7 +193,8 @@ class Schedules:
         """Change a schedule, by the names of ``create``'s parameters.
 
         The next occurrence is replaced if it has not started, and within a second of its time it is left as
-        it is. Raises InvalidInput (nothing to change), InvalidSchedule, UnknownSchedule or UnknownTopic.
+        it is. One that was rescheduled by hand keeps that time. Raises InvalidInput (nothing to change),
+        InvalidSchedule, UnknownSchedule or UnknownTopic.
         """
         if not changes:
             raise InvalidInput(f"nothing to change on {shown(name)}: name at least one option")
@@ -352,19 +354,27 @@ class Schedules:
                 self._catalog().get(definition.topic)
             now = self._clock.now_ms()
             planned = self._planned(stored, now)
-            decided = planned[0].nominal - 1 if planned else state.after
+            moved = [] if pausing else [one for one in planned if one.moved]
+            decided = next((one.nominal - 1 for one in planned if not one.moved), state.after)
             after = max(now - definition.offset, decided)
-            keeps = definition.overlap is Overlap.BUFFER_ONE
+            keeps = definition.overlap in (Overlap.BUFFER_ONE, stored.definition.overlap)
             state = state._replace(
                 paused=pausing,
                 after=after,
                 next_time=next(definition.calendar.after(after), None),
                 look=None if pausing else now,
                 buffered=state.buffered if keeps else None,
-                fired=state.fired - len(planned),
+                fired=state.fired - len(planned) + len(moved),
             )
-            changed = table.change(stored, definition, state, planned)
+            rows = (
+                table.again(moved, definition, state, self._catalog().get(definition.topic)) if moved else {}
+            )
+            if state.last_job_id in rows:
+                state = state._replace(last_job_id=rows[state.last_job_id].job_id)
+            changed = table.change(stored, definition, state, planned, rows)
             if changed is not None:
+                with contextlib.suppress(StoreUnavailable):  # the sweep does it
+                    self._index(rows.values())
                 return _schedule(self._step(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
@@ -425,7 +435,8 @@ def _schedule(stored: Stored) -> Schedule:
         return None if instant is None else from_ms(instant)
 
     return Schedule(
-        stored.name, state.schedule_id, stored.definition, state.paused, at(state.next_time),
+        stored.name, state.schedule_id, stored.definition, state.paused,
+        at(None if state.next_time is None else state.next_time + stored.definition.offset),
         at(state.buffered), state.last_job_id, state.fired, state.skipped, state.missed, at(state.missed_at),
         from_ms(state.created), from_ms(state.modified),
     )  # fmt: skip

@@ -11,12 +11,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from toc.model.clock import Clock
+from toc.model.clock import Clock, to_ms
 from toc.model.errors import ScheduleExists, StoreUnavailable
-from toc.model.schedule import Definition, State, Step
+from toc.model.schedule import Definition, Occurrence, State, Step
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic
@@ -27,6 +28,8 @@ from toc.store.shards import Shards, Trouble
 TRIES = 5
 TOGETHER = 200
 """Tasks in one transaction, about; those of one schedule are never split."""
+
+NOTHING: Mapping[int, TaskRow] = {}
 
 _COLUMNS = {  # of State -> of the table
     "schedule_id": "schedule_id", "version": "version", "paused": "paused", "after": "after_time",
@@ -92,10 +95,12 @@ class Moved(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """An occurrence that is a task already and not yet due."""
+    """An occurrence that is a task already and not yet due. ``moved``: it was given another time by hand."""
 
     job_id: int
     nominal: int
+    due: int
+    moved: bool
 
 
 class ScheduleTable:
@@ -234,25 +239,32 @@ class ScheduleTable:
         return not self._shards.server_of[table].run([Statement(select)])[0].rows
 
     def planned(self, stored: Stored, biz_type: int, later_than: int) -> list[Planned]:
-        """Return the occurrences that are tasks, untouched, and due later than this (ms)."""
+        """Return the occurrences that are tasks, untouched, and due later than this (ms).
+
+        Those of a backfill are not among them.
+        """
         table, definition = self.table_of(stored.name), stored.definition
         server, biz = self._shards.server_of[table], BizId.of(stored.name)
-        due, dedup = server.milliseconds("action_time"), server.text("dedup_key")
+        due, created = server.milliseconds("action_time"), server.milliseconds("gmt_create")
         prefix = f"{stored.state.schedule_id}/"
-        first = max(later_than - definition.offset, 0)
+        # One that was moved may have any nominal time; of two indexes, the server takes the better one.
         select = Statement(
-            f"SELECT job_id,{due},{dedup} FROM {self._shards.names[table]} WHERE biz_id={biz.number:d} "
-            f"AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s AND {_UNTOUCHED}",
-            [(prefix + scheduled_for_text(first)).encode(), f"{prefix}:".encode()],
+            f"SELECT job_id,{due},{created},{server.text('dedup_key')} FROM {self._shards.names[table]} "
+            f"WHERE biz_id={biz.number:d} AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
+            f"AND next_time>{server.instant(later_than)} AND {_UNTOUCHED}",
+            [prefix.encode(), f"{prefix}:".encode()],
         )
         (result,) = server.run([select])
         found = []
         with sql.understood():
-            for job_id, at, key in result.rows:
-                nominal = int(at) - definition.offset
-                # Not those of a backfill, whose nominal times are past.
-                if str(key) == prefix + scheduled_for_text(nominal):
-                    found.append(Planned(int(job_id), nominal))
+            for number, at, since, key in result.rows:
+                job_id, action_time = int(number), int(at)
+                nominal = to_ms(datetime.fromisoformat(str(key).removeprefix(prefix)))
+                usual = nominal + definition.offset
+                # Made ahead of its time, or late and then moved. A backfill makes what is past.
+                ours = action_time == usual or usual > int(since) or job_id == stored.state.last_job_id
+                if ours and action_time > later_than:
+                    found.append(Planned(job_id, nominal, action_time, action_time != usual))
         return sorted(found, key=lambda planned: planned.nominal)
 
     def present(self, stored: Stored, biz_type: int, nominals: Sequence[int]) -> set[int]:
@@ -297,30 +309,38 @@ class ScheduleTable:
 
     def move(self, stored: Stored, step: Step, topic: Topic) -> Move:
         """Return what ``advance`` needs to take a step."""
-        definition, now, biz = stored.definition, self._clock.now_ms(), BizId.of(stored.name)
-        rows = [
-            TaskRow(
-                job_id=self._job_ids.make(biz.crc),
-                biz_id=biz.number,
-                biz_key=biz.key,
-                biz_type=topic.biz_type,
-                status=TaskStatus.PENDING,
-                action_time=occurrence.due,
-                next_time=occurrence.due,
-                attribute=definition.occurrence_attribute(occurrence.nominal),
-                version=0,
-                attempts=0,
-                crashes=0,
-                slot_crc=biz.crc,
-                slot_amount=topic.slot_amount,
-                dedup_key=occurrence_key(stored.state.schedule_id, occurrence.nominal),
-                last_error=None,
-                gmt_create=now,
-                gmt_modified=now,
-            )
-            for occurrence in step.made
-        ]
+        rows = [self._row(stored.definition, step.state, occurrence, topic) for occurrence in step.made]
         return Move(stored, _after(step.state, rows), rows)
+
+    def again(
+        self, moved: Iterable[Planned], definition: Definition, state: State, topic: Topic
+    ) -> dict[int, TaskRow]:
+        """Return by job_id the tasks that ``change`` puts in the place of moved ones, at their times."""
+        return {
+            one.job_id: self._row(definition, state, Occurrence(one.nominal, one.due), topic) for one in moved
+        }
+
+    def _row(self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic) -> TaskRow:
+        now, biz = self._clock.now_ms(), BizId.of(definition.name)
+        return TaskRow(
+            job_id=self._job_ids.make(biz.crc),
+            biz_id=biz.number,
+            biz_key=biz.key,
+            biz_type=topic.biz_type,
+            status=TaskStatus.PENDING,
+            action_time=occurrence.due,
+            next_time=occurrence.due,
+            attribute=definition.occurrence_attribute(occurrence.nominal),
+            version=0,
+            attempts=0,
+            crashes=0,
+            slot_crc=biz.crc,
+            slot_amount=topic.slot_amount,
+            dedup_key=occurrence_key(state.schedule_id, occurrence.nominal),
+            last_error=None,
+            gmt_create=now,
+            gmt_modified=now,
+        )
 
     def advance(self, moves: Iterable[Move]) -> Moved:
         """Move schedules on, each if nobody has done so since it was read, and write their tasks.
@@ -338,15 +358,21 @@ class ScheduleTable:
         return Moved([move for part in parts.results for move in part], failed)
 
     def change(
-        self, stored: Stored, definition: Definition, state: State, cancelled: Sequence[Planned] = ()
+        self,
+        stored: Stored,
+        definition: Definition,
+        state: State,
+        cancelled: Sequence[Planned] = (),
+        instead: Mapping[int, TaskRow] = NOTHING,
     ) -> Stored | None:
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
+        ``instead``: by job_id, tasks in the place of some of them, each written if that one was cancelled.
         Returns None if somebody else has changed it since it was read.
         """
         text = definition.to_json()
         after = Stored(stored.name, text, state._replace(version=stored.state.version + 1))
-        return after if self._change(stored, state, cancelled, text=text) else None
+        return after if self._change(stored, state, cancelled, instead, text=text) else None
 
     def delete(self, stored: Stored, cancelled: Sequence[Planned] = ()) -> bool:
         """Delete a schedule, and cancel occurrences that have not started. Returns whether this did it.
@@ -360,6 +386,7 @@ class ScheduleTable:
         stored: Stored,
         state: State,
         cancelled: Sequence[Planned],
+        instead: Mapping[int, TaskRow] = NOTHING,
         *,
         text: str | None = None,
         delete: bool = False,
@@ -380,6 +407,10 @@ class ScheduleTable:
                     ours.params,
                 )
             )
+        for job_id, row in instead.items():
+            gone = f"SELECT 1 FROM {name} WHERE job_id={job_id:d} AND status={TaskStatus.CANCELLED:d}"
+            both = Statement(f"{ours.sql} AND EXISTS ({gone})", ours.params)
+            statements.append(sql.insert_if(server, name, row, both))
         if delete:
             statements.append(Statement(f"DELETE FROM {ours.sql}", ours.params))
         try:

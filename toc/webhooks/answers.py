@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -79,10 +80,15 @@ def retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
 
 def told(status: int, body: bytes) -> str:
     """Return the text kept of an answer: the beginning of its body, else what its status means."""
+    if not body:
+        return _phrase(status)
     text = _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", body[: 4 * MAX_ERROR_CHARS].decode(errors="replace"))
-    if not text.strip():
-        try:
-            return f"HTTP {status} {HTTPStatus(status).phrase}"
-        except ValueError:
-            return f"HTTP {status}"
-    return text[:MAX_ERROR_CHARS]
+    return text[:MAX_ERROR_CHARS] if text.strip() else _phrase(status)
+
+
+@lru_cache(1000)
+def _phrase(status: int) -> str:
+    try:
+        return f"HTTP {status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"HTTP {status}"

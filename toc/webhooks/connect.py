@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ from aiohttp import TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
 
 from toc.webhooks.addresses import Allowed, refusal
 
@@ -27,6 +30,8 @@ NAMES_SECONDS = 10
 """For how long an answer of the resolver is used."""
 MOST_RAW_BYTES = 1 << 17
 """How much of an answer is taken from the network: interim answers, head, body and what frames it."""
+_END = b"\r\n\r\n"
+"""What ends a head."""
 
 Lookup = Callable[..., Sequence[tuple[Any, ...]]]
 """``socket.getaddrinfo``, or its replacement."""
@@ -99,12 +104,19 @@ class Bounded(ResponseHandler):
         self.answers = 0
         """How many it has been prepared for."""
         self._resting = False
+        self.told = False
+        """Whether the head of an answer has come, be it that of an interim one."""
+        self._head = True
+        """Whether the head of the answer itself is still to come."""
+        self._seam = b""
+        """What has come last, in case a head ends across two reads."""
 
     def expect(self, most_bytes: int) -> None:
         """Begin with another answer, of whose body about ``most_bytes`` may wait to be read."""
         self._raw = 0
         self.answers += 1
-        self._resting = False
+        self._resting = self.told = False
+        self._head, self._seam = True, b""
         if self._parser is None:  # one reads all answers of a connection: making it costs as much as its work
             self.set_response_params(
                 read_until_eof=True,
@@ -136,13 +148,47 @@ class Bounded(ResponseHandler):
         if self._raw > MOST_RAW_BYTES:
             return
         self._raw += len(data)
-        super().data_received(data)
+        # The parser forgets a head that it was given together with what is no HTTP: a 204 must have no body,
+        # but some have, and an answer may be followed by what nobody has asked for.
+        begin = 0
+        while self._head and (end := self._end_of_head(data, begin)):
+            super().data_received(data[begin:end])
+            begin = end
+        if begin < len(data):
+            super().data_received(data[begin:] if begin else data)
         if self._raw > MOST_RAW_BYTES:
             self.force_close()
             if self._payload is not None and not self._payload.is_eof():
                 self._payload.feed_eof()
             else:  # where there is an answer already, this changes nothing
                 self.set_exception(AnswerTooLong(f"its head does not end within {MOST_RAW_BYTES} bytes"))
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Take an answer of which the head has come."""
+        self.told = True
+        self._head = is_interim(data[0].code)
+        super().feed_data(data, size)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come since the request."""
+        return self._raw == 0
+
+    def _end_of_head(self, data: bytes, begin: int) -> int:
+        """Return where the head ends that goes on at ``begin``; 0 if it does not end in ``data``."""
+        seam, self._seam = self._seam, b""
+        if seam and (end := (seam + data[begin : begin + 3]).find(_END)) >= 0:
+            return begin + end + len(_END) - len(seam)
+        end = data.find(_END, begin)
+        if end >= 0:
+            return end + len(_END)
+        self._seam = (seam + data[begin:])[1 - len(_END) :]
+        return 0
+
+
+def is_interim(status: int) -> bool:
+    """Whether an answer of this status is followed by another one."""
+    return 100 <= status < 200 and status != HTTPStatus.SWITCHING_PROTOCOLS
 
 
 class Connector(TCPConnector):

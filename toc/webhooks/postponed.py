@@ -45,7 +45,8 @@ class Waits:
 
     def waiting(self, target: str, reason: str) -> int:
         """How many tasks wait for a target, for this reason."""
-        return sum(self._until.get((target, reason), {}).values())
+        until = self._until.get((target, reason))
+        return sum(until.values()) if until else 0
 
     def show(self, now: int) -> None:
         """Forget what has come back by ``now``, and update the gauges."""

@@ -60,16 +60,22 @@ def signed(
     own: Mapping[str, str],
 ) -> dict[str, str]:
     """Return all headers of a request, given those that name its task."""
-    headers = dict(DEFAULTS)
+    usual = DEFAULTS
     if own:
         theirs = set(map(str.lower, own))
-        headers = {name: value for name, value in DEFAULTS.items() if name.lower() not in theirs}
-        headers |= own
-    headers |= {"Content-Type": content_type, "Accept-Encoding": "identity"}
-    headers |= {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
+        usual = {name: value for name, value in DEFAULTS.items() if name.lower() not in theirs}
+    headers = {
+        **usual,
+        **own,
+        "Content-Type": content_type,
+        "Accept-Encoding": "identity",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        **named,
+    }
     if keys:
         headers["webhook-signature"] = signature(keys, message_id, timestamp, body)
-    return headers | named
+    return headers
 
 
 def plain(text: str) -> str:

@@ -33,7 +33,8 @@ from toc.webhooks.breaker import Breaker, BreakerState
 log = get_logger(__name__)
 
 PATIENCE_SECONDS = 0.25
-"""Longest wait for room in memory, unless the target answers others meanwhile."""
+"""Longest wait for room in memory, unless the target answers others meanwhile, or has room that this process
+is about to get: its part is yet to come from Redis, or from a process that does not use it."""
 MOST_PATIENCE_SECONDS = 2.0
 """Longest wait then."""
 MOVES_SECONDS = 0.1
@@ -81,6 +82,15 @@ class Full(Exception):
 
 
 @dataclass(eq=False, slots=True)
+class Waiter:
+    """Who waits for a place: whether it got one, when it is looked at, and until when it waits at most."""
+
+    admitted: asyncio.Future[bool]
+    look_at: float
+    until: float
+
+
+@dataclass(eq=False, slots=True)
 class Room:
     """The room of one target in this process. Times are those of the event loop."""
 
@@ -102,7 +112,9 @@ class Room:
     ask_at: float = 0.0
     asks_later: bool = False
     """Whether a timer is set, at which it is looked at again."""
-    queue: deque[asyncio.Future[bool]] = field(default_factory=deque)
+    queue: deque[Waiter] = field(default_factory=deque)
+    looks: bool = False
+    """Whether a timer is set, at which those are looked at who wait."""
     seconds: float = FIRST_GUESS_SECONDS
     """Moving average of how long a request takes."""
     used: float = 0.0
@@ -117,6 +129,11 @@ class Room:
     def scarce(self) -> bool:
         """Whether there is less than one place for each process: none is kept without need."""
         return self.limit < self.holders
+
+    def lacks(self, now: float) -> bool:
+        """Whether this process has less than its part of the limit, so that its tasks wait for others to make
+        room, or for Redis to say so, and not for the target."""
+        return not self.scarce and (now >= self.granted_until or self.granted < self.limit // self.holders)
 
     @property
     def share(self) -> int:
@@ -199,10 +216,13 @@ class Rooms:
         if len(room.queue) >= room.longest(now, self._late(now)):
             raise self._full(room, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
-        room.queue.append(future)
+        waiter = Waiter(future, now + PATIENCE_SECONDS, now + MOST_PATIENCE_SECONDS)
+        room.queue.append(waiter)
         self._queued.add(room)
         self._want(room, now)
-        self._wait(room, future, now, now + MOST_PATIENCE_SECONDS)
+        if not room.looks:
+            room.looks = True
+            loop.call_at(waiter.look_at, self._look_at_waiting, room)
         try:
             admitted = await future
         except asyncio.CancelledError:
@@ -211,8 +231,8 @@ class Rooms:
                 self.leave(room)
             raise
         if not admitted:
-            if future in room.queue:
-                room.queue.remove(future)
+            if waiter in room.queue:
+                room.queue.remove(waiter)
             if not room.queue:
                 self._queued.discard(room)
             raise self._full(room, loop.time(), waiting)
@@ -246,6 +266,8 @@ class Rooms:
             self._admit(room)
         elif room.flying < room.granted // 2:
             room.following = 0.0  # they were put off for longer than was needed
+            if room.granted > 4 * max(room.flying, SLACK) and now >= room.ask_at:
+                self._ask(room)  # another process need not wait for the renewal to have what is left
 
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
@@ -310,28 +332,35 @@ class Rooms:
         """Let those in who wait, as far as there is room."""
         now = asyncio.get_running_loop().time()
         while room.queue:
-            if room.queue[0].done():
+            if room.queue[0].admitted.done():
                 room.queue.popleft()
             elif self._take(room, now):
-                room.queue.popleft().set_result(True)
+                room.queue.popleft().admitted.set_result(True)
             else:
                 self._want(room, now)
                 return
         self._queued.discard(room)
 
-    def _wait(self, room: Room, future: asyncio.Future[bool], now: float, until: float) -> None:
-        at = now + PATIENCE_SECONDS
-        asyncio.get_running_loop().call_at(at, self._waited, room, future, at, until)
-
-    def _waited(self, room: Room, future: asyncio.Future[bool], at: float, until: float) -> None:
-        """End the wait of a task, unless it will go in a moment, or the event loop was held up."""
-        if future.done():
-            return
-        now = self._now = asyncio.get_running_loop().time()
-        if now < until and (room.moves(now - 2 * self._late(now)) or now - at > MOVES_SECONDS / 2):
-            self._wait(room, future, now, until)
-        else:
-            future.set_result(False)
+    def _look_at_waiting(self, room: Room) -> None:
+        """End the waits that have been long enough, unless who waits will go in a moment, or the event loop
+        was held up. One timer for all who wait: one for each would cost more than the rest of their wait."""
+        room.looks = False
+        loop = asyncio.get_running_loop()
+        now = self._now = loop.time()
+        moves = room.moves(now - 2 * self._late(now)) or (room.lacks(now) and not self._away)
+        following = 0.0
+        for waiter in room.queue:
+            if waiter.admitted.done():
+                continue
+            if waiter.look_at <= now:
+                if now >= waiter.until or not (moves or now - waiter.look_at > MOVES_SECONDS / 2):
+                    waiter.admitted.set_result(False)
+                    continue
+                waiter.look_at = now + PATIENCE_SECONDS
+            following = min(following or waiter.look_at, waiter.look_at)
+        if following:
+            room.looks = True
+            loop.call_at(max(following, now + LOOK_SECONDS), self._look_at_waiting, room)
 
     def _full(self, room: Room, now: float, waiting: int) -> Full:
         self._want(room, now)

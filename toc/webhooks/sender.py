@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,6 +37,7 @@ from toc.webhooks.connect import (
     Lookup,
     Resolver,
     check_address,
+    is_interim,
 )
 
 MOST_BYTES = 1 << 16
@@ -49,6 +51,8 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Of a connection: the time-out of the whole counts."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What could end a header."""
+_BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+"""Answers that end with their head, whatever that says."""
 
 
 class Destination(NamedTuple):
@@ -73,6 +77,10 @@ class Sender:
         """By origin, connections over which nothing is sent, and since when (the loop's time), newest last.
         aiohttp's own pool costs several times as much."""
         self._sweeping: asyncio.TimerHandle | None = None
+        self._flying: dict[Bounded, float] = {}
+        """The connections over which an answer is awaited, and until when. One timer ends those that take too
+        long: one for each would cost more than reading the answer."""
+        self._ending: asyncio.TimerHandle | None = None
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Answer:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
@@ -87,8 +95,9 @@ class Sender:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for timer in (self._sweeping, self._ending):
+            if timer is not None:
+                timer.cancel()
         for connections in self._idle.values():
             for connection, _ in connections:
                 connection.close()
@@ -108,21 +117,42 @@ class Sender:
             assert isinstance(protocol, Bounded)  # noqa: S101 - the connector makes no others
             kept = protocol.answers > 0
             ended = False
+            self._end_by(protocol, until)
             try:
-                answer, ended = await _exchanged(protocol, request, began, until)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                # A connection that was kept may have been closed by the receiver a moment before.
-                if not (again and kept):
+                answer, ended = await _exchanged(protocol, request, began)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, HttpProcessingError) as exc:
+                # The receiver may have closed a connection that was kept a moment before, or what comes over
+                # it may still belong to the answer before. Whoever has begun to answer has the request.
+                unanswered = not protocol.told if isinstance(exc, HttpProcessingError) else protocol.silent
+                if not (again and kept and unanswered):
                     raise
                 again = False
             else:
                 return answer
             finally:
+                self._flying.pop(protocol, None)
                 if ended and not protocol.should_close:
                     protocol.rest()
                     self._keep(to.origin, connection)
                 else:
                     connection.close()
+
+    def _end_by(self, protocol: Bounded, until: float) -> None:
+        self._flying[protocol] = until
+        if self._ending is None or until < self._ending.when():
+            if self._ending is not None:
+                self._ending.cancel()
+            self._ending = asyncio.get_running_loop().call_at(until, self._end)
+
+    def _end(self) -> None:
+        """Give up the answers that take too long."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for protocol in [one for one, until in self._flying.items() if until <= now]:
+            del self._flying[protocol]
+            protocol.give_up()
+        following = min(self._flying.values(), default=None)
+        self._ending = None if following is None else loop.call_at(following, self._end)
 
     # --- connections that are kept
 
@@ -183,32 +213,32 @@ class Sender:
 def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """Return a request as it is sent. Raises InvalidTarget for a header that would end before its end."""
     lines = [f"{name}: {value}" for name, value in headers.items()]
-    if _CONTROL.search("".join(lines)):
+    text = "".join(lines)
+    if not text.isprintable() and _CONTROL.search(text):  # the first is much faster
         raise InvalidTarget("a header holds a control character")
     lines.append(f"Content-Length: {len(body)}\r\n\r\n")
     return (first + "\r\n".join(lines)).encode() + body
 
 
-async def _exchanged(protocol: Bounded, request: bytes, began: float, until: float) -> tuple[Answer, bool]:
+async def _exchanged(protocol: Bounded, request: bytes, began: float) -> tuple[Answer, bool]:
     """Send a request and read its answer. Returns whether that has ended, too."""
     protocol.expect(MOST_BYTES)
     transport = protocol.transport
     if transport is None:
         raise aiohttp.ServerDisconnectedError
-    # Half of what asyncio.timeout costs: nothing here waits for anything but the connection.
-    ends = asyncio.get_running_loop().call_at(until, protocol.give_up)
     transport.write(request)
     try:
         while True:
             head, content = await protocol.read()
-            if not 100 <= head.code < 200 or head.code == 101:
+            if not is_interim(head.code):
                 break
         body = bytearray()
         while len(body) < MOST_BYTES and (part := await content.read(MOST_BYTES - len(body))):
             body += part
         ended = len(body) < MOST_BYTES  # else there may be more, which nobody reads
+        if head.code in _BODILESS and _announces_body(head.headers):
+            ended = False  # nor a body that must not be there
     finally:
-        ends.cancel()
         unsent = transport.get_write_buffer_size() > 0
         if unsent:
             transport.abort()  # the receiver does not want the rest, and closing would wait until it has it
@@ -220,6 +250,10 @@ async def _exchanged(protocol: Bounded, request: bytes, began: float, until: flo
         no_retry=head.headers.get(NO_RETRY, "").strip() == "1",
     )
     return answer, ended and not unsent
+
+
+def _announces_body(headers: Mapping[str, str]) -> bool:
+    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0").strip() != "0"
 
 
 def _ms(began: float) -> int:

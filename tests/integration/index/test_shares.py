@@ -10,7 +10,7 @@ import pytest
 
 from toc.index.queues import Queues
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.rooms import LEAST_WAIT_SECONDS, Full, Room, Rooms
+from toc.webhooks.rooms import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, RENEW_SECONDS, Full, Room, Rooms
 
 
 async def _send(rooms: Rooms, room: Room, seconds: float) -> bool:
@@ -61,6 +61,50 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
     with suppress(TimeoutError):
         asyncio.run(whole())
     assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
+
+
+def test_what_one_process_no_longer_uses_another_one_has_at_once(queues: Queues) -> None:
+    """A burst in one, then a burst in the other: nobody is put off for a target that has room for all."""
+
+    async def whole() -> float:
+        first, second = (Rooms(queues.permits, name, lambda: 2) for name in ("first", "second"))
+        loop = asyncio.get_running_loop()
+        try:
+            room, other = first.of("shop", 100, None), second.of("shop", 100, None)
+            assert all(await asyncio.gather(*(_send(first, room, 0.01) for _ in range(150))))
+            assert room.granted > 50
+            began = loop.time()
+            assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
+            return loop.time() - began
+        finally:
+            first.close()
+            second.close()
+
+    assert asyncio.run(whole()) < RENEW_SECONDS / 2
+
+
+def test_who_waits_for_the_part_that_another_process_still_uses_is_not_put_off(queues: Queues) -> None:
+    async def whole() -> None:
+        first, second = (Rooms(queues.permits, name, lambda: 2) for name in ("first", "second"))
+        try:
+            room, other = first.of("shop", 20, None), second.of("shop", 20, None)
+            busy = [asyncio.ensure_future(_send(first, room, 60.0)) for _ in range(20)]
+            while room.flying < 20:
+                await asyncio.sleep(0.01)
+            coming = [asyncio.ensure_future(_send(second, other, 0.01)) for _ in range(20)]
+            await asyncio.sleep(2 * PATIENCE_SECONDS)
+            assert not any(one.done() for one in coming)
+            for one in busy:
+                one.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
+            for _ in busy:
+                first.leave(room, 1.0)
+            assert all(await asyncio.gather(*coming))
+        finally:
+            first.close()
+            second.close()
+
+    asyncio.run(whole())
 
 
 def test_the_next_process_has_at_once_what_one_that_ended_has_given_back(queues: Queues) -> None:

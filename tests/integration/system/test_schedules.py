@@ -220,6 +220,62 @@ def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> N
     assert counted.fired == 5
 
 
+@pytest.mark.parametrize("overlap", ["skip", "allow"])
+def test_an_edit_gives_an_occurrence_that_was_moved_by_hand_its_new_content_at_its_new_time(
+    bench: Bench, overlap: str
+) -> None:
+    schedules = bench.center.schedules
+    schedules.create("moved", topic="test.sync", every=HOUR, overlap=overlap)
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    moved = bench.tasks("moved")[1]
+    at = START + 3.25 * HOUR
+    bench.center.reschedule(moved.job_id, action_time=at)
+    bench.until(2.5 * HOUR)
+    schedules.backfill("moved", START - 1.5 * HOUR, START, rate=0.001)
+    schedules.alter("moved", topic="test.async", attribute={"new": True})
+    [replaced] = [task for task in bench.tasks("moved") if task.action_time == at]
+    assert (replaced.topic, replaced.attribute["new"]) == ("test.async", True)
+    assert replaced.scheduled_for == START + 2 * HOUR
+    assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
+    bench.until(3.1 * HOUR)
+    later = [] if overlap == "skip" else [3]
+    assert bench.hours("moved") == [-1, 0, 1, 2, *later], (
+        "what runs is judged by the moved one, and not made twice"
+    )
+    assert {task.topic for task in bench.tasks("moved")[:2]} == {"test.sync"}, "a backfill is not replaced"
+    bench.until(4.5 * HOUR)
+    assert bench.hours("moved") == [-1, 0, 1, 2, *later, 4]
+    seen = schedules.get("moved")
+    assert seen is not None
+    assert seen.fired == 3 + len(later)
+
+
+@pytest.mark.parametrize("end", ["pause", "delete"])
+def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Bench, end: str) -> None:
+    schedules = bench.center.schedules
+    schedules.create("moved", topic="test.sync", every=HOUR)
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    moved = bench.tasks("moved")[1]
+    bench.center.reschedule(moved.job_id, action_time=START + 5 * HOUR)
+    bench.until(2.5 * HOUR)
+    getattr(schedules, end)("moved")
+    assert bench.hours("moved") == [1]
+    assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
+
+
+def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    made = schedules.create("j", topic="test.sync", every=timedelta(minutes=10), jitter=HOUR)
+    assert made.definition.offset > 1_200_000
+    (fire,) = schedules.preview("j", count=1)
+    assert made.next_time == fire.due > START
+    bench.until(HOUR)
+    seen = schedules.get("j")
+    assert seen is not None
+    assert seen.next_time is not None
+    assert seen.next_time > START + HOUR, "its nominal time is past"
+
+
 def test_pause_resume_and_delete(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("p", topic="test.sync", every=HOUR)

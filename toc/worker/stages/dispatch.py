@@ -29,7 +29,7 @@ from toc.model.errors import UnreadableTask
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Disturbed, Raised, raised
 from toc.model.task import Task
-from toc.model.topic import Slot
+from toc.model.topic import Delivery, Slot
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
 from toc.worker import copies, descriptors
@@ -457,7 +457,8 @@ class Dispatcher:
     def _report(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
         """Report a handler that has returned, on the thread that ran it. Exceptions become text here."""
         copies.end_if_copy(errors.get(batch[0].job_id))
-        descriptors.check()
+        if batch[0].handler.delivery is not Delivery.WEBHOOK:  # that is ours, and closes nothing
+            descriptors.check()
         told: dict[int, Raised] = {}
         for entry in batch:
             error = errors.get(entry.job_id)
