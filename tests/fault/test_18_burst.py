@@ -18,16 +18,15 @@ from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.topic import Slot, Topic
-from toc.worker.stages.agenda import ROUND_LIMIT
-from toc.worker.stages.dispatch import MAX_WAITING
+from toc.worker.stages.agenda import MOST_UNSTARTED, ROUND_LIMIT
 from toc.worker.stages.finish import MAX_UNWRITTEN
 
 MEGABYTE = 1 << 20
 PROCESSES = 2
 SLOTS = 16
-BOUND = PROCESSES * (2 * MAX_WAITING + ROUND_LIMIT + MAX_UNWRITTEN)
-"""What may be taken of a topic at most: what waits for threads, what is done and not written yet, and what
-that may still grow by when no more is taken."""
+BOUND = PROCESSES * (MOST_UNSTARTED + ROUND_LIMIT + MAX_UNWRITTEN)
+"""What may be taken of a topic at most: what has not started, what is done and not written yet, and what a
+round adds."""
 
 
 @pytest.mark.timeout(600)

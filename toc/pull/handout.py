@@ -43,10 +43,11 @@ from toc.store.store import Store
 
 log = get_logger(__name__)
 
-RETRY_MS = 500
+RETRY_MS = 100
 MOST_RETRY_MS = 10_000
 """First and longest pause before tasks of a server that does not answer are taken again."""
 FORGET_SECONDS = 30.0
+"""How long a server that did not answer counts as troubled."""
 ASIDE_MS = 60_000
 """Pause before an entry is taken again that this pull must not have."""
 AGAIN_MS = 20
@@ -79,7 +80,9 @@ class HandOuts:
         self._hall = hall
         self._woken = woken
         """Called when pulls wait again that were given entries in vain."""
-        self._trouble_since = self._trouble_at = float("-inf")
+        self._silent_since: dict[int, float] = {}
+        """By server: when it did not answer for the first time after its last answer (monotonic)."""
+        self._trouble_at = float("-inf")
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
@@ -176,6 +179,8 @@ class HandOuts:
         moves = Moves()
         ends: list[PullEnd] = []
         away = 0
+        if len(unanswered) < len(items):  # all are of one server
+            self._silent_since.pop(self._store.server_of(items[0].job_id), None)
         for item in items:
             entry = wanted[item.job_id].entry
             row = rows.get(item.job_id)
@@ -213,24 +218,24 @@ class HandOuts:
                 else:
                     moves.drop(entry)
         if away:
-            at = now + self._pause()
             error = next(iter(unanswered.values()))
             log.warning("not_handed_out", tasks=away, error=str(error))
-            self.give_back([wanted[item.job_id].entry for item in items if item.job_id in unanswered], at)
+            self.put_away([wanted[item.job_id].entry for item in items if item.job_id in unanswered])
         return moves
 
     def put_away(self, entries: Sequence[Entry]) -> None:
-        """Give back, for a while, entries whose server hangs."""
-        self.give_back(entries, self._clock.now_ms() + self._pause())
+        """Give back, for a while, entries whose servers do not answer: longer, the longer that lasts.
 
-    def _pause(self) -> int:
-        """How long to leave tasks of a server alone that does not answer, in ms: longer, the longer it
-        lasts."""
-        now = self._clock.monotonic()
-        if now - self._trouble_at > FORGET_SECONDS:
-            self._trouble_since = now
-        self._trouble_at = now
-        return min(max(RETRY_MS, int(500 * (now - self._trouble_since))), MOST_RETRY_MS)
+        Each answer begins anew: a server that answers between two failures is not away.
+        """
+        self._trouble_at = now = self._clock.monotonic()
+        by_server: dict[int, list[Entry]] = {}
+        for entry in entries:
+            by_server.setdefault(self._store.server_of(entry.job_id), []).append(entry)
+        for server, some in by_server.items():
+            silent = now - self._silent_since.setdefault(server, now)
+            pause = min(max(RETRY_MS, int(500 * silent)), MOST_RETRY_MS)
+            self.give_back(some, self._clock.now_ms() + pause)
 
     @property
     def troubled(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import ceil
 from typing import Any
 
@@ -163,10 +163,14 @@ class Unwritten:
     """What the agenda sees of the finisher."""
 
     backlog = 0
+    slots: Collection[Slot] = ()
+
+    def unmoved(self) -> Collection[Slot]:
+        return self.slots
 
 
 def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: WorkerAtRest) -> None:
-    """And nothing is taken while far too much has yet to be written."""
+    """And nothing is taken while far too much has yet to be written, or of slots where moves fail."""
     owner.own([OTHER])
     burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
     finisher: Any = Unwritten()
@@ -175,6 +179,8 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
         clock=owner.center.clock,
         handlers=owner.center.handlers,
         book=owner.book,
+        inflight=owner.inflight,
+        let_go=owner.let_go,
         finisher=finisher,
         dispatcher=owner.dispatcher,
         pressure=owner.pipeline.pressure,
@@ -193,6 +199,11 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     finisher.backlog = MAX_UNWRITTEN + 1
     assert chosen() == set()
     finisher.backlog = 0
+    now += BEHIND_LOOK_MS
+    finisher.slots = {SLOT}
+    assert chosen() == {other}, "the moves of one slot fail"
+    agenda.look(other, now)
+    finisher.slots = ()
     now += BEHIND_LOOK_MS
     assert chosen() == {burst, other}
 

@@ -115,6 +115,7 @@ class Adopter:
             self._find(claims, found, now)
         if found:
             self._adopt(found, now)
+        self.let_go.taken_up()
         self._busy = False
         with self._lock:
             return max(self._looks[0][0] - self.clock.now_ms(), 0) / 1000 if self._looks else IDLE_SECONDS

@@ -18,9 +18,10 @@ from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
-from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.dispatch import MAX_WAITING, Dispatcher
+from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.stages.inbox import Pressure
+from toc.worker.stages.inbox import LetGo, Pressure
 from toc.worker.stages.resume import ResumeRate
 
 TAKE_LIMIT = 200
@@ -30,6 +31,10 @@ ROUND_LIMIT = 400
 ENOUGH_UNWRITTEN = 3000
 """Ended tries not yet written, above which nothing is taken of a topic whose last prepare left due entries. A
 burst waits here for the finisher, and due tasks of other topics get room."""
+MOST_UNSTARTED = 2 * MAX_WAITING
+"""Entries of one topic that were taken and have not started, above which no more of it are taken. Not only
+those in its line: where rows or leases come slowly, most are in the row check, or were let go and wait to be
+adopted, while the line is empty and has room."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
@@ -43,6 +48,8 @@ class Agenda:
     clock: Clock
     handlers: Mapping[str, Handler]
     book: SlotBook
+    inflight: Inflight
+    let_go: LetGo
     finisher: Finisher
     dispatcher: Dispatcher
     pressure: Pressure
@@ -100,16 +107,22 @@ class Agenda:
             by_topic.setdefault(slot.topic, []).append(member)
         requests: list[tuple[OwnedSlot, PrepareRequest]] = []
         topics = self.catalog.known()
-        unwritten = self.finisher.backlog
+        unwritten, unmoved = self.finisher.backlog, self.finisher.unmoved()
         for name, members in by_topic.items():
             since = {member.slot: member.due for member in members}
             for member in members:
                 member.due = NEVER  # until a due time is known
             more = any(member.left for member in members)
-            if unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN):
+            behind = unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN)
+            if behind or self.inflight.waiting(name) + self.let_go.waiting(name) > MOST_UNSTARTED:
                 for member in members:
                     self.look(member, now + BEHIND_LOOK_MS)
                 continue
+            if unmoved:
+                for member in members:
+                    if member.slot in unmoved:
+                        self.look(member, now + BEHIND_LOOK_MS)
+                members = [member for member in members if member.slot not in unmoved]
             topic = topics.get(name)
             handler = self.handlers.get(name)
             if topic is None or handler is None or not handler.serves(topic):

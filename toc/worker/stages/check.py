@@ -161,7 +161,7 @@ class Checker:
         if soon := checked[Check.SOON]:
             self.early.put(soon)
         if expired := checked[Check.EXPIRED]:
-            self.finisher.expire(expired)
+            self.finisher.expire(self._written_soon(expired))
         if behind := checked[Check.CLOCK_BEHIND]:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
             # By Redis's clock they are due: until then by its clock.
@@ -224,15 +224,20 @@ class Checker:
         """Dispatch entries that are due and checked. Suspects go to the quarantine."""
         if not ready:
             return
-        if any(map(self.finisher.behind, ready)):
-            at = self.clock.now_ms() + RETRY_MS
-            self.finisher.put_away((entry, at) for entry in ready if self.finisher.behind(entry))
-            ready = [entry for entry in ready if not self.finisher.behind(entry)]
+        ready = self._written_soon(ready)
         alone = [entry for entry in ready if self._runs_alone(entry)]
         if alone:
             self.quarantine.admit(alone)
             ready = [entry for entry in ready if not self._runs_alone(entry)]
         self.dispatcher.put(ready)
+
+    def _written_soon(self, entries: list[Entry]) -> list[Entry]:
+        """Those of the entries whose server keeps up with writing. Postpones the others."""
+        if not any(map(self.finisher.behind, entries)):
+            return entries
+        at = self.clock.now_ms() + RETRY_MS
+        self.finisher.put_away((entry, at) for entry in entries if self.finisher.behind(entry))
+        return [entry for entry in entries if not self.finisher.behind(entry)]
 
     def _runs_alone(self, entry: Entry) -> bool:
         """Whether it is a suspect. A webhook never is: it runs nothing of the application."""

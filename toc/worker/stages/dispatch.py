@@ -338,14 +338,16 @@ class Dispatcher:
     def _take(self, batch: list[Entry], took: float) -> list[Entry]:
         """The next entry, or the next batch of a batch handler. Empty when closed.
 
-        ``batch`` is what the thread ran before, if anything, and ``took`` the seconds per entry of it.
+        ``batch`` is what the thread took before, if anything, and ``took`` the seconds per entry of it: 0 if
+        nothing of it could start.
         """
         with self._lock:
             line = None
             if batch:
                 line = self._lines[batch[0].topic.name]
                 line.running -= 1
-                line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
+                if took:
+                    line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
                 self._free += 1
             following = self._next()
             if line is not None and line.waiting and line.running < self._threads_for(line):
@@ -408,7 +410,7 @@ class Dispatcher:
                 self._run_batch(due, bodies)
             elif due:
                 self._run_one(due[0], bodies)
-            took = (self.clock.monotonic() - started) / len(batch)
+            took = (self.clock.monotonic() - started) / len(batch) if due else 0.0
 
     def _due_now(self, batch: list[Entry], started: float) -> list[Entry]:
         """The entries that are due by this machine's clock too, and may start. The others go back to the

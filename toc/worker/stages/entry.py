@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
 
@@ -28,7 +29,8 @@ class Entry:
     Monotonic times: ``held`` is from before the take, ``kept`` the last heartbeat, ``started`` and ``ended``
     those of the handler (0 and unset before), ``leased`` until when this worker surely has a lease on the
     row, ``lease_at`` when to ask for a longer one (0: it has not asked yet). ``delivered`` is what the
-    receiver of a webhook answered, if it succeeded.
+    receiver of a webhook answered, if it succeeded. ``waits``: it is held and has not started, as Inflight
+    counts it.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Entry:
         "started",
         "taken",
         "topic",
+        "waits",
     )
 
     ended: float
@@ -73,6 +76,7 @@ class Entry:
         self.leased = 0.0
         self.lease_at = 0.0
         self.delivered: Delivered | None = None
+        self.waits = False
 
     def timed_out(self, now: float) -> bool:
         """Whether others may have timed the entry out: no heartbeat succeeded within prepare_timeout."""
@@ -117,6 +121,8 @@ class Inflight:
         """Entries that were refused a start and may have a lease."""
         self._moving: dict[int, float] = {}
         """Fencing tokens of the entries that are being moved out of the PrepareQueue."""
+        self._waiting: Counter[str] = Counter()
+        """By topic, how many of the entries have not started."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -125,6 +131,21 @@ class Inflight:
     def get(self, job_id: int) -> Entry | None:
         """The entry held under this id."""
         return self._entries.get(job_id)
+
+    def waiting(self, topic: str) -> int:
+        """How many entries of the topic are held and have not started, wherever they are in the process."""
+        return self._waiting[topic]
+
+    def _waits(self, entry: Entry) -> None:
+        """Count an entry that is held from now on. Call under the lock."""
+        entry.waits = True
+        self._waiting[entry.topic.name] += 1
+
+    def _waits_no_more(self, entry: Entry) -> None:
+        """Count an entry no more that has started, or is no longer held. Call under the lock."""
+        if entry.waits:
+            entry.waits = False
+            self._waiting[entry.topic.name] -= 1
 
     def hold(self, entry: Entry) -> Held:
         """Hold an entry that was just taken.
@@ -141,7 +162,9 @@ class Inflight:
                 return Held.RUNNING  # [rule: held-once]
             if older is not None:
                 entry.leased, entry.lease_at = older.leased, older.lease_at
+                self._waits_no_more(older)
             self._entries[entry.job_id] = entry
+            self._waits(entry)
             return Held.NEW
 
     def hold_if_free(self, entry: Entry) -> bool:
@@ -150,6 +173,7 @@ class Inflight:
             if entry.job_id in self._entries or entry.job_id in self._moving:
                 return False
             self._entries[entry.job_id] = entry
+            self._waits(entry)
             return True
 
     def start(self, entry: Entry, now: float) -> bool:
@@ -174,8 +198,10 @@ class Inflight:
                     self._refused.append(entry)
                 else:
                     del self._entries[entry.job_id]
+                    self._waits_no_more(entry)
                 return False
             entry.started = now
+            self._waits_no_more(entry)
             return True
 
     def refuse(self, entries: Iterable[Entry], now: float) -> list[Entry]:
@@ -197,6 +223,7 @@ class Inflight:
             for entry in entries:
                 if self._entries.get(entry.job_id) is entry:
                     del self._entries[entry.job_id]
+                    self._waits_no_more(entry)
 
     def depart(self, entries: Iterable[Entry]) -> list[Entry]:
         """Release entries whose move begins. Returns those that have something to move.
@@ -211,6 +238,7 @@ class Inflight:
                 if self._entries.get(entry.job_id) not in (None, entry):
                     continue
                 self._entries.pop(entry.job_id, None)
+                self._waits_no_more(entry)
                 if entry.fence != NO_FENCE:
                     self._moving[entry.job_id] = entry.fence
                     going.append(entry)
@@ -234,6 +262,7 @@ class Inflight:
             if entry.settled:
                 return False
             entry.settled = True
+            self._waits_no_more(entry)
             return True
 
     def snapshot(self) -> list[Entry]:

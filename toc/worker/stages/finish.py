@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
@@ -53,6 +54,12 @@ GATHER_BUSY_SECONDS = 0.025
 """Least time between two flushes while more is due than can start at once: late tasks come first."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
+MOST_QUEUED = 8
+"""Batches of moves that wait for a flush. More are made at once by the threads that ask for them, which take
+nothing meanwhile: a flush lasts as long as its server hangs."""
+MOST_UNMOVED = 2000
+"""Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
+is slow or away."""
 MAX_UNWRITTEN = 5000
 """Ended tries not yet written, above which nothing is taken. Bounds memory, and what runs twice after a
 crash, when MySQL is slow or refuses writes."""
@@ -80,6 +87,11 @@ class Moves:
 
     def __bool__(self) -> bool:
         return bool(self.commit or self.rollback or self.bury)
+
+    def by_slot(self) -> Counter[Slot]:
+        """How many entries of each slot move."""
+        entries = chain(self.commit, (entry for entry, _ in self.rollback), self.bury)
+        return Counter(entry.slot for entry in entries)
 
     def departing(self, inflight: Inflight) -> Moves:
         """The moves that may begin. The move of an entry whose id was taken again is obsolete."""
@@ -168,12 +180,13 @@ class Finisher:
         self._roll_back((entry, entry.row_score(at)) for entry, at in times)
 
     def _roll_back(self, pairs: Iterable[tuple[Entry, float]], *, now: bool = False) -> None:
-        """Return entries at these scores: with the next flush, or ``now``, on the caller's thread."""
+        """Return entries at these scores: with the next flush, unless many wait for it; or ``now``, on the
+        caller's thread."""
         by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
         for entry, score in pairs:
             by_flusher.setdefault(self._of(entry), []).append((entry, score))
         for flusher, some in by_flusher.items():
-            (flusher.move_now if now else flusher.move)(Moves(rollback=some))
+            (flusher.move_now if now else flusher.move_soon)(Moves(rollback=some))
 
     def put_away(self, times: Iterable[tuple[Entry, int]]) -> None:
         """Return entries until these instants (ms), because their rows cannot be read or written now.
@@ -194,7 +207,7 @@ class Finisher:
         for entry, row in entries:
             by_flusher.setdefault(self._of(entry), Moves()).by_row(entry, row)
         for flusher, moves in by_flusher.items():
-            flusher.move(moves)
+            flusher.move_soon(moves)
 
     def behind(self, entry: Entry) -> bool:
         """Whether this entry's server has too many unwritten tries for another one to start."""
@@ -210,6 +223,13 @@ class Finisher:
         """Most unwritten tries of any server. Servers that fail are ignored, unless all do."""
         well = [flusher.backlog for flusher in self.flushers if not flusher.failing]
         return max(well or [flusher.backlog for flusher in self.flushers])
+
+    def unmoved(self) -> Collection[Slot]:
+        """The slots in which moves have failed, if so many have that nothing may be taken of them."""
+        failed: Counter[Slot] = Counter()
+        for flusher in self.flushers:
+            failed.update(flusher.unmoved)
+        return failed if failed.total() > MOST_UNMOVED else ()
 
     @property
     def idle(self) -> bool:
@@ -244,6 +264,8 @@ class Flusher:
         self.failing = False
         """Whether the server failed to write tries of its last batch."""
         self._moves: deque[Moves] = deque()
+        self.unmoved: Counter[Slot] = Counter()
+        """By slot, how many moves failed in the last flush. Replaced as a whole."""
         self._outcomes: Counter[tuple[str, str]] = Counter()
         """(topic, outcome) -> tries of the current flush."""
         self._finish_step = StepTimer("finish")
@@ -261,6 +283,10 @@ class Flusher:
         """Make these moves with the next flush."""
         self._moves.append(moves)
         self.loop.wake()
+
+    def move_soon(self, moves: Moves) -> None:
+        """Make these moves with the next flush. If many wait for it, now, on the caller's thread."""
+        (self.move_now if len(self._moves) >= MOST_QUEUED else self.move)(moves)
 
     def move_now(self, moves: Moves) -> None:
         """Make these moves on the caller's thread. Those that fail are made with the next flush."""
@@ -303,6 +329,8 @@ class Flusher:
                     self._unwritten += unwritten
                     self._again_at = self.clock.monotonic() + RETRY_SECONDS
             failed.add(self._move(moves))
+            if failed or self.unmoved:
+                self.unmoved = failed.by_slot()
             if failed:
                 self._moves.appendleft(failed)
                 pause = RETRY_SECONDS

@@ -4,6 +4,7 @@ process keeps up."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from toc.loop import Wake
@@ -49,6 +50,9 @@ class LetGo:
         self.wake = wake
         self._lock = threading.Lock()
         self._entries: dict[Slot, dict[int, float]] = {}
+        self._added: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+        """By topic, how many were added since the last ``take``, and how many that returned."""
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Report such entries."""
@@ -56,13 +60,23 @@ class LetGo:
             for entry in entries:
                 if entry.fence != NO_FENCE:
                     self._entries.setdefault(entry.slot, {})[entry.job_id] = entry.fence
+                    self._added[entry.topic.name] += 1
         self.wake()
 
     def take(self) -> dict[Slot, dict[int, float]]:
         """Those since the last call, by slot as job_id -> fence."""
         with self._lock:
             entries, self._entries = self._entries, {}
+            self._taken, self._added = self._added, Counter()
         return entries
+
+    def taken_up(self) -> None:
+        """Report that what ``take`` returned is held again, or is no longer ours."""
+        self._taken = Counter()
+
+    def waiting(self, topic: str) -> int:
+        """How many entries of the topic were let go and are not held again yet."""
+        return self._added[topic] + self._taken[topic]
 
     def __bool__(self) -> bool:
         return bool(self._entries)

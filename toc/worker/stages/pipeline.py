@@ -130,6 +130,8 @@ class Pipeline:
             clock=clock,
             handlers=handlers,
             book=book,
+            inflight=self.inflight,
+            let_go=self.let_go,
             finisher=self.finisher,
             dispatcher=self.dispatcher,
             pressure=self.pressure,

@@ -1,0 +1,92 @@
+"""What a worker has taken and not finished is bounded, whatever is slow: if it dies, others wait for that."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from harness.hands import SLOT, TOPIC, Hands
+from harness.patience import PATIENCE, until
+from harness.system import System
+
+from toc import NewTask, TaskStatus
+from toc.index.messages import Peek
+from toc.model.clock import to_ms
+from toc.model.errors import IndexUnavailable
+from toc.store.batch import Finish
+from toc.worker.stages import agenda, dispatch, finish
+from toc.worker.stages.agenda import BEHIND_LOOK_MS, TAKE_LIMIT
+from toc.worker.stages.entry import UNLEASED_SECONDS
+
+
+def submit(system: System, count: int) -> list[int]:
+    """Submit tasks; returns once they are due."""
+    due = datetime.now(UTC)
+    job_ids = system.center.submit_many([NewTask(TOPIC, number, 0.001) for number in range(count)])
+    assert until(lambda: system.center.clock.now_ms() > to_ms(due) + 1, PATIENCE)
+    return job_ids
+
+
+def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers are slow and no lease comes: each second the whole line is let go, and comes back."""
+    worker, _ = hands
+    monkeypatch.setattr(dispatch, "START_WITHIN_SECONDS", 100)
+    monkeypatch.setattr(agenda, "MOST_UNSTARTED", 300)
+    submit(system, 1600)
+    worker.take()
+    worker.start_and_wait()
+    for _ in range(6):
+        worker.clock.slept += 2 * UNLEASED_SECONDS
+        worker.end()  # so the thread meets the rest of the line
+        assert until(lambda: worker.dispatcher.load()[TOPIC] == (0, 0), PATIENCE)
+        worker.take()
+        worker.adopter.run_once()
+        assert until(lambda: worker.dispatcher.load()[TOPIC][0] == 1, PATIENCE), "none has started"
+    held = worker.inflight.waiting(TOPIC)
+    assert 300 < held < 300 + TAKE_LIMIT
+    assert len(worker.snapshot()) == held + 7, "what has ended or runs, and what waits"
+    worker.end()
+
+
+def test_entries_of_ended_rows_do_not_pile_up_behind_a_flush_that_hangs(
+    system: System, hands: tuple[Hands, Hands]
+) -> None:
+    worker, _ = hands
+    job_ids = submit(system, 400)
+    ended = system.center.store.finish([(job_id, 0) for job_id in job_ids])
+    assert set(ended.values()) == {Finish.DONE}
+    most = 0
+    for _ in range(40):  # a round takes 21 at most
+        worker.take()
+        most = max(most, len(worker.snapshot()))
+    assert most < 300
+    worker.finish()
+    assert not worker.snapshot()
+    peek = worker.queues.peek([SLOT])[SLOT]
+    assert isinstance(peek, Peek)
+    assert peek.store == 0, "not all were taken"
+
+
+def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node prepares and answers, but each commit takes longer than anybody waits for it."""
+    worker, _ = hands
+    monkeypatch.setattr(finish, "MOST_UNMOVED", 0)
+    first = worker.begin_one()
+    with monkeypatch.context() as slow:
+        slow.setattr(worker.queues, "commit", lambda entries: dict.fromkeys(entries, IndexUnavailable("")))
+        worker.end_and_finish()
+        more = submit(system, 1)
+        worker.take()
+        assert worker.snapshot().keys() == {str(first)}
+    worker.finish()
+    assert not worker.snapshot()
+    now = worker.clock.now_ms()
+    assert until(lambda: worker.clock.now_ms() > now + BEHIND_LOOK_MS, PATIENCE)
+    worker.poller.run_once()
+    worker.await_runs(2)
+    worker.end_and_finish()
+    assert system.row(more[0]).status == TaskStatus.PROCESSED
