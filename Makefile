@@ -41,6 +41,7 @@ test: $(STAMP) servers ## everything: servers, check, all tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & mypy=$$!; \
+		[ -d .pytest_cache ] || $(BIN)/pytest --collect-only -q >/dev/null; \
 		$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 		wait $$mypy; types=$$?; cat $(VENV)/mypy.log; [ $$tests = 0 ] && [ $$types = 0 ]
 

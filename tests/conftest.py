@@ -6,6 +6,7 @@ else the tests that want it are skipped with the reason, but fail where CI is se
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import shutil
@@ -47,6 +48,7 @@ ROOM = 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: there is no garbage among thousands of objects that stay
     keep_commands()
     if "TMPDIR" not in os.environ and _in_memory():
         # A disk takes a second for the tables of a test where memory takes a tenth. What is durable is what
@@ -69,6 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # But for what was run from temporary directories, which nobody runs again.
         passing = bytecode / Path(tempfile.gettempdir()).relative_to("/")
         config.add_cleanup(lambda: shutil.rmtree(passing, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    """The collector looks no more through what stays to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
