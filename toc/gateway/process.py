@@ -32,8 +32,9 @@ from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
 from toc.model.topic import Topic
+from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import close_log, configure, detach, get_logger
-from toc.observe.metrics import BOARD_BYTES, GATEWAYS_READY, SharedMetrics, write_to
+from toc.observe.metrics import GATEWAYS_READY
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
