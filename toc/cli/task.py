@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,13 +25,10 @@ from toc.model import wire
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask
 from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
-from toc.observe.log import get_logger
 from toc.observe.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
-
-log = get_logger(__name__)
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -214,11 +210,7 @@ def cancel(
                     outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
                 except PartialCancel as exc:
                     partial, outcomes = exc, exc.outcomes
-                counts = dict(Counter(outcome.value for outcome in outcomes.values()))
-                record.update(counts)
-            account = Account(list(outcomes), Filters(topic, biz))
-            account.counts = counts
-            log.info("tasks_cancelled", **account.fields())
+                record.update(Counter(outcome.value for outcome in outcomes.values()))
             if partial is not None:
                 raise partial
         else:
@@ -243,9 +235,7 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
     if chosen:
         confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, filters)
-    account.follow(
-        center, "tasks.cancel", bulk.cancel(center, chosen, rate), partial(log.info, "tasks_cancelled")
-    )
+    account.follow(center, "tasks.cancel", bulk.cancel(center, chosen, rate))
     _tell(account, "cancelled", as_json=as_json)
 
 
@@ -326,7 +316,7 @@ def _reschedule_many(
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
     steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
-    account.follow(center, "tasks.reschedule", steps, partial(log.info, "tasks_rescheduled"))
+    account.follow(center, "tasks.reschedule", steps)
     _tell(account, "rescheduled", as_json=as_json)
 
 
