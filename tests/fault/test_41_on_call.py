@@ -25,8 +25,9 @@ from toc import NewTask
 from toc.coordination.operator import Operator
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.model.sharding import table_of_job
+from toc.observe.board import Values
 from toc.observe.exposition import decode
-from toc.observe.metrics import OVERDUE, SLOTS, Values
+from toc.observe.metrics import OVERDUE, SLOTS
 from toc.operate import doctor
 
 TOLD_SECONDS = 60

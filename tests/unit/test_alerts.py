@@ -12,7 +12,8 @@ import pytest
 import yaml
 from harness.programs import need
 
-from toc.observe.metrics import METRICS, MetricKind
+from toc.observe.board import MetricKind
+from toc.observe.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"

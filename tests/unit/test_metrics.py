@@ -15,8 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from toc.model.topic import Slot
 from toc.observe import metrics
+from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
 from toc.observe.exposition import decode, encode, quantile
-from toc.observe.metrics import BOARD_BYTES, METRICS, MetricKind, SharedMetrics, Values, add_up
+from toc.observe.metrics import METRICS, add_up
 from toc.worker.daemon.http import STILL_SECONDS, State, faults, notes, wants
 
 ROOT = Path(__file__).parents[2]
@@ -32,14 +33,14 @@ def boards() -> Iterator[tuple[SharedMetrics, SharedMetrics]]:
     os.close(descriptor)
 
 
-def lateness(board: SharedMetrics, topic: str) -> metrics.Distribution:
+def lateness(board: SharedMetrics, topic: str) -> Distribution:
     metric = METRICS["toc_lateness_seconds"]
-    return metrics.Distribution(metric, board.place((metric.name, topic), metric.cells))
+    return Distribution(metric, board.place((metric.name, topic), metric.cells))
 
 
-def tries(board: SharedMetrics, topic: str, outcome: str) -> metrics.Count:
+def tries(board: SharedMetrics, topic: str, outcome: str) -> Count:
     metric = METRICS["toc_tries"]
-    return metrics.Count(metric, board.place((metric.name, topic, outcome), metric.cells))
+    return Count(metric, board.place((metric.name, topic, outcome), metric.cells))
 
 
 def test_what_one_process_writes_another_reads_at_once(boards: tuple[SharedMetrics, SharedMetrics]) -> None:

@@ -1,17 +1,16 @@
-"""What commands over many tasks share: options, selection, confirmation, progress, the final log line."""
+"""What commands over many tasks share: options, selection, confirmation, progress, the audit."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from toc.cli.output import progress_bar, say
-from toc.cli.values import audited, biz_id, moment, who
+from toc.cli.values import audited, biz_id, moment
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 
@@ -27,8 +26,6 @@ Biz = Annotated[
 Text = Annotated[bool, typer.Option("--text", help="Treat the biz_id as a text even if it is all digits.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks would change.")]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.")]
-
-SHOWN_IDS = 100
 
 
 class Filters(NamedTuple):
@@ -90,47 +87,31 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 class Account:
-    """What a command has done so far, for the log line that says who did what."""
+    """What a command has done so far to many tasks, for the audit and the person who watches."""
 
     def __init__(self, job_ids: Sequence[int], filters: Filters, **more: str) -> None:
         self.counts: Counts = {}
         self._job_ids = job_ids
         self._chosen = filters.given() | more
 
-    def fields(self) -> dict[str, object]:
-        """Return the fields of the log event: the operator, the tasks, and how many had which outcome."""
-        chosen = ", ".join(f"{name}={value}" for name, value in self._chosen.items())
-        ids = ", ".join(str(job_id) for job_id in self._job_ids[:SHOWN_IDS])
-        more = f" and {len(self._job_ids) - SHOWN_IDS} more" if len(self._job_ids) > SHOWN_IDS else ""
-        return {"by": who(), "selected": chosen, "job_ids": ids + more, **self.counts}
-
-    def follow(
-        self, center: TimeoutCenter, action: str, steps: Iterator[BulkStep], log_it: Callable[..., object]
-    ) -> None:
+    def follow(self, center: TimeoutCenter, action: str, steps: Iterator[BulkStep]) -> None:
         """Run all steps and show the progress: a bar on a terminal, else a line every few seconds.
 
-        Calls ``log_it`` with the fields at the end, also after a failure half-way, and records the ``action``
-        in the audit; neither when there was no task.
+        Records the ``action`` in the audit, with the counts that it has come to at the end, also after a
+        failure half-way; nothing when there was no task.
         """
-        if not self._job_ids:
-            return
-        with self.audited(center, action), progress_bar("tasks", lines=True) as progress:
-            total = len(self._job_ids)
-            try:
-                for step in steps:
-                    self.counts = step.counts
-                    progress(step.done / total, f"{step.done} of {total}")
-            finally:
-                log_it(**self.fields())
-
-    @contextmanager
-    def audited(self, center: TimeoutCenter, action: str) -> Iterator[None]:
-        """Record in the audit what is done to the tasks, and the counts that it has come to at the end."""
         from toc.operate.audit import tasks_chosen
 
-        details = {"selected": self.fields()["selected"], **tasks_chosen(self._job_ids)}
-        with audited(center, action, self._chosen.get("topic", "tasks"), **details) as record:
-            try:
-                yield
-            finally:
-                record.update(self.counts)
+        if not self._job_ids:
+            return
+        selected = ", ".join(f"{name}={value}" for name, value in self._chosen.items())
+        details = {"selected": selected, **tasks_chosen(self._job_ids)}
+        target, total = self._chosen.get("topic", "tasks"), len(self._job_ids)
+        with (
+            audited(center, action, target, **details) as record,
+            progress_bar("tasks", lines=True) as progress,
+        ):
+            for step in steps:
+                self.counts = step.counts
+                record.update(step.counts)
+                progress(step.done / total, f"{step.done} of {total}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,14 +13,11 @@ from toc.cli.output import row_record, say, show_one, show_pages
 from toc.cli.values import job_number, opened
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
-from toc.observe.log import get_logger
 
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
     from toc.sdk.client import TimeoutCenter
     from toc.store.select import Selection
-
-log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 
@@ -111,7 +107,7 @@ def redrive(
             return
         account = Account(chosen, filters)
         steps = bulk.redrive(center, chosen, rate)
-        account.follow(center, "tasks.redrive", steps, partial(log.info, "tasks_redriven"))
+        account.follow(center, "tasks.redrive", steps)
     counts = account.counts or {"redriven": 0, "not_indexed_yet": 0}
     show_one(counts, as_json=as_json)
     _all_of_them(job_ids, counts["redriven"])
@@ -148,7 +144,7 @@ def purge(
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
         account = Account(chosen, filters)
         steps = bulk.purge_dead(center, chosen, rate)
-        account.follow(center, "tasks.purge", steps, partial(log.info, "dead_purged"))
+        account.follow(center, "tasks.purge", steps)
     counts = account.counts or {"purged": 0, "left": 0}
     show_one(counts, as_json=as_json)
     if counts["left"]:

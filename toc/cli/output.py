@@ -10,15 +10,13 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toc.model import wire
-from toc.model.clock import to_ms
 from toc.model.errors import TocError, UnreadableTask
-from toc.model.task import TaskStatus, decode_attribute
-from toc.model.wire import instant
+from toc.model.task import TaskStatus
+from toc.operate.records import damaged_record, task_record
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -300,33 +298,6 @@ def _cell(value: Any) -> str:
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def status_name(status: int) -> str:
-    """Return ``pending``, ``processed``, ``cancelled`` or ``dead``."""
-    return TaskStatus(status).name.lower()
-
-
-def task_record(task: Task) -> dict[str, Any]:
-    """Return a task for display."""
-    return {
-        "job_id": task.job_id,
-        "topic": task.topic,
-        "biz_id": task.biz_id,
-        "biz_type": task.biz_type,
-        "status": status_name(task.status),
-        "action_time": instant(to_ms(task.action_time)),
-        "due_in_seconds": round((task.action_time - datetime.now(UTC)).total_seconds(), 3)
-        if task.status is TaskStatus.PENDING
-        else None,
-        "attempt": task.attempt if task.status is TaskStatus.PENDING else None,
-        "version": task.version,
-        "attribute": task.attribute,
-        "tries": task.tries,
-        "expires_at": None if task.expires_at is None else wire.instant(to_ms(task.expires_at)),
-        "expired": task.expired,
-        "body_length": task.body_length,
-    }
-
-
 def print_bytes(data: bytes) -> None:
     """Print bytes on stdout as they are."""
     sys.stdout.flush()
@@ -343,44 +314,18 @@ def body_record(task: Task, *, whole: bool) -> dict[str, Any]:
 
 
 def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
-    """Return a row for display, with the columns that only operators need.
+    """Return a task for display, with the columns that only operators need.
 
-    One that is damaged has no attribute, and says under ``unreadable`` what is wrong.
+    One whose row is damaged has no attribute, and says under ``unreadable`` what is wrong.
     """
-    attribute, damage = None, {}
     try:
-        attribute = decode_attribute(row.attribute)
-    except (ValueError, RecursionError) as exc:
-        damage["unreadable"] = str(UnreadableTask(row.job_id, type(exc).__name__))
-
-    def at(milliseconds: int) -> str | None:
-        try:
-            return instant(milliseconds)
-        except OverflowError as exc:
-            damage["unreadable"] = str(UnreadableTask(row.job_id, type(exc).__name__))
-            return None
-
-    record = {
-        "job_id": row.job_id,
-        "topic": topic,
-        "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
+        record = task_record(row, topic)
+    except UnreadableTask as exc:
+        record = damaged_record(row, topic, exc)
+    pending = row.status == TaskStatus.PENDING
+    return record | {
         "biz_type": row.biz_type,
-        "status": status_name(row.status),
-        "action_time": at(row.action_time),
-        "next_time": at(row.next_time) if row.status == TaskStatus.PENDING else None,
-        "ended": None if row.status == TaskStatus.PENDING else at(row.next_time),
-        "failed_tries": row.attempts,
-        "crashes": row.crashes,
-        "version": row.version,
-        "last_error": row.last_error,
-        "attribute": attribute,
-        "body_length": row.body_length,
-        "dedup_key": row.dedup_key,
         "slot_amount": row.slot_amount,
-        "created": at(row.gmt_create),
-        "modified": at(row.gmt_modified),
-        "tries": row.tries,
-        "expires_at": instant(row.expires_at) if row.expires_at else None,
-        "expired": bool(row.expired),
+        "attempt": row.attempts + 1 if pending else None,
+        "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
     }
-    return record | damage

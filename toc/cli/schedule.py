@@ -9,20 +9,17 @@ import typer
 
 from toc.cli.options import Group, Json, flag, grouped, option
 from toc.cli.output import print_job_id, print_json, say, show, show_one
-from toc.cli.values import attribute, audited, changing, duration, instant, opened, who
+from toc.cli.values import attribute, audited, changing, duration, instant, opened
 from toc.model import wire
 from toc.model.clock import to_ms
 from toc.model.schedule import Dst, Missed, Overlap, check_instant
 from toc.model.schedule import preview as fires_of
-from toc.observe.log import get_logger
 from toc.operate.records import fire_record, schedule_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from toc.model.schedule import Fire
-
-log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Recurring tasks: by cron expression or interval.")
 
@@ -79,7 +76,6 @@ def create(
     options = _options(**_given(**rule, **policies, jitter=jitter, attribute=attribute_json))
     with changing("schedule.create", name, topic=topic, paused=paused, **options) as center:
         schedule = center.schedules.create(name, topic=topic, paused=paused, **options)
-    log.info("schedule_created", by=who(), schedule=name, topic=topic)
     show_one(schedule_record(schedule), as_json=as_json)
 
 
@@ -140,7 +136,6 @@ def alter(
     changes = _options(**_given(topic=topic, **rule, **policies, jitter=jitter, attribute=attribute_json))
     with changing("schedule.alter", name, **changes) as center:
         schedule = center.schedules.alter(name, **changes)
-    log.info("schedule_changed", by=who(), schedule=name, changes=", ".join(changes))
     show_one(schedule_record(schedule), as_json=as_json)
 
 
@@ -149,7 +144,6 @@ def pause(name: Name, as_json: Json = False) -> None:
     """Start no more occurrences. Those that fall into the pause are not made up for."""
     with changing("schedule.pause", name) as center:
         schedule = center.schedules.pause(name)
-    log.info("schedule_changed", by=who(), schedule=name, changes="paused")
     show_one(schedule_record(schedule), as_json=as_json)
 
 
@@ -158,7 +152,6 @@ def resume(name: Name, as_json: Json = False) -> None:
     """Continue a paused schedule from now."""
     with changing("schedule.resume", name) as center:
         schedule = center.schedules.resume(name)
-    log.info("schedule_changed", by=who(), schedule=name, changes="resumed")
     show_one(schedule_record(schedule), as_json=as_json)
 
 
@@ -168,7 +161,6 @@ def trigger(name: Name, as_json: Json = False) -> None:
     with opened(account=True) as center, audited(center, "schedule.trigger", name) as record:
         job_id = center.schedules.trigger(name)
         record["job_id"] = str(job_id)
-    log.info("schedule_triggered", by=who(), schedule=name, job_id=job_id)
     print_job_id(job_id, as_json=as_json)
 
 
@@ -197,7 +189,6 @@ def backfill(
             with audited(center, "schedule.backfill", name, **details) as record:
                 counts = center.schedules.backfill(name, begin, until, rate=rate)
                 record |= counts._asdict()
-            log.info("schedule_backfilled", by=who(), schedule=name, tasks=counts.submitted)
     show_one({**counts._asdict(), "dry_run": dry_run}, as_json=as_json)
 
 
@@ -235,9 +226,7 @@ def delete(name: Name, as_json: Json = False) -> None:
     from toc.sdk.schedules import need
 
     with changing("schedule.delete", name) as center:
-        deleted = center.schedules.delete(name)
-    need(deleted or None, name)
-    log.info("schedule_deleted", by=who(), schedule=name)
+        need(center.schedules.delete(name) or None, name)
     if as_json:
         print_json({"name": name, "deleted": True})
     else:

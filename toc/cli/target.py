@@ -10,13 +10,10 @@ from toc.cli.options import Group, Json, grouped, option
 from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import audited, changing, duration, file_bytes, opened, who
 from toc.model.errors import InvalidTarget, shown
-from toc.observe.log import get_logger
 from toc.operate.records import target_record
 
 if TYPE_CHECKING:
     from toc.sdk.targets import NewSecret
-
-log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Receivers of webhooks.")
 secrets = typer.Typer(no_args_is_help=True, help="The keys that encrypt the secrets of webhook targets.")
@@ -68,7 +65,6 @@ def create(
     given = limits.parsed()
     with changing("target.create", name, **target_changed({"url": url, **given})) as center:
         made = center.targets.create(name, url, **given)
-    _log(name, "created")
     _tell_secret(made, as_json=as_json)
 
 
@@ -111,7 +107,6 @@ def alter(name: Name, url: str | None = option("URL", URL), *, limits: Limits, a
     given = limits.parsed()
     with changing("target.alter", name, **target_changed({"url": url, **given})) as center:
         target = center.targets.alter(name, url=url, **given)
-    _log(name, "altered")
     show_one(target_record(target), as_json=as_json)
 
 
@@ -128,7 +123,6 @@ def rotate(
     seconds = duration(keep)
     with changing("target.rotate", name, keep=seconds) as center:
         made = center.targets.rotate(name, keep=seconds)
-    _log(name, "rotated")
     _tell_secret(made, as_json=as_json)
 
 
@@ -155,7 +149,6 @@ def pause(
     """Send nothing more to a target; its tasks wait, and no try is used up. Requests in flight end."""
     with changing("target.pause", name, why=why) as center:
         target = center.targets.pause(name, why=why, by=who())
-    _log(name, "paused")
     show_one(target_record(target), as_json=as_json)
 
 
@@ -164,7 +157,6 @@ def resume(name: Name, as_json: Json = False) -> None:
     """Send to a paused target again, also to one that was paused by its own answer 410."""
     with changing("target.resume", name) as center:
         target = center.targets.resume(name)
-    _log(name, "resumed")
     show_one(target_record(target), as_json=as_json)
 
 
@@ -173,7 +165,6 @@ def delete(name: Name, as_json: Json = False) -> None:
     """Delete a target and its secret. Its tasks wait until a target of that name exists again."""
     with changing("target.delete", name) as center:
         center.targets.delete(name)
-    _log(name, "deleted")
     show_one({"deleted": name}, as_json=as_json)
 
 
@@ -197,7 +188,6 @@ def rotate_keys(as_json: Json = False) -> None:
     with opened(account=True) as center, audited(center, "secrets.rotate", "all targets") as record:
         done, locked = rotate_key(center)
         record.update(targets=done, locked=locked)
-    log.info("secrets_rotated", by=who(), targets=done, locked=len(locked))
     show_one({"targets": done, "locked": list(locked)}, as_json=as_json)
     if locked:
         say("no key of TOC_SECRET_KEY opens the locked ones: add theirs behind the others, or recreate them")
@@ -228,7 +218,3 @@ def _tell_secret(made: NewSecret, *, as_json: bool) -> None:
         return
     print(made.secret)
     say("keep it: it is not shown again. The receiver checks signatures with it.")
-
-
-def _log(name: str, what: str) -> None:
-    log.info("target_changed", by=who(), target=name, what=what)

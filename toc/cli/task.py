@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,20 +19,16 @@ from toc.cli.output import (
     say,
     show,
     show_one,
-    task_record,
 )
 from toc.cli.values import attribute, audited, biz_id, duration, file_bytes, instant, job_number, opened
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask, UnreadableTask
+from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask
 from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
-from toc.observe.log import get_logger
 from toc.observe.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
-
-log = get_logger(__name__)
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -43,6 +38,15 @@ _MEANS = {
     "unknown": "there is no such task; finished ones are purged after their topic's retention",
 }
 """The explanation of each outcome other than the one that was asked for."""
+_FOUND = (
+    *("job_id", "topic", "biz_id", "biz_type", "status", "action_time", "due_in_seconds", "attempt"),
+    *("version", "attribute"),
+)
+"""The columns of found tasks."""
+_SPARE = ("biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute")
+"""Those that a narrow terminal drops."""
+_RARE = ("expired", "tries", "expires_at", "body_length", "unreadable")
+"""Further columns, each shown if some task has it."""
 
 
 Delay = Annotated[str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")]
@@ -134,15 +138,9 @@ def get(
                 raise InvalidInput(f"task {job_id} has no body")
             print_bytes(task.body)
             return
-        record = task_record(task) | body_record(task, whole=body)
-        past = [failed.shown() for failed in center.store.history(job_id)]
+        record = row_record(row, task.topic) | body_record(task, whole=body)
+        record["history"] = [failed.shown() for failed in center.store.history(job_id)]
         share = center.settings.traces
-    whole = row_record(row, record["topic"])
-    record |= {
-        name: whole[name]
-        for name in ("failed_tries", "crashes", "last_error", "next_time", "ended", "created", "modified")
-    }
-    record["history"] = past
     if is_traced(job_id, share):
         record["trace_id"] = trace_id(job_id)
     show_one(record, as_json=as_json)
@@ -163,20 +161,17 @@ def find(
     if biz is None:
         raise InvalidInput("--biz-id is missing; write it as in `toc find --biz-id 42`")
     with opened() as center:
-        wanted = biz_id(biz, as_text=text)
-        try:
-            records = [task_record(task) for task in center.find(biz_id=wanted, topic=topic)]
-        except UnreadableTask:  # one of them: the others are shown all the same
-            records = [row_record(row, name) for row, name in admin.find_rows(center, wanted, topic)]
-        rare = ("expired", "tries", "expires_at", "body_length")
-        if not as_json and not any(record[name] for record in records for name in rare):
-            records = [{key: value for key, value in one.items() if key not in rare} for one in records]
-        show(
-            records,
-            as_json=as_json,
-            empty=f"no tasks of biz_id {biz}",
-            spare=(*rare, "biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute"),
-        )
+        found = admin.find_rows(center, biz_id(biz, as_text=text), topic)
+    records = [row_record(row, name) for row, name in found]
+    rare = [name for name in _RARE if any(record.get(name) for record in records)]
+    if not as_json:
+        records = [{key: record.get(key) for key in (*_FOUND, *rare)} for record in records]
+    show(
+        records,
+        as_json=as_json,
+        empty=f"no tasks of biz_id {biz}",
+        spare=[*(one for one in rare if one != "unreadable"), *_SPARE],
+    )
 
 
 def cancel(
@@ -215,11 +210,7 @@ def cancel(
                     outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
                 except PartialCancel as exc:
                     partial, outcomes = exc, exc.outcomes
-                counts = dict(Counter(outcome.value for outcome in outcomes.values()))
-                record.update(counts)
-            account = Account(list(outcomes), Filters(topic, biz))
-            account.counts = counts
-            log.info("tasks_cancelled", **account.fields())
+                record.update(Counter(outcome.value for outcome in outcomes.values()))
             if partial is not None:
                 raise partial
         else:
@@ -244,9 +235,7 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
     if chosen:
         confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, filters)
-    account.follow(
-        center, "tasks.cancel", bulk.cancel(center, chosen, rate), partial(log.info, "tasks_cancelled")
-    )
+    account.follow(center, "tasks.cancel", bulk.cancel(center, chosen, rate))
     _tell(account, "cancelled", as_json=as_json)
 
 
@@ -327,7 +316,7 @@ def _reschedule_many(
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
     account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
     steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
-    account.follow(center, "tasks.reschedule", steps, partial(log.info, "tasks_rescheduled"))
+    account.follow(center, "tasks.reschedule", steps)
     _tell(account, "rescheduled", as_json=as_json)
 
 

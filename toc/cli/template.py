@@ -9,14 +9,11 @@ import typer
 from toc.cli.options import Json, grouped, option
 from toc.cli.output import show, show_one
 from toc.cli.topic import PARTITIONS, Policies
-from toc.cli.values import audited, changing, opened, who
+from toc.cli.values import audited, changing, opened
 from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.template import Template
-from toc.observe.log import get_logger
 from toc.operate.records import template_record
-
-log = get_logger(__name__)
 
 app = typer.Typer(
     no_args_is_help=True, help="Patterns by which doors create topics when a task is submitted."
@@ -48,7 +45,6 @@ def create(
             center.require(Feature.DELIVERY)
         with audited(center, "template.create", pattern, most_topics=most_topics, policies=template.policies):
             center.store.templates.create(template)
-    log.info("template_changed", by=who(), pattern=pattern, what="created")
     show_one(template_record(template), as_json=as_json)
 
 
@@ -86,7 +82,6 @@ def alter(
             center.require(Feature.DELIVERY)
         with audited(center, "template.alter", pattern, most_topics=most_topics, policies=given):
             template = center.store.templates.alter(pattern, given, most_topics)
-    log.info("template_changed", by=who(), pattern=pattern, what="altered")
     show_one(template_record(template), as_json=as_json)
 
 
@@ -95,5 +90,4 @@ def delete(pattern: Pattern, as_json: Json = False) -> None:
     """Delete a template. Topics that it has created stay."""
     with changing("template.delete", pattern) as center:
         center.store.templates.delete(pattern)
-    log.info("template_changed", by=who(), pattern=pattern, what="deleted")
     show_one({"deleted": pattern}, as_json=as_json)

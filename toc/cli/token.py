@@ -10,13 +10,10 @@ from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import changing, duration, opened, who
 from toc.model.access import Role
-from toc.observe.log import get_logger
 from toc.operate.records import token_record
 
 if TYPE_CHECKING:
     from toc.model.access import Token
-
-log = get_logger(__name__)
 
 app = typer.Typer(no_args_is_help=True, help="Access tokens of the gateway.")
 
@@ -47,7 +44,6 @@ def create(
             center.store, name, roles=role, topics=topic, clock=center.clock, by=who(), lifetime=lifetime,
             rate=rate,
         )  # fmt: skip
-    log.info("token_created", by=who(), token=name, roles=", ".join(roles), topics=", ".join(topic))
     if as_json:
         print_json(token_record(made.token) | {"token": made.secret})
         return
@@ -77,7 +73,6 @@ def revoke(name: Name, as_json: Json = False) -> None:
 
     with changing("token.revoke", name) as center:
         token = tokens.revoke_token(center.store, name)
-    log.info("token_revoked", by=who(), token=name)
     show_one(token_record(token), as_json=as_json)
 
 

@@ -11,18 +11,15 @@ import typer
 from toc.cli.bulk import confirm
 from toc.cli.options import Group, Json, Yes, flag, grouped, option
 from toc.cli.output import print_json, progress_bar, say, show, show_one
-from toc.cli.values import audited, changing, duration, opened, who, whole_seconds
+from toc.cli.values import audited, changing, duration, opened, whole_seconds
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import InvalidInput
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
-from toc.observe.log import get_logger
 from toc.operate.records import topic_record
 
 if TYPE_CHECKING:
     from toc.operate.admin import Stamped
     from toc.sdk.client import TimeoutCenter
-
-log = get_logger(__name__)
 
 COUNT_SECONDS = 5
 """For how many seconds `show` counts pending tasks without --count."""
@@ -88,7 +85,6 @@ def create(
     given = policies.parsed()
     with changing("topic.create", name, biz_type=biz_type, slot_amount=slots, **given) as center:
         topic = admin.create_topic(center, name, biz_type=biz_type, slot_amount=slots, **given)
-    log.info("topic_created", by=who(), topic=name, biz_type=biz_type)
     show_one(topic_record(topic), as_json=as_json)
 
 
@@ -171,7 +167,6 @@ def alter(
         changes["slot_amount"] = slots
     with changing("topic.alter", name, **changes) as center:
         topic = _alter(center, name, changes, wait=wait)
-    _log_change(topic, changes)
     if slots is not None:
         rest = (
             f"; {topic.former_slots} are consumed until none of those is left" if topic.former_slots else ""
@@ -193,7 +188,6 @@ def pause(name: Name, as_json: Json = False) -> None:
 
     with changing("topic.pause", name) as center:
         topic = admin.alter_topic(center.store, name, {"paused": True})
-    _log_change(topic, {"paused": True})
     time.sleep(NOTICED_SECONDS)  # the message that follows must be true
     _tell(topic, "paused", as_json)
 
@@ -213,7 +207,6 @@ def resume(
 
     with changing("topic.resume", name, rate=rate or 0) as center:
         topic = admin.resume_topic(center.store, name, rate=rate or 0, now_ms=center.clock.now_ms())
-    _log_change(topic, {"paused": False, "resume_rate": rate})
     _tell(topic, "running" if rate is None else f"running; what waited starts at {rate} a second", as_json)
 
 
@@ -242,7 +235,6 @@ def delete(
             ended = topics.delete_topic(center, name, purge=purge, progress=lambda text: bar(0.0, text))
             counts = {"pending_cancelled": ended.rows.pending, "dead_deleted": ended.rows.dead}
             record.update(counts)
-    log.info("topic_deleted", by=who(), topic=name, **counts)
     show_one({"deleted": name, **counts}, as_json=as_json)
 
 
@@ -261,11 +253,6 @@ def _alter(center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait
         if not rest:
             return topic
     return admin.alter_topic(center.store, name, rest)
-
-
-def _log_change(topic: Topic, changes: Mapping[str, Any]) -> None:
-    chosen = ", ".join(f"{name}={value}" for name, value in changes.items() if value is not None)
-    log.info("topic_changed", by=who(), topic=topic.name, changes=chosen)
 
 
 def _tell(topic: Topic, state: str, as_json: bool) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -36,6 +35,7 @@ from toc.gateway import (
 )
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
 from toc.gateway.connections import ClientGone
+from toc.gateway.intake import Intake, Receive
 from toc.gateway.problems import (
     BUSY,
     INTERNAL,
@@ -52,7 +52,7 @@ from toc.gateway.problems import (
 )
 from toc.gateway.service import Service
 from toc.model.access import Access, Token
-from toc.model.errors import TocError
+from toc.model.errors import BodyTooLarge, Busy, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
@@ -72,15 +72,11 @@ CALLS: tuple[HttpCall, ...] = (
 )
 """Every call of the native API. Those that come first are found first."""
 
-MOST_BUFFERED = 128 << 20
-"""Most bytes of bodies that are being received at once. Of these each token has at most as many as are left
-free, so that one cannot keep the bodies of others out."""
 MOST_PARAMETERS = 30
 MOST_NAME = 255
 """Longest Idempotency-Key."""
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 Sent = Mapping[bytes, bytes]
@@ -102,8 +98,7 @@ class App:
             "/openapi.json": lambda: Answer(openapi.document(CALLS)),
             "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
         }
-        self._buffered: Counter[str] = Counter()
-        """Bytes of bodies that are being received, by token."""
+        self._intake = Intake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -188,14 +183,13 @@ class App:
                 raise Problem(MEDIA_TYPE, "send application/json")
             if headers.get(b"content-encoding", b"identity") != b"identity":
                 raise Problem(MEDIA_TYPE, "send the body without a content encoding")
-            with self._room(call, token, headers) as room:
-                data = await room.read(receive)
-                if call.named and (name := _header(headers, b"idempotency-key")) is not None:
-                    request = _request(token, scope, content_type, name, data)
-                if is_raw:
-                    raw = data
-                else:
-                    body = _parsed(model, data)
+            data = await self._body(call, token, headers, receive)
+            if call.named and (name := _header(headers, b"idempotency-key")) is not None:
+                request = _request(token, scope, content_type, name, data)
+            if is_raw:
+                raw = data
+            else:
+                body = _parsed(model, data)
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
         tracing = self._service.center.tracing
         if tracing is None and not call.waits:
@@ -229,11 +223,16 @@ class App:
             )
         return token
 
-    def _room(self, call: HttpCall, token: Token, headers: Sent) -> _Room:
+    async def _body(self, call: HttpCall, token: Token, headers: Sent, receive: Receive) -> bytes:
+        """Return the whole body of a request. Raises Problem."""
         most = call.most_bytes
         if call.takes_raw:  # in JSON, a body takes up to twice its bytes and rarely more
             most += 2 * self._service.center.settings.max_body
-        return _Room(self._buffered, token.name, most, _header(headers, b"content-length"))
+        try:
+            return await self._intake.body(receive, token.name, most, _header(headers, b"content-length"))
+        except (BodyTooLarge, Busy) as exc:
+            kind = TOO_LARGE if isinstance(exc, BodyTooLarge) else BUSY
+            raise Problem(kind, str(exc), headers={"connection": "close"}) from None
 
     # --- routing
 
@@ -267,49 +266,6 @@ class App:
             return problem_of(error)
         log.error("call_failed", call=name, stack=stack(error))
         return Problem(INTERNAL, "the gateway failed; its log tells more")
-
-
-class _Room:
-    """Room for the body of one request. ``buffered`` is that of all, by token."""
-
-    def __init__(self, buffered: Counter[str], token: str, most: int, declared: str | None) -> None:
-        self._buffered = buffered
-        self._token = token
-        self._most = most
-        self._held = 0
-        if declared is not None and declared.isdecimal() and int(declared[:20]) > most:
-            raise _too_large(most)
-
-    def __enter__(self) -> _Room:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._buffered[self._token] -= self._held
-        if not self._buffered[self._token]:
-            del self._buffered[self._token]
-
-    async def read(self, receive: Receive) -> bytes:
-        """Return the whole body. Raises Problem if it is too large or nothing more can be held."""
-        parts: list[bytes] = []
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            self._held += len(part)
-            self._buffered[self._token] += len(part)
-            if self._held > self._most:
-                raise _too_large(self._most)
-            if self._buffered[self._token] > MOST_BUFFERED - self._buffered.total():
-                raise Problem(BUSY, "too many bytes are being received", headers={"connection": "close"})
-            parts.append(part)
-            more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_large(most: int) -> Problem:
-    return Problem(TOO_LARGE, f"at most {most} bytes are allowed", headers={"connection": "close"})
 
 
 def _by_path(calls: Iterable[HttpCall]) -> dict[str, dict[str, HttpCall]]:

@@ -25,14 +25,16 @@ import uvloop
 from toc.config import Settings
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd, GatewayServer, server
-from toc.gateway.dialects.port import Budget, Guard, Port, client_address
+from toc.gateway.dialects.port import Guard, Port, client_address
 from toc.gateway.dialects.registry import DIALECTS
+from toc.gateway.intake import Intake
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
 from toc.model.topic import Topic
+from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import close_log, configure, detach, get_logger
-from toc.observe.metrics import BOARD_BYTES, GATEWAYS_READY, SharedMetrics, write_to
+from toc.observe.metrics import GATEWAYS_READY
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
@@ -136,11 +138,11 @@ class Gateway:
 def dialect_ports(service: Service, arguments: argparse.Namespace) -> list[tuple[Port, socket.socket]]:
     """Return the ports of the dialects that are served, each with its socket."""
     guard = Guard([ip_network(text) for text in arguments.dialect_from], arguments.dialect_host)
-    budget = Budget()
+    intake = Intake()
     found = []
     for text in arguments.dialect:
         name, _, descriptor = text.partition("=")
-        port = Port(DIALECTS[name](service), guard, budget)
+        port = Port(DIALECTS[name](service), guard, intake)
         found.append((port, socket.socket(fileno=int(descriptor))))
     return found
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.gateway.problems import (
     BUSY,
@@ -29,6 +28,8 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS, Task
+from toc.model.wire import instant
+from toc.operate.records import STATUS
 from toc.pull.hall import Delivered
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_WAIT_SECONDS
 from toc.store.bodies import bounded
@@ -139,16 +140,16 @@ def _shown(one: Delivered, content: Content | None) -> PulledTask:
         "job_id": str(task.job_id),
         "topic": task.topic,
         "biz_id": task.biz_id,
-        "status": show.STATUS[row.status],
-        "action_time": show.instant(row.action_time),
+        "status": STATUS[row.status],
+        "action_time": instant(row.action_time),
         "attribute": task.attribute,
         "version": task.version,
         "tries": task.tries,
-        "expires_at": show.instant(row.expires_at) if row.expires_at else None,
+        "expires_at": instant(row.expires_at) if row.expires_at else None,
         "failed_tries": row.attempts - 1,
         "lease": one.lease,
         "attempt": row.attempts,
-        "lease_until": show.instant(row.next_time),
+        "lease_until": instant(row.next_time),
         "last": one.last,
     }
     if content is not None:
@@ -290,7 +291,7 @@ def _nacked(outcome: LeaseOutcome) -> dict[str, Any]:
 def _extended(until: datetime | LeaseOutcome) -> dict[str, Any]:
     if isinstance(until, LeaseOutcome):
         return {"outcome": "gone"}
-    return {"outcome": "extended", "lease_until": show.instant(to_ms(until))}
+    return {"outcome": "extended", "lease_until": instant(to_ms(until))}
 
 
 def _answer(lease: str, result: Any, told: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | Problem:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
 from toc.model.errors import UnreadableTask
-from toc.model.task import TaskRow, TaskStatus, decode_attribute
-from toc.model.wire import instant as instant
-
-STATUS = {int(status): status.name.lower() for status in TaskStatus}
+from toc.model.task import TaskRow
+from toc.operate.records import task_record
 
 
 class TaskShown(TypedDict):
@@ -48,31 +46,7 @@ class UnreadableShown(TypedDict):
 
 def task(row: TaskRow, topic: str) -> TaskShown:
     """Show a task. Raises UnreadableTask."""
-    pending = row.status == TaskStatus.PENDING
-    try:
-        return {
-            "job_id": str(row.job_id),
-            "topic": topic,
-            "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
-            "status": STATUS.get(row.status, "unknown"),
-            "action_time": instant(row.action_time),
-            "next_time": instant(row.next_time) if pending else None,
-            "ended": None if pending else instant(row.next_time),
-            "attribute": decode_attribute(row.attribute),
-            "dedup_key": row.dedup_key,
-            "version": row.version,
-            "tries": row.tries,
-            "expires_at": instant(row.expires_at) if row.expires_at else None,
-            "expired": bool(row.expired),
-            "body_length": row.body_length,
-            "failed_tries": row.attempts,
-            "crashes": row.crashes,
-            "last_error": row.last_error,
-            "created": instant(row.gmt_create),
-            "modified": instant(row.gmt_modified),
-        }
-    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
-        raise UnreadableTask(row.job_id, type(exc).__name__) from None
+    return cast(TaskShown, task_record(row, topic))
 
 
 def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:

@@ -16,7 +16,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from toc.observe.metrics import METRICS, Key, Metric, MetricKind, Values
+from toc.observe.board import Key, Metric, MetricKind, Values
+from toc.observe.metrics import METRICS
 
 
 class _Numbers(Collector):

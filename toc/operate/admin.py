@@ -177,9 +177,11 @@ def get_row(store: Store, job_id: int) -> TaskRow:
 
 def find_rows(center: TimeoutCenter, biz_id: int | str, topic: str | None) -> list[tuple[TaskRow, str]]:
     """Return the rows of a biz_id, damaged ones too, oldest first, each with the name of its topic."""
+    biz = BizId.of(biz_id)
     biz_type = None if topic is None else center.catalog.get(topic).biz_type
+    center.store.check_layout()
     topics = {each.biz_type: each.name for each in center.store.topics.list()}
-    rows = center.store.find(BizId.of(biz_id), biz_type)
+    rows = center.store.find(biz, biz_type)
     return [(row, topics.get(row.biz_type, f"biz_type-{row.biz_type}")) for row in rows]
 
 

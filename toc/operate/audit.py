@@ -5,7 +5,8 @@
         record["tasks"] = 3        # becomes part of the result
 
 If the intent cannot be written, nothing is changed. If the result cannot be written, that is logged, and the
-change remains: its intent says who began it. Neither row contains a secret.
+change remains: its intent says who began it. Neither row contains a secret. A line of the log tells of each
+change that was made, by whichever door, in whole or in part.
 
 All doors use the same names for an action. docs/operations.md lists them, and a test does each action through
 both doors.
@@ -80,6 +81,7 @@ def audited(
     the block is entered if the intent cannot be written.
     """
     action_id, target = secrets.token_hex(16), _storable(target)
+    about = {"by": by, "action": action, "target": target}
     try:
         store.audit.intend(action_id, by, action, target, _text(details))
     except StoreUnavailable as exc:
@@ -98,6 +100,8 @@ def audited(
         outcome = {"outcome": FAILED, "error": type(exc).__name__}
         raise
     finally:
+        if record or outcome["outcome"] == DONE:  # else it was refused
+            log.info("change_made", **{**record, **about, "outcome": outcome["outcome"]})
         try:
             store.audit.conclude(action_id, by, action, target, _text({**outcome, **record}))
         except TocError as exc:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import to_ms
-from toc.model.errors import IndexUnavailable
+from toc.model.errors import IndexUnavailable, UnreadableTask
+from toc.model.task import TaskStatus, decode_attribute
 from toc.model.wire import instant, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from toc.coordination.coordinator import WorkerRow
@@ -21,10 +23,63 @@ if TYPE_CHECKING:
     from toc.model.access import Token
     from toc.model.schedule import Fire
     from toc.model.target import Target
+    from toc.model.task import TaskRow
     from toc.model.template import Template
     from toc.model.topic import Topic
     from toc.operate.admin import SlotView
     from toc.sdk.schedules import Schedule
+
+STATUS = {int(status): status.name.lower() for status in TaskStatus}
+
+
+def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
+    """Return a task. ``next_time`` is when its next try is due, ``ended`` when it ended.
+
+    Raises UnreadableTask if its row is damaged.
+    """
+    try:
+        return _task(row, topic, decode_attribute(row.attribute), instant)
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+        raise UnreadableTask(row.job_id, type(exc).__name__) from None
+
+
+def damaged_record(row: TaskRow, topic: str, error: UnreadableTask) -> dict[str, Any]:
+    """Return a task whose row is damaged: what can be read of it, and ``unreadable``, which says how."""
+
+    def at(milliseconds: int) -> str | None:
+        try:
+            return instant(milliseconds)
+        except OverflowError:
+            return None
+
+    return _task(row, topic, None, at) | {"unreadable": str(error)}
+
+
+def _task(
+    row: TaskRow, topic: str, attribute: dict[str, Any] | None, at: Callable[[int], str | None]
+) -> dict[str, Any]:
+    pending = row.status == TaskStatus.PENDING
+    return {
+        "job_id": str(row.job_id),
+        "topic": topic,
+        "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
+        "status": STATUS.get(row.status, "unknown"),
+        "action_time": at(row.action_time),
+        "next_time": at(row.next_time) if pending else None,
+        "ended": None if pending else at(row.next_time),
+        "attribute": attribute,
+        "dedup_key": row.dedup_key,
+        "version": row.version,
+        "tries": row.tries,
+        "expires_at": at(row.expires_at) if row.expires_at else None,
+        "expired": bool(row.expired),
+        "body_length": row.body_length,
+        "failed_tries": row.attempts,
+        "crashes": row.crashes,
+        "last_error": row.last_error,
+        "created": at(row.gmt_create),
+        "modified": at(row.gmt_modified),
+    }
 
 
 def topic_record(topic: Topic) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from http.client import HTTPConnection, HTTPException
 from toc.index.messages import Peek
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, StoreUnavailable
 from toc.observe import metrics
+from toc.observe.board import Key, Metric, MetricKind, Values
 from toc.observe.exposition import decode, quantile
-from toc.observe.metrics import Key, MetricKind, Values, add_up
+from toc.observe.metrics import add_up
 from toc.sdk.client import TimeoutCenter
 
 SCRAPE_SECONDS = 2.0
@@ -194,7 +195,7 @@ def _topic(
     gained: Values | None,
     seconds: float,
 ) -> TopicNow:
-    def part(metric: metrics.Metric, wanted: float) -> float | None:
+    def part(metric: Metric, wanted: float) -> float | None:
         cells = None if gained is None else gained.get((metric.name, name))
         return None if cells is None else quantile(metric.buckets, cells, wanted)
 
@@ -204,7 +205,7 @@ def _topic(
         counts = [gained.get((metrics.TRIES.metric.name, name, outcome), [0.0])[0] for outcome in outcomes]
         return sum(counts) / seconds
 
-    def gauge(metric: metrics.Metric) -> int | None:
+    def gauge(metric: Metric) -> int | None:
         return None if current is None else int(current.get((metric.name, name), [0.0])[0])
 
     overdue = [depth.redis_now_ms - depth.oldest for depth in depths if depth.oldest is not None]

@@ -51,7 +51,7 @@ from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
 from toc.sdk.indexing import Indexing, near
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import RowMaker, bodies_of, check_job_id, check_same_dedup, conflict_of, features_of
+from toc.sdk.submission import RowMaker, bodies_of, check_job_id, conflict_of, features_of
 from toc.sdk.targets import Targets
 from toc.store.store import Store
 
@@ -292,7 +292,6 @@ class TimeoutCenter:
         rows = [self._row(task) for task in tasks]
         if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
-        check_same_dedup(rows)
         contents = bodies_of(tasks, rows)
         self._check_places()
         return self._traced(rows, lambda: self.store.insert_many(rows, self._indexing.stored, contents), list)

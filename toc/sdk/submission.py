@@ -10,7 +10,6 @@ from typing import NamedTuple
 from toc.model.body import DEFAULT_CONTENT_TYPE, NO_BODIES, Content, Contents, check_body
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.errors import (
-    DedupConflict,
     InvalidDelay,
     InvalidExpiry,
     InvalidInput,
@@ -232,19 +231,6 @@ def check_job_id(job_id: int) -> int:
     if not valid_job_id(job_id):
         raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
     return int(job_id)
-
-
-def check_same_dedup(rows: Sequence[TaskRow]) -> None:
-    """Raise DedupConflict when ``rows`` contain one dedup_key with two different attributes."""
-    seen: dict[tuple[int, int, str | None, str], TaskRow] = {}
-    for row in rows:
-        if row.dedup_key is None:
-            continue
-        first = seen.setdefault((row.biz_type, row.biz_id, row.biz_key, row.dedup_key), row)
-        if (first.attribute, first.body_sha256) != (row.attribute, row.body_sha256):
-            raise DedupConflict(
-                f"dedup_key {row.dedup_key!r} is in this batch twice, with different attributes or bodies"
-            )
 
 
 def bodies_of(tasks: Sequence[NewTask], rows: Sequence[TaskRow]) -> Contents:

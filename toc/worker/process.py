@@ -33,9 +33,9 @@ from toc.model.errors import InvalidInput, TocError
 from toc.model.features import KNOWN
 from toc.model.handler import Handler
 from toc.model.topic import Delivery, Slot, Topic
+from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import close_log, configure, detach, get_logger
 from toc.observe.metrics import (
-    BOARD_BYTES,
     BROKEN_SLOTS,
     HANDLERS,
     INDEX_FOREIGN,
@@ -43,8 +43,6 @@ from toc.observe.metrics import (
     UNWRITTEN,
     WAITING,
     WITHOUT_REDIS,
-    SharedMetrics,
-    write_to,
 )
 from toc.sdk.client import TimeoutCenter, apart, open_queues
 from toc.store.secretbox import key_mark

@@ -15,7 +15,7 @@ from toc.gateway import show
 from toc.model.errors import UnreadableTask
 from toc.model.topic import Delivery
 from toc.pull.pulls import Pulls
-from toc.sdk import batcher
+from toc.sdk import lane
 from toc.sdk.batcher import Batcher
 
 TOPIC = "test.pulled"
@@ -69,7 +69,7 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
     system.center.catalog.refresh()
     store, answered = system.center.store, threading.Event()
     insert_each = store.insert_each
-    monkeypatch.setattr(batcher, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(lane, "GIVE_UP_SECONDS", 0.1)
 
     def broken(*asked: Any) -> Any:
         assert answered.wait(60)
@@ -78,18 +78,18 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
     async def steps() -> None:
         one = Batcher(system.center)
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it hears of the error as well
-        (lane,) = one._submits
-        together = lane._together
+        (submits,) = one._submits
+        together = submits._together
         if fault == "too few outcomes":
-            monkeypatch.setattr(lane, "_together", lambda _, answer: answer([]))
+            monkeypatch.setattr(submits, "_together", lambda _, answer: answer([]))
         else:
             monkeypatch.setattr(store, "insert_each", broken)
-            monkeypatch.setattr(lane, "_given_up", lambda _: 1 / 0)
+            monkeypatch.setattr(submits, "_given_up", lambda _: 1 / 0)
         with pytest.raises((RuntimeError, ZeroDivisionError)):
             async with asyncio.timeout(30):
                 await one.submit(NewTask("test.sync", 1, 60))
         answered.set()
-        monkeypatch.setattr(lane, "_together", together)
+        monkeypatch.setattr(submits, "_together", together)
         assert await one.submit(NewTask("test.sync", 2, 60)) > 0
         await one.close()
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, Connection
 from toc.gateway.dialects.door import Door
+from toc.gateway.intake import Intake, Receive
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, Busy, TocError
 from toc.model.template import Template
@@ -29,8 +30,6 @@ from toc.pull.hall import Delivered
 
 log = get_logger(__name__)
 
-MOST_BUFFERED = 64 << 20
-"""Most bytes of requests to all dialects of a process that are being received at once."""
 ACKS = 20
 ACK_AGAIN_SECONDS = 0.25
 """How often, and with what pause, tasks are marked as processed whose server does not answer."""
@@ -40,7 +39,6 @@ BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -108,20 +106,13 @@ class Dialect(ABC):
         """
 
 
-class Budget:
-    """How many bytes are being received, by all ports of a process."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-
 class Port:
-    """The ASGI application of one dialect."""
+    """The ASGI application of one dialect. ``intake`` is that of all dialects."""
 
-    def __init__(self, dialect: Dialect, guard: Guard, budget: Budget) -> None:
+    def __init__(self, dialect: Dialect, guard: Guard, intake: Intake) -> None:
         self._dialect = dialect
         self._guard = guard
-        self._budget = budget
+        self._intake = intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -138,7 +129,9 @@ class Port:
             if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:
                 reply, close = _forbidden(refused), True
             else:
-                request = request._replace(body=await self._body(request, receive))
+                most, declared = self._dialect.most_bytes, request.header(b"content-length")
+                body = await self._intake.body(receive, self._dialect.name, most, declared)
+                request = request._replace(body=body)
                 with connection.leaving_cancels():
                     reply = await self._dialect.answer(request)
         except ClientGone:
@@ -185,33 +178,6 @@ class Port:
         if not isinstance(error, TocError):
             log.error("dialect_failed", dialect=self._dialect.name, stack=stack(error))
         return self._dialect.failed(request, error)
-
-    async def _body(self, request: Request, receive: Receive) -> bytes:
-        """Return the whole body. Raises BodyTooLarge, Busy or ClientGone."""
-        most = self._dialect.most_bytes
-        declared = request.header(b"content-length") or "0"
-        if declared.isdecimal() and int(declared[:20]) > most:
-            raise BodyTooLarge(f"at most {most} bytes are allowed")
-        parts: list[bytes] = []
-        held = 0
-        try:
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                part = message.get("body", b"")
-                held += len(part)
-                self._budget.held += len(part)
-                if held > most:
-                    raise BodyTooLarge(f"at most {most} bytes are allowed")
-                if self._budget.held > MOST_BUFFERED:
-                    raise Busy("too many bytes are being received")
-                parts.append(part)
-                more = message.get("more_body", False)
-        finally:
-            self._budget.held -= held
-        return b"".join(parts)
 
 
 class Guard:

@@ -30,10 +30,10 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, IndexUnavailable, StoreUnavailable
 from toc.model.topic import Delivery, Slot
+from toc.observe.board import BOARD_BYTES, Family, Level, SharedMetrics, Values, own_board
 from toc.observe.exposition import encode
 from toc.observe.log import get_logger
 from toc.observe.metrics import (
-    BOARD_BYTES,
     CLOCK_DIFFERENCE,
     DATABASE_UP,
     DEAD,
@@ -51,13 +51,8 @@ from toc.observe.metrics import (
     UNSEEN,
     WORKERS,
     ZOOKEEPER_UP,
-    Family,
-    Level,
-    SharedMetrics,
-    Values,
     add_up,
     beginning,
-    own_board,
 )
 from toc.store.overdue import overdue_rows
 from toc.store.store import Store

@@ -1,0 +1,342 @@
+"""A lane: what many callers on an event loop ask one database server, in batches that share round trips.
+
+Calls that come while a batch is under way wait and go together in the next one, so a batch is as large as the
+load makes it, and nobody waits for a timer. A batch is one round trip and one commit; each caller gets its
+own outcome.
+
+    ask ─▶ waiting ─▶ batch under way (one per lane) ─▶ committed ─▶ answers ─▶ index
+              ▲              │
+              │              └── what cannot go with others goes by itself, beside the next batch
+              └── refused at once while the server is away
+
+A batch that its server does not answer in time no longer holds back the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from toc.model.errors import Busy, StoreUnavailable, TocError
+from toc.store.threads import Threads
+
+MOST_TOGETHER = 500
+"""Most items of a batch."""
+MOST_BYTES = 500_000
+"""Most bytes of a batch, roughly. Escaped, that is still less than what any server accepts at once."""
+MOST_WAITING = 5_000
+"""Most items that wait in a lane; further ones are refused."""
+MOST_WAITING_BYTES = 32 << 20
+LARGE_BYTES = 100_000
+"""A larger item goes by itself: the others of its batch would wait for it."""
+PATIENCE_SECONDS = 0.05
+"""A batch that takes longer no longer holds back the next one."""
+AWAY_SECONDS = 1.0
+"""If a batch takes longer, its server is examined. Without an answer to that, callers are refused."""
+GIVE_UP_SECONDS = 10.0
+"""Callers wait no longer than that, and a look. What was in a batch by then may still be stored."""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks for callers who have waited too long."""
+UNDER_WAY = 4
+"""Most batches of a lane under way, if its server is slow; also most items that go by themselves."""
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+Answer = Callable[[Sequence[Any]], None]
+"""Takes the outcome of each item of a batch: a result, a TocError, or APART."""
+APART = object()
+"""The outcome of an item that must go by itself."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked(Generic[Item]):
+    item: Item
+    size: int
+    take: Callable[[Any], None]
+    since: float
+    settled: bool = False
+
+
+class _Line(Generic[Item]):
+    """What waits. Items that came alone and those of calls with many take turns, and so do these calls: a
+    call with a thousand items does not hold up what comes after it."""
+
+    def __init__(self) -> None:
+        self._alone: deque[_Asked[Item]] = deque()
+        self._calls: deque[deque[_Asked[Item]]] = deque()
+        """Of each call what is left of it, never nothing."""
+        self._calls_turn = False
+
+    def __len__(self) -> int:
+        return len(self._alone) + sum(map(len, self._calls))
+
+    def __bool__(self) -> bool:
+        return bool(self._alone or self._calls)
+
+    def add(self, asked: _Asked[Item]) -> None:
+        """Add an item that came alone."""
+        self._alone.append(asked)
+
+    def add_call(self, asked: Iterable[_Asked[Item]]) -> None:
+        """Add the items of a call."""
+        if call := deque(asked):
+            self._calls.append(call)
+
+    def next(self) -> _Asked[Item]:
+        """Take the item whose turn it is, of a line that is not empty."""
+        if not self._calls or (self._alone and not self._calls_turn):
+            self._calls_turn = True
+            return self._alone.popleft()
+        self._calls_turn = False
+        call = self._calls.popleft()
+        asked = call.popleft()
+        if call:
+            self._calls.append(call)
+        return asked
+
+    def clear(self, before: float = math.inf) -> list[_Asked[Item]]:
+        """Remove and return what has come before an instant (the loop's time), or all."""
+        lines = [self._alone, *self._calls]
+        gone = [asked for line in lines for asked in line if asked.since < before]
+        self._alone, *calls = [deque(asked for asked in line if asked.since >= before) for line in lines]
+        self._calls = deque(filter(None, calls))
+        return gone
+
+
+@dataclass(slots=True, eq=False)
+class _Batch(Generic[Item]):
+    asked: list[_Asked[Item]]
+    alone: bool
+    answered: threading.Event = field(default_factory=threading.Event)
+    late: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class Lane(Generic[Item, Outcome]):
+    """What many callers ask one server, in batches. For one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        together: Callable[[Sequence[Item], Answer], None],
+        alone: Callable[[Item, Answer], None],
+        given_up: Callable[[Item], TocError],
+        away: Callable[[], StoreUnavailable | None],
+        examine: Callable[[Callable[[float], bool]], None],
+    ) -> None:
+        """``together`` and ``alone`` run on a thread. They call the Answer once, and may then do more.
+
+        ``away`` tells why callers are to be refused at once. ``examine`` looks at the server of a batch that
+        is late; it gets a function that waits so many seconds for the answer and returns whether it came.
+        """
+        self._together = together
+        self._alone = alone
+        self._given_up = given_up
+        self._away = away
+        self._examine = examine
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(4 * UNDER_WAY, f"toc-{name}")
+        self._waiting = _Line[Item]()
+        self._apart = _Line[Item]()
+        self._bytes = 0
+        self._open: set[_Batch[Item]] = set()
+        """Batches under way, not answered yet."""
+        self._busy = 0
+        """Threads at work: for batches under way, and for what follows the answers."""
+        self._looking: asyncio.TimerHandle | None = None
+
+    async def ask(self, item: Item, size: int) -> Outcome:
+        """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
+        self._admit(1, size)
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        asked = _Asked(item, size, partial(_resolve, future), self._loop.time())
+        (self._apart if size > LARGE_BYTES else self._waiting).add(asked)
+        self._added(size)
+        return await future
+
+    async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
+        """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
+        whole = sum(size for _, size in items)
+        self._admit(len(items), whole)
+        outcomes: list[Any] = [None] * len(items)
+        left = len(items)
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def take(index: int, outcome: Any) -> None:
+            nonlocal left
+            outcomes[index] = outcome
+            left -= 1
+            if not left and not future.done():
+                future.set_result(None)
+
+        now = self._loop.time()
+        asked = [_Asked(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
+        self._waiting.add_call(one for one in asked if one.size <= LARGE_BYTES)
+        self._apart.add_call(one for one in asked if one.size > LARGE_BYTES)
+        self._added(whole)
+        await future
+        return outcomes
+
+    def _admit(self, count: int, size: int) -> None:
+        if (error := self._away()) is not None:
+            raise StoreUnavailable(str(error))
+        waiting = len(self._waiting) + len(self._apart)
+        if waiting and (waiting + count > MOST_WAITING or self._bytes + size > MOST_WAITING_BYTES):
+            raise Busy("too many requests wait for a database server; try again in a moment")
+
+    def _added(self, size: int) -> None:
+        """Start what can be started of what was added."""
+        self._bytes += size
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
+        self._pump()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or is under way."""
+        return not (self._waiting or self._apart or self._busy)
+
+    def close(self) -> None:
+        """End the threads after the work begun."""
+        self._threads.close()
+
+    # --- on the event loop
+
+    def _step(self, do: Callable[..., None], *args: Any) -> None:
+        """Do what no caller awaits. If that fails, all callers get its error: none waits for ever."""
+        try:
+            do(*args)
+        except Exception as exc:
+            waiting = [*self._waiting.clear(), *self._apart.clear()]
+            for asked in [*waiting, *(asked for batch in self._open for asked in batch.asked)]:
+                self._settle(asked, exc)
+            raise
+
+    def _pump(self) -> None:
+        """Start what can be started now."""
+        while self._apart and sum(batch.alone for batch in self._open) < UNDER_WAY:
+            self._start([self._apart.next()], alone=True)
+        while self._waiting:
+            together = [batch for batch in self._open if not batch.alone]
+            if len(together) == UNDER_WAY or not all(batch.late for batch in together):
+                return
+            asked = [self._waiting.next()]
+            size = asked[0].size
+            while self._waiting and len(asked) < MOST_TOGETHER and size < MOST_BYTES:
+                asked.append(self._waiting.next())
+                size += asked[-1].size
+            self._start(asked, alone=False)
+
+    def _start(self, asked: list[_Asked[Item]], *, alone: bool) -> None:
+        batch = _Batch(asked, alone)
+        if not self._begin(partial(self._run, batch)):
+            for one in asked:
+                self._settle(one, Busy("this process can start no further thread; try again in a moment"))
+            return
+        self._open.add(batch)
+        batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._step, self._be_late, batch)
+
+    def _begin(self, do: Callable[[], None]) -> bool:
+        """Run it on a thread. Returns whether there is one for it."""
+        try:
+            self._threads.begin(do)
+        except RuntimeError:  # can't start new thread
+            return False
+        self._busy += 1
+        return True
+
+    def _be_late(self, batch: _Batch[Item]) -> None:
+        batch.late = True
+        late = AWAY_SECONDS - PATIENCE_SECONDS
+        batch.timer = self._loop.call_later(late, self._step, self._be_very_late, batch)
+        self._pump()
+
+    def _be_very_late(self, batch: _Batch[Item]) -> None:
+        def examine() -> None:
+            try:
+                with contextlib.suppress(TocError):
+                    self._examine(batch.answered.wait)
+            finally:
+                self._loop.call_soon_threadsafe(self._step, self._examined)
+
+        self._begin(examine)
+
+    def _examined(self) -> None:
+        self._busy -= 1
+        error = self._away()
+        if error is None:
+            return
+        for asked in [*self._waiting.clear(), *self._apart.clear()]:
+            self._settle(asked, StoreUnavailable(str(error)))
+
+    def _look(self) -> None:
+        """Answer those who have waited too long: a lock may hold up all that go by themselves."""
+        self._looking = None
+        before = self._loop.time() - GIVE_UP_SECONDS
+        for line in (self._waiting, self._apart):
+            for asked in line.clear(before):
+                self._settle(asked, Busy("what came before holds up the database; try again in a moment"))
+        for batch in self._open:
+            for asked in batch.asked:
+                if asked.since < before:
+                    self._settle(asked, self._given_up(asked.item))
+        if not self.idle:
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
+
+    def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
+        """Give the callers of a batch their outcomes."""
+        self._open.discard(batch)
+        if batch.timer is not None:
+            batch.timer.cancel()
+        for asked, outcome in zip(batch.asked, outcomes, strict=True):
+            if outcome is APART and not batch.alone:
+                self._apart.add(asked)
+            else:
+                self._settle(asked, outcome)
+        self._pump()
+
+    def _settle(self, asked: _Asked[Item], outcome: Any) -> None:
+        if not asked.settled:  # else it was given up
+            asked.settled = True
+            self._bytes -= asked.size
+            asked.take(outcome)
+
+    def _ended(self) -> None:
+        self._busy -= 1
+
+    # --- on a thread
+
+    def _run(self, batch: _Batch[Item]) -> None:
+        def answer(outcomes: Sequence[Any]) -> None:
+            if not batch.answered.is_set():
+                batch.answered.set()
+                if len(outcomes) != len(batch.asked):
+                    outcomes = [RuntimeError("a batch has other outcomes than items")] * len(batch.asked)
+                self._loop.call_soon_threadsafe(self._step, self._take, batch, outcomes)
+
+        try:
+            items = [asked.item for asked in batch.asked]
+            if batch.alone:
+                self._alone(items[0], answer)
+            else:
+                self._together(items, answer)
+        except BaseException as exc:
+            answer([exc] * len(batch.asked))
+        finally:
+            self._loop.call_soon_threadsafe(self._ended)
+
+
+def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:
+    if future.done():  # its caller is gone
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
