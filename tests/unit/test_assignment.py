@@ -73,7 +73,7 @@ def test_a_slot_is_without_owner_only_if_nobody_may_have_it_and_goes_only_to_who
     )
     assert {topic: len(slots) for topic, slots in owners.items()} == topics
     for topic, slots in owners.items():
-        may = {m.worker_id for m in members if m.can_handle(topic) and m.host not in drained}
+        may: set[str | None] = {m.worker_id for m in members if m.can_handle(topic) and m.host not in drained}
         assert set(slots) <= (may - cut_off or may or {None})
 
 
