@@ -58,7 +58,7 @@ class RecordRetention:
             return LOOK_SECONDS
         self._due[records] = now + EVERY_SECONDS
         try:
-            deleted = records.purge(self._clock.now_ms() - records.keep_ms)
+            deleted = records.purge(records.keep_ms)
         except StoreUnavailable as exc:
             if records.audit:
                 log.warning("audit_not_purged", error=str(exc))

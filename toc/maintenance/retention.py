@@ -5,6 +5,9 @@ their end, deletes those that are old enough, and rests many times as long as it
 waits for it. It never touches pending and dead rows, nor rows whose biz_type has no topic and never had one.
 Rows of a deleted topic are kept for the retention that the topic had.
 
+What is deleted is gone for good, so the clock of the row's server must agree that it is old enough: that of
+this host may be days ahead.
+
 Topics with equal retention are purged together. The next pass over a table continues where the last one
 stopped, so rows that other topics keep longer are not read each time. The position is forgotten once a day,
 and when a retention is altered, because that changes what lies behind it.
@@ -136,7 +139,6 @@ class Retention:
                     self._steps.append(PurgeStep(retention, mine[first : first + TABLES], PAGE))
 
     def _take(self, step: PurgeStep) -> None:
-        before = self._clock.now_ms() - step.retention * 1000
         places = {
             (table, status): self._done.get((step.retention, table, status), (0, 0))
             for table in step.tables
@@ -145,7 +147,10 @@ class Retention:
         }
         if not places:
             return
-        rows, failed = self._store.ended.page(places, before=before, limit=step.limit)
+        now = self._clock.now_ms()
+        rows, before, failed = self._store.ended.page(
+            places, now=now, keep=step.retention * 1000, limit=step.limit
+        )
         if len(failed) == len({table for table, _ in places}):
             raise next(iter(failed.values()))
         places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks

@@ -86,9 +86,9 @@ class AuditTable(FirstTable):
         ends = {row[0]: row[1:] for row in self._rows(select, ids)}
         return [AuditRow(*row, *ends.get(row[1], (None, None))) for row in begun]
 
-    def purge(self, before: int) -> int:
-        """Delete the oldest rows from before ``before`` (ms). Returns how many."""
-        return sql.delete_oldest(self._server, self._table, "audit_id", before)
+    def purge(self, keep: int) -> int:
+        """Delete the oldest rows that are older than ``keep`` ms. Returns how many."""
+        return sql.delete_oldest(self._server, self._table, "audit_id", keep)
 
     def _record(
         self, action_id: str, phase: str, actor: str, action: str, target: str, *more: str | None

@@ -40,36 +40,44 @@ class Ended:
         self._shards = shards
 
     def page(
-        self, after: Mapping[tuple[int, int], Place], before: int, limit: int
-    ) -> tuple[list[EndedRow], Mapping[int, Trouble]]:
-        """Return rows that ended before ``before`` (ms), and the tables that do not answer.
+        self, after: Mapping[tuple[int, int], Place], *, now: int, keep: int, limit: int
+    ) -> tuple[list[EndedRow], int, Mapping[int, Trouble]]:
+        """Return rows that ended more than ``keep`` ms ago, by ``now`` (ms) and by the clock of their server.
 
-        For each (table, status): the rows after its place, in order, at most ``limit``.
+        For each (table, status): the rows after its place, in order, at most ``limit``. Also the instant (ms)
+        before which all servers say that, and the tables that do not answer.
         """
+        before = now - keep
         by_table: dict[int, Mapping[int, Place]] = {}
         for (table, status), place in after.items():
             by_table[table] = {**by_table.get(table, {}), status: place}
 
-        def read(server: DatabaseServer, part: Mapping[int, Mapping[int, Place]]) -> list[EndedRow]:
+        def read(
+            server: DatabaseServer, part: Mapping[int, Mapping[int, Place]]
+        ) -> tuple[list[EndedRow], int]:
+            ago = server.from_now(-keep)
             selects = [
                 f"SELECT {table:d} AS tab,status,job_id,biz_type,{server.milliseconds('next_time')} AS ended,"
                 f"COALESCE(body_length,-1) AS body "
                 f"FROM {self._shards.names[table]} WHERE status={status:d} "
                 f"AND next_time>={server.instant(ended)} AND next_time<{server.instant(before)} "
+                f"AND next_time<{ago} "
                 f"AND (next_time>{server.instant(ended)} OR job_id>{job_id:d}) "
                 f"ORDER BY next_time,job_id LIMIT {limit:d}"
                 for table, places in part.items()
                 for status, (ended, job_id) in places.items()
             ]
-            results = server.run(sql.unions(server, selects), outwait=False)
-            return [EndedRow._make(row) for result in results for row in result.rows]
+            clock = Statement(f"SELECT {server.milliseconds(ago)}")
+            # The clock first: what ends after it is not passed over.
+            asked, *results = server.run([clock, *sql.unions(server, selects)], outwait=False)
+            return [EndedRow._make(row) for result in results for row in result.rows], asked.rows[0][0]
 
         parts = self._shards.each(self._shards.group_tables(by_table), read)
         # A union need not keep the order of its parts.
         rows = sorted(
-            (row for part in parts.results for row in part), key=lambda row: (row.ended, row.job_id)
+            (row for part, _ in parts.results for row in part), key=lambda row: (row.ended, row.job_id)
         )
-        return rows, parts.failed
+        return rows, min([before, *(ago for _, ago in parts.results)]), parts.failed
 
     def delete(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> int:
         """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted.

@@ -472,7 +472,7 @@ def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> Non
     errors = [program.communicate(timeout=120)[1] for program in programs]
     assert [program.returncode for program in programs] == [0] * 4, errors
     store = sqlite_place.open()
-    ended = Clock().now_ms() + 60_000
+    now = Clock().now_ms() + 60_000
     places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
-    assert len(store.ended.page(places, before=ended, limit=10_000)[0]) == 600
+    assert len(store.ended.page(places, now=now, keep=0, limit=10_000)[0]) == 600
     store.close()

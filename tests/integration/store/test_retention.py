@@ -31,7 +31,8 @@ from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 
-NOW = 2_000_000_000_000
+NOW = 1_700_000_000_000
+"""In the past, so the servers' clocks agree with whatever is old by this one."""
 HOUR = 3_600_000
 PENDING, PROCESSED, CANCELLED, DEAD = map(int, TaskStatus)
 
@@ -181,7 +182,7 @@ def test_a_step_is_small_and_followed_by_a_long_rest_and_idle_tables_are_looked_
     def ended(*args: Any, **kwargs: Any) -> Any:
         purging.clock.now += 100  # it takes this long
         found = look(*args, **kwargs)
-        steps.append(len(found))
+        steps.append(len(found[0]))
         return found
 
     look = fresh_store.ended.page
@@ -264,3 +265,27 @@ def test_rows_of_a_deleted_topic_go_when_its_retention_is_over(fresh_store: Stor
     assert fresh_store.topics.retire(deleted, 1)
     purging.cycle()
     assert purging.left([old, young, dead]) == ids(young, dead)
+
+
+def test_a_host_whose_clock_is_days_ahead_deletes_nothing_that_its_servers_call_young(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, topic=3600)
+    here = Clock().now_ms()
+    purging.clock.now = began = here + 100 * HOUR
+    old, soon, young = (
+        [new_row(status=PROCESSED, biz_type=7, biz_id=n, next_time=here - ago) for n in range(20)]
+        for ago in (HOUR + 1000, HOUR - 3000, HOUR - 600_000)
+    )
+    fresh_store.insert_many(old + soon + young)
+    purging.cycle()
+    assert purging.left(old) == set()
+    assert purging.left(soon + young) == ids(*soon, *young)
+
+    def purged() -> bool:
+        purging.cycle()
+        return not purging.left(soon)
+
+    assert until(purged, 60)
+    assert purging.clock.now - began < FORGET_SECONDS * 1000 / 2, "they were passed over"
+    assert purging.left(young) == ids(*young)
