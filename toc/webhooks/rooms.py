@@ -266,8 +266,8 @@ class Rooms:
             self._admit(room)
         elif room.flying < room.granted // 2:
             room.following = 0.0  # they were put off for longer than was needed
-            if room.granted > 4 * max(room.flying, SLACK) and now >= room.ask_at:
-                self._ask(room)  # another process need not wait for the renewal to have what is left
+            if not room.flying and room.granted > 4 * SLACK and now >= room.ask_at:
+                self._ask(room)  # a burst is over: others need not wait for the renewal to have its places
 
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
