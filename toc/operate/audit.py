@@ -101,7 +101,8 @@ def audited(
         raise
     finally:
         if record or outcome["outcome"] == DONE:  # else it was refused
-            log.info("change_made", **{**record, **about, "outcome": outcome["outcome"]})
+            told = {key: value for key, value in record.items() if isinstance(value, int | str)}
+            log.info("change_made", **{**told, **about, "outcome": outcome["outcome"]})
         try:
             store.audit.conclude(action_id, by, action, target, _text({**outcome, **record}))
         except TocError as exc:

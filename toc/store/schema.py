@@ -7,7 +7,6 @@ deployed program needs the old shape.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -26,10 +25,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeEngine
 
-from toc.model.clock import from_ms, to_ms
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import MAX_ATTRIBUTE_CHARS
 
@@ -52,31 +49,6 @@ TARGET_TABLE = "timeout_target"
 REQUEST_TABLE = "timeout_request"
 
 
-class Millis(TypeDecorator[int]):
-    """An instant: int milliseconds since 1970 UTC in Python, DATETIME(3) in MySQL, an integer in SQLite."""
-
-    impl = BigInteger
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Use DATETIME(3) on MySQL and MariaDB."""
-        if dialect.name in ("mysql", "mariadb"):
-            return dialect.type_descriptor(mysql.DATETIME(fsp=3))
-        return dialect.type_descriptor(BigInteger())
-
-    def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
-        """Convert to the driver's type."""
-        if value is None or dialect.name == "sqlite":
-            return value
-        return from_ms(value).replace(tzinfo=None)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:  # noqa: ARG002 - its signature
-        """Convert from the driver's type."""
-        if isinstance(value, datetime):
-            return to_ms(value.replace(tzinfo=from_ms(0).tzinfo))
-        return None if value is None else int(value)
-
-
 _MYSQL = ("mysql", "mariadb")
 _U64 = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
 _ROWID = Integer().with_variant(
@@ -84,6 +56,7 @@ _ROWID = Integer().with_variant(
 )  # SQLite: the rowid itself, no second tree
 _U32 = Integer().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
 _U16 = SmallInteger().with_variant(mysql.SMALLINT(unsigned=True), *_MYSQL)
+_INSTANT = BigInteger().with_variant(mysql.DATETIME(fsp=3), *_MYSQL)  # SQLite: milliseconds since 1970 UTC
 _TINY = SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
 _KEY = LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)
@@ -116,20 +89,20 @@ def schedule_table_name(table: int) -> str:
     return f"timeout_schedule_{table:04d}"
 
 
-def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
+def task_table(metadata: MetaData, table: int) -> Table:
     """Declare one of the task tables. TaskRow describes the columns."""
     return Table(
         task_table_name(table),
         metadata,
         Column("job_id", _ROWID, primary_key=True, autoincrement=False),
-        Column("gmt_create", Millis, nullable=False),
-        Column("gmt_modified", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("gmt_modified", _INSTANT, nullable=False),
         Column("biz_id", _U64, nullable=False),
         Column("biz_key", _KEY),
         Column("biz_type", _U64, nullable=False),
         Column("status", _TINY, nullable=False),
-        Column("action_time", Millis, nullable=False),
-        Column("next_time", Millis, nullable=False),
+        Column("action_time", _INSTANT, nullable=False),
+        Column("next_time", _INSTANT, nullable=False),
         Column("attribute", String(MAX_ATTRIBUTE_CHARS), nullable=False),
         Column("version", _U32, nullable=False),
         Column("attempts", _U16, nullable=False),
@@ -139,27 +112,26 @@ def task_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("dedup_key", _KEY),
         Column("last_error", String(MAX_ERROR_CHARS)),
         Column("lease_owner", _U64),
-        Column("lease_until", Millis),
+        Column("lease_until", _INSTANT),
         Column("history", String(MAX_HISTORY_CHARS)),
         Column("tries", _U16, nullable=False, server_default=text("0")),
-        Column("expires_at", Millis),
+        Column("expires_at", _INSTANT),
         Column("expired", _TINY, nullable=False, server_default=text("0")),
         Column("body_length", _U32),
         Column("body_sha256", _binary(32)),
         Column("pull_nonce", _binary(16)),
-        Column("pull_began", Millis),
+        Column("pull_began", _INSTANT),
         Column("pull_written", _TINY, nullable=False, server_default=text("0")),
         Column("redrives", _U16, nullable=False, server_default=text("0")),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first
         Index(f"ix_due_{table:04d}", "status", "next_time"),
-        schema=schema,
         **_OPTIONS,
     )
 
 
-def body_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
+def body_table(metadata: MetaData, table: int) -> Table:
     """Declare the table of the bodies of one task table's tasks: one row for each version with a body."""
     return Table(
         body_table_name(table),
@@ -168,12 +140,11 @@ def body_table(metadata: MetaData, table: int, schema: str | None = None) -> Tab
         Column("version", _U32, primary_key=True, autoincrement=False),
         Column("content_type", String(255), nullable=False),
         Column("body", _BODY, nullable=False),
-        schema=schema,
         **_OPTIONS,
     )
 
 
-def schedule_table(metadata: MetaData, table: int, schema: str | None = None) -> Table:
+def schedule_table(metadata: MetaData, table: int) -> Table:
     """Declare the table of the schedules whose occurrences are in one task table.
 
     ``definition`` is a JSON object (model.schedule.Definition); model.schedule.State describes the rest.
@@ -188,20 +159,19 @@ def schedule_table(metadata: MetaData, table: int, schema: str | None = None) ->
         Column("version", _U32, nullable=False),
         Column("change_id", _U64, nullable=False),
         Column("paused", _TINY, nullable=False),
-        Column("after_time", Millis, nullable=False),
-        Column("next_time", Millis),
-        Column("look_time", Millis),
-        Column("buffered", Millis),
+        Column("after_time", _INSTANT, nullable=False),
+        Column("next_time", _INSTANT),
+        Column("look_time", _INSTANT),
+        Column("buffered", _INSTANT),
         Column("last_job_id", _U64),
         Column("fired", _U64, nullable=False),
         Column("skipped", _U64, nullable=False),
         Column("missed", _U64, nullable=False),
-        Column("missed_at", Millis),
-        Column("gmt_create", Millis, nullable=False),
-        Column("gmt_modified", Millis, nullable=False),
+        Column("missed_at", _INSTANT),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("gmt_modified", _INSTANT, nullable=False),
         # the only look at a schedule that rests is that for the least of these
         Index(f"ix_look_{table:04d}", "look_time"),
-        schema=schema,
         **_OPTIONS,
     )
 
@@ -217,7 +187,7 @@ def request_table(metadata: MetaData) -> Table:
         Column("request_key", _binary(32), primary_key=True),
         Column("payload", _binary(32), nullable=False),
         Column("answer", Text),
-        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
         Index("ix_request_age", "gmt_create"),
         **_OPTIONS,
     )
@@ -241,8 +211,8 @@ def topic_table(metadata: MetaData) -> Table:
         Column("horizon", _U32, nullable=False),
         Column("retention", _U32, nullable=False),
         Column("paused", _TINY, nullable=False),
-        Column("gmt_create", Millis, nullable=False),
-        Column("gmt_modified", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("gmt_modified", _INSTANT, nullable=False),
         Column("version", _U32, nullable=False),
         Column("concurrency", _U32, nullable=False, server_default=text("0")),
         Column("former_slots", _U16, nullable=False, server_default=text("0")),
@@ -264,8 +234,8 @@ def template_table(metadata: MetaData) -> Table:
         Column("pattern", String(128), primary_key=True),
         Column("policies", Text, nullable=False),
         Column("most_topics", _U32, nullable=False),
-        Column("gmt_create", Millis, nullable=False),
-        Column("gmt_modified", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("gmt_modified", _INSTANT, nullable=False),
         Column("version", _U32, nullable=False),
         **_OPTIONS,
     )
@@ -282,7 +252,7 @@ def retired_table(metadata: MetaData) -> Table:
         Column("biz_type", _ROWID, primary_key=True, autoincrement=False),
         Column("name", String(128), nullable=False),
         Column("retention", _U32, nullable=False),
-        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
         **_OPTIONS,
     )
 
@@ -300,10 +270,10 @@ def token_table(metadata: MetaData) -> Table:
         Column("roles", String(255), nullable=False),
         Column("topics", Text, nullable=False),
         Column("limits", Text, nullable=False),
-        Column("expires_at", Millis),
-        Column("revoked_at", Millis),
+        Column("expires_at", _INSTANT),
+        Column("revoked_at", _INSTANT),
         Column("created_by", String(128), nullable=False),
-        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
         Column("version", _U32, nullable=False),
         UniqueConstraint("sha256", name="uk_token_sha256"),
         **_OPTIONS,
@@ -325,11 +295,11 @@ def target_table(metadata: MetaData) -> Table:
         Column("paused", _TINY, nullable=False),
         Column("paused_by", String(128), nullable=False),
         Column("paused_why", String(255), nullable=False),
-        Column("previous_until", Millis),
+        Column("previous_until", _INSTANT),
         Column("sealed", Text, nullable=False),
         Column("change_id", _U64, nullable=False),
-        Column("gmt_create", Millis, nullable=False),
-        Column("gmt_modified", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("gmt_modified", _INSTANT, nullable=False),
         **_OPTIONS,
     )
 
@@ -350,7 +320,7 @@ def audit_table(metadata: MetaData) -> Table:
         Column("target", String(255), nullable=False),
         Column("details", Text, nullable=False),
         Column("result", Text),
-        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
         Index("ix_audit_age", "gmt_create"),
         **_OPTIONS,
     )
@@ -366,7 +336,7 @@ def identity_table(metadata: MetaData) -> Table:
         metadata,
         Column("number", _TINY, primary_key=True, autoincrement=False),
         Column("identity", String(32), nullable=False),
-        Column("gmt_create", Millis, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
         Column("features", Text),
         **_OPTIONS,
     )
