@@ -213,12 +213,13 @@ def test_names_of_255_characters_are_queues_of_their_own(gateway: Gateway, clien
     long, other = "q" * 255, "q" * 254 + "r"
     one = client.publish(long, b"one")
     client.publish(other, b"two")
+    client.publish("short")
     job = client.consume(long, timeout=30)
     assert (job["job_id"], job["queue"], data_of(job)) == (one, long, b"one")
     assert client.consume(f"{long},{other}", timeout=30)["queue"] == other
     topics = gateway.system.center.catalog.refresh()
     assert all(re.fullmatch(r"ns\.h-[0-9a-f]{32}", name) for name in topics if name.startswith("ns.h-"))
-    assert "ns.gold" in topics
+    assert "ns.short" in topics
 
 
 def test_a_job_comes_again_when_its_ttr_has_ended_and_not_before(client: Client) -> None:
