@@ -56,8 +56,8 @@ def test_coroutines_that_a_neighbour_cancels_are_not_charged(
     daemon = system.start(processes=1, app=APP)
     # Some wait, some of them for a child, and some are due at that instant: these have had no step yet.
     others = [
-        *(NewTask("test.async", n, 0.5, attribute={"sleep": 1.0}) for n in range(50)),
-        *(NewTask("test.async", n, 0.5, attribute={"sleep": 1.0, "child": True}) for n in range(50, 100)),
+        *(NewTask("test.async", n, 0.5, attribute={"sleep": 2.0}) for n in range(50)),
+        *(NewTask("test.async", n, 0.5, attribute={"sleep": 2.0, "child": True}) for n in range(50, 100)),
         *(NewTask("test.async", n, 1.0) for n in range(100, 200)),
     ]
     topic = "test.sync" if "thread" in deed else "test.async"

@@ -119,6 +119,7 @@ def test_a_submit_that_waits_for_a_dedup_key_blocks_nobody_else(
     client.submit("test.sync", biz_id=500, delay=1.0)
     got: list[int] = []
     with application.connect() as one, application.connect() as two:
+        began = time.monotonic()
         held = _submit(client, one, 1000, "a")
 
         def wait(connection: Connection | None) -> None:
@@ -131,6 +132,7 @@ def test_a_submit_that_waits_for_a_dedup_key_blocks_nobody_else(
             system.wait(lambda: strangers.count > 200, "others submit", 60)
             assert got == []
             one.commit()
+            open_for = time.monotonic() - began
             for thread in waiting:
                 thread.join()
         with Strangers(system, [2, 498, 998, 1002, 10_001]) as later:  # while two is still open
@@ -139,7 +141,7 @@ def test_a_submit_that_waits_for_a_dedup_key_blocks_nobody_else(
     line.prove(got == [held, held], f"two submits waited for a key while {strangers.count} others came")
     assert strangers.failed + later.failed == []
     assert max(strangers.slowest, later.slowest) < WAIT_MS + 1000 * line.slack
-    line.judge(system, within=4)
+    line.judge(system, within=4 + open_for)  # it was due meanwhile
 
 
 def _submit(client: Client, connection: Connection | None, biz_id: int, key: str, delay: float = 1.0) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from harness.dialect_clients import TTR_SECONDS
 from harness.gateway import Gateway
+from harness.orders import ASK_SECONDS
 from harness.patience import until
 from harness.sessions import kill_session
 from harness.system import System
@@ -210,7 +211,11 @@ class Replay:
         # Where ids are the server's, a put that was repeated may have made two jobs.
         doubled = {key for key, line in put.items() if line["repeated"]}
         doubled = doubled if self.dialect in ("delay-task", "lmstfy") else set()
-        assert fires <= set(started) <= fires | doubled, (
+        asked = {(line["order"], line["topic"]): line["at"] for line in self._lines("producer", "asked")}
+        # On a busy machine a delete may be asked for too late: then either is right.
+        raced = {key for key, at in asked.items() if at > due[key] - ASK_SECONDS}
+        assert len(raced) <= len(asked) / 2, "the producer could not keep up"
+        assert fires <= set(started) <= fires | doubled | raced, (
             self.dialect,
             sorted(fires - set(started)),
             sorted(set(started) - fires),

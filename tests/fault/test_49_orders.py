@@ -120,22 +120,24 @@ def replay(system: System, shop: Shop, directory: Path, plan: demo.Plan, verdict
         with producing(system, gateway, secret, directory) as producer:
             expected = sum(one.fires for one in plan.deadlines)
 
-            def amid() -> list[dict[str, Any]]:
-                """What the one that is to die is sending, once a third has come."""
+            def stopped() -> tuple[set[int], float] | None:
+                """The ports of the one that is to die, halted amid its requests, and since when. Once a third
+                has come."""
                 assert not producer.poll(), (directory / "produce.log").read_text()
-                requests = shop.requests()
-                if len({one["id"] for one in requests}) <= expected / 3:
-                    return []
-                ports = ports_of(doomed, shop.port)
-                flying = [one for one in requests if one["port"] in ports and not one["answered"]]
-                return flying if len(flying) > 1 else []
+                if len({one["id"] for one in shop.requests()}) <= expected / 3:
+                    return None
+                (worker,) = doomed.workers()
+                os.kill(worker, signal.SIGSTOP)
+                since, ports = time.time(), ports_of(doomed, shop.port)
+                if sum(one["port"] in ports and not one["answered"] for one in shop.requests()) > 1:
+                    return ports, since
+                os.kill(worker, signal.SIGCONT)
+                return None
 
-            system.wait(amid, "requests are in flight", plan.seconds + 60)
-            for pid in doomed.workers():
-                os.kill(pid, signal.SIGSTOP)  # else it opens connections between the look and the kill
-            ports = ports_of(doomed, shop.port)
+            caught = system.wait(stopped, "requests are in flight", plan.seconds + 60)
+            assert caught
+            ports, killed = caught
             doomed.kill()
-            killed = time.time()
             assert producer.wait(plan.seconds + 120) == 0, (directory / "produce.log").read_text()
         submitted = {
             (one["order"], one["topic"]): int(one["job_id"])
@@ -263,9 +265,7 @@ def doubled(requests: list[dict[str, Any]], ports: set[int], killed: float) -> i
     well = Counter(one["id"] for one in requests if one["status"] == 204)
     again = {task for task, times in well.items() if times > 1}
     in_flight = {
-        one["id"]
-        for one in requests
-        if one["port"] in ports and one["at"] < killed and one["answered"] > killed - NOTE_SECONDS
+        one["id"] for one in requests if one["port"] in ports and one["answered"] > killed - NOTE_SECONDS
     }
     assert again <= in_flight, json.dumps([one for one in requests if one["id"] in again - in_flight])
     assert len(again) <= CONCURRENCY

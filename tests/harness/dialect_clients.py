@@ -4,9 +4,9 @@
     python -m harness.dialect_clients consume DIALECT NAME HISTORY PORT[,PORT...]
 
 They know nothing of toc. Each goes on at the next port when a gateway does not answer, and repeats what it
-asked, as plain clients do. PLAN and HISTORY are as in harness.replay; the history has ``submitted`` and
-``deleted`` of the producer, ``started`` (before its work) and ``finished`` of a consumer. lmstfy's token is
-in LMSTFY_TOKEN.
+asked, as plain clients do. PLAN and HISTORY are as in harness.replay; the history has ``submitted``,
+``asked`` (a delete, before it is) and ``deleted`` of the producer, ``started`` (before its work) and
+``finished`` of a consumer. lmstfy's token is in LMSTFY_TOKEN.
 """
 
 from __future__ import annotations
@@ -335,6 +335,7 @@ def produce(dialect: str, plan_path: str, history: History, ports: list[int]) ->
 
     def cancel(number: int, deadline: dict[str, Any]) -> None:
         assert known[number].wait(GIVE_UP_SECONDS)
+        history.write("asked", deadline["order"], deadline["topic"])
         client().delete(job_ids[number])
         history.write("deleted", deadline["order"], deadline["topic"])
 

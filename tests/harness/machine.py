@@ -25,12 +25,12 @@ nothing else on two processors made tasks 0.13 s late and calls 0.26 s."""
 # that is to be durable. Lost is what is neither its pauses nor its work.
 PROBE = f"""
 import os, select, tempfile, time
-PAUSES, WORK = [0.2, *[0.001] * {HOPS - 1}], 0.0002
+HOPS, PAUSE, WORK = {HOPS}, 0.02, 0.0002
 lost, began, used = [], time.monotonic(), time.process_time()
 with tempfile.TemporaryFile(buffering=0) as disk:
     while True:
-        for pause in PAUSES:
-            time.sleep(pause)
+        for _ in range(HOPS):
+            time.sleep(PAUSE)
             enough = time.process_time() + WORK
             while time.process_time() < enough:
                 pass
@@ -38,7 +38,7 @@ with tempfile.TemporaryFile(buffering=0) as disk:
         disk.write(bytes(4096))
         os.fsync(disk.fileno())
         now, all_used = time.monotonic(), time.process_time()
-        lost.append(max(now - began - sum(PAUSES) - (all_used - used), 0.0))
+        lost.append(max(now - began - HOPS * PAUSE - (all_used - used), 0.0))
         began, used = now, all_used
         if select.select([0], [], [], 0)[0]:
             if not os.read(0, 1):

@@ -301,7 +301,7 @@ def test_consumers_of_a_killed_process_connect_again_and_every_task_arrives(gate
     asked = [_ask(gateway, ttr=3) for _ in range(100)]
     assert until(lambda: arrived(gateway.port, len(asked)), 10)
     (pid,) = gateway.children()
-    job_ids = gateway.system.center.submit_many([NewTask("test.once", n, 0.2 + n / 100) for n in range(100)])
+    job_ids = gateway.system.center.submit_many([NewTask("test.once", n, 0.2 + n / 40) for n in range(100)])
     assert asked[0].recv(65536)  # some were answered, some were not
     os.kill(pid, signal.SIGKILL)
     for client in asked:

@@ -277,7 +277,7 @@ def test_a_server_that_hangs_costs_its_timeouts_once_and_then_little(
     launch: Launch, machine: Machine
 ) -> None:
     server = launch(RedisServer)
-    queues = Queues(server.url, connect_timeout=0.5, read_timeout=1.5)
+    queues = Queues(server.url, connect_timeout=1.5, read_timeout=1.5)
     queues.add({SLOT: [(1, 1.0)]})
     take(queues)
     server.pause()

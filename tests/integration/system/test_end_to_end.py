@@ -31,7 +31,7 @@ def test_all_invariants_hold_while_one_worker_is_killed_and_one_daemon_is_stoppe
             topics[biz_id % 3],
             biz_id,
             # those that are cancelled and moved first are not due before that, however slow the machine
-            timedelta(seconds=dice.uniform(6, 14) + (60 if biz_id < 600 else 0)),
+            timedelta(seconds=dice.uniform(6, 14) + (300 if biz_id < 600 else 0)),
             attribute={"fail": dice.choice((0, 0, 0, 0, 1, 2)), "sleep": dice.choice((0, 0, 0.005, 0.02))},
         )
         for biz_id in range(4000)
