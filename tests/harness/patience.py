@@ -9,14 +9,17 @@ PATIENCE = 120.0
 """Seconds that a condition is waited for at the least: a busy machine stands still for seconds, and patience
 costs nothing where all is well."""
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
+MOST_LATE = 0.1
+"""Seconds by which patience alone makes a look come later."""
 
 
-def pause(asked: float) -> None:
-    """Sleep until the next look. ``asked``: what the last one took.
+def pause(asked: float, waited: float) -> None:
+    """Sleep until the next look. ``asked``: what the last one took; ``waited``: how long this has gone on.
 
-    Whoever looks leaves most of the processor to those who are to bring it about.
+    Whoever looks leaves most of the processor to those who are to bring it about. What has taken long is seen
+    a twentieth later: a look each hundredth of a second, at a server, is a twentieth of a processor.
     """
-    time.sleep(min(max(LEAST_PAUSE, 6 * asked), MOST_PAUSE))
+    time.sleep(min(max(LEAST_PAUSE, 6 * asked, min(waited / 20, MOST_LATE)), MOST_PAUSE))
 
 
 def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
@@ -25,7 +28,8 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     ``seconds`` is what it takes at the most where nothing else runs; a busy machine gets more. A test of how
     long something takes measures it.
     """
-    end = time.monotonic() + max(seconds, PATIENCE)
+    start = time.monotonic()
+    end = start + max(seconds, PATIENCE)
     while True:
         began = time.monotonic()
         if condition():
@@ -33,4 +37,4 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
         now = time.monotonic()
         if now > end:
             return False
-        pause(now - began)
+        pause(now - began, now - start)

@@ -247,13 +247,13 @@ class System:
         how long something takes measures it.
         """
         seconds = max(seconds, PATIENCE)
-        asked = time.monotonic()
-        until = asked + seconds
+        start = asked = time.monotonic()
+        until = start + seconds
         while not (value := condition()):
             now = time.monotonic()
             if now > until:
                 raise AssertionError(f"not within {seconds} s: {what}\n{self.logs()}")
-            pause(now - asked)
+            pause(now - asked, now - start)
             asked = time.monotonic()
         return value
 

@@ -24,8 +24,8 @@ import pytest
 MODEL = Path(__file__).parents[2] / "spec"
 MEMORY_MB = 4000
 MAX_DEPTH = 1_000_000
-QUICK_TABLE = 20
-"""A quick search begins with 2^20 places for states: to clear the usual 2^24 takes longer than most do."""
+QUICK_TABLE, QUICK_DEPTH = 20, 100_000
+"""A quick search begins with room for 2^20 states, and for fewer steps: most end before more is cleared."""
 SECONDS = 1500
 
 
@@ -81,13 +81,15 @@ def run(search: Search, directory: Path) -> Result:
     defines = [f"-D{flag}" for flag in search.flags.split()]
     _call(["spin", "-a", *defines, str(MODEL / f"{search.model}.pml")], place)
     options = ["-DNFAIR=3"] if liveness else ["-DSAFETY", "-DNOCLAIM"]
+    if not search.slow and not liveness:
+        options += ["-DNOCOMP", "-DSFH"]  # states as they are: a fifth less time for a third more memory
     if search.compress:
         options.append("-DCOLLAPSE")
     # To optimize takes longer than a search of less than a million states.
     effort = "-O2" if search.slow else "-O0"
     _call(["gcc", effort, "-w", *options, f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"], place)
-    table = [] if search.slow else [f"-w{QUICK_TABLE}"]
-    output = _call(["./pan", f"-m{MAX_DEPTH}", *table, *(["-a", "-f"] if liveness else [])], place)
+    bounds = [f"-m{MAX_DEPTH}"] if search.slow else [f"-m{QUICK_DEPTH}", f"-w{QUICK_TABLE}"]
+    output = _call(["./pan", *bounds, *(["-a", "-f"] if liveness else [])], place)
     errors = re.search(r"errors: (\d+)", output)
     states = re.search(r"^\s*(\d+) states, stored", output, re.MULTILINE)
     memory = re.search(r"^\s*([\d.]+)\s+total actual memory usage", output, re.MULTILINE)

@@ -17,6 +17,8 @@ from toc.store.select import Selection
 
 DEAD = Selection(TaskStatus.DEAD)
 SECONDS = 8
+PACE = 0.02
+"""Seconds between two steps of a loop: four that never rest leave the daemon little of the processor."""
 
 
 class Loops:
@@ -32,7 +34,7 @@ class Loops:
 
         def run() -> None:
             try:
-                while not self._stop.is_set():
+                while not self._stop.wait(PACE):
                     step()
             except BaseException as exc:
                 self._errors.append(exc)
