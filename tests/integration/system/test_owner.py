@@ -213,14 +213,18 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     assert chosen() == {burst, other}
 
 
+@pytest.mark.parametrize("put_off_every", [10**9, TURN + TURN // 2])
 def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_each(
-    owner: WorkerAtRest,
+    owner: WorkerAtRest, put_off_every: int
 ) -> None:
+    """Even if all are put off together, again and again, because too much has yet to be written."""
     slots = [SLOT, Slot(TOPIC, 1), Slot(TOPIC, 2)]
     owner.own(slots[1:])
-    agenda = agenda_of(owner, Unwritten())
+    finisher = Unwritten()
+    agenda = agenda_of(owner, finisher)
     due = 1000
     taken: list[Slot] = []
+    waits = 0
     for slot in slots:
         owner.book.owned[slot].left = 10 * TURN
         agenda.look(owner.book.owned[slot], due)
@@ -230,6 +234,9 @@ def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_ea
             taken += [member.slot] * request.limit
             entries = [(job_id, 0.0) for job_id in range(request.limit)]
             agenda.took(member, Prepared(entries, due, 10 * TURN, now), now)
+        behind = len(taken) // put_off_every > waits
+        finisher.backlog = ENOUGH_UNWRITTEN + 1 if behind else 0
+        waits += behind
         if len(taken) > 9 * TURN:
             break
     turns = [(slot, len(list(some))) for slot, some in groupby(taken)]

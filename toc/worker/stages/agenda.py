@@ -12,6 +12,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
 
 from toc.index.messages import Prepared, PrepareRequest
 from toc.model.catalog import TopicCatalog
@@ -42,6 +44,9 @@ BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
 
+_LONGEST = attrgetter("due", "turned")
+"""Who waits longest. Slots that were put off together are due together: then who had a turn longest ago."""
+
 
 @dataclass(kw_only=True, eq=False)
 class Agenda:
@@ -63,6 +68,7 @@ class Agenda:
         self._no_room: dict[Slot, int] = {}
         """Due slots without room, with the due time of each. Those that wait longest are served first."""
         self._resume = ResumeRate(self.clock)
+        self._turns = count(1)
 
     def hear(self, news: Mapping[Slot | None, int]) -> None:
         """Note when slots (None: every slot) may hold a due entry. Begins a round."""
@@ -112,6 +118,7 @@ class Agenda:
         topics = self.catalog.known()
         unwritten, unmoved = self.finisher.backlog, self.finisher.unmoved()
         for name, members in by_topic.items():
+            members.sort(key=_LONGEST)
             since = {member.slot: member.due for member in members}
             for member in members:
                 member.due = NEVER  # until a due time is known
@@ -162,6 +169,7 @@ class Agenda:
             due += now - result.redis_now_ms
         elif due <= now and owned.turn >= TURN:
             due, owned.turn = now, 0  # behind those that wait
+            owned.turned = next(self._turns)
         self.look(owned, due)
 
 
