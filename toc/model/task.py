@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum, StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.model.body import Body
@@ -319,8 +320,8 @@ def task_of(
             topic,
             row.biz_id if row.biz_key is None else row.biz_key,
             row.biz_type,
-            TaskStatus(status),
-            from_ms(row.action_time),
+            status if isinstance(status, TaskStatus) else TaskStatus(status),
+            _instant(row.action_time),
             decode_attribute(row.attribute),
             row.attempts + 1 if attempt is None else attempt,
             row.version,
@@ -332,6 +333,10 @@ def task_of(
         )
     except (ValueError, OverflowError, RecursionError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute
+
+
+_instant = lru_cache(256)(from_ms)
+"""The tasks of a burst share few instants."""
 
 
 def check_expiry(expires_at: int, action_time: int) -> None:

@@ -78,8 +78,8 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
     if row.status != TaskStatus.PENDING:
         return Check.ELSEWHERE
     ahead = row.next_time - now
-    if ahead <= 0 and has_expired(row, now) and row.lease <= 0:  # a try that runs may finish
-        return Check.EXPIRED
+    if row.expires_at and ahead <= 0 and has_expired(row, now) and row.lease <= 0:
+        return Check.EXPIRED  # a try that runs may finish
     if ahead <= MAX_CLOCK_SKEW_MS:
         if row.lease:
             return Check.LEASED

@@ -7,7 +7,7 @@ then serves the sweep (toc.store.scan), the list of dead letters and the purge.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -167,10 +167,10 @@ class Batches(Tries):
         now: int,
         sent: SentTries,
     ) -> dict[int, Finish]:
-        groups: dict[tuple[int, int], list[int]] = {}
+        groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for table, part in ids.items():
             for job_id in part:
-                groups.setdefault((table, versions[job_id]), []).append(job_id)
+                groups[table, versions[job_id]].append(job_id)
         ended = server.instant(now)
         results = server.run(
             [
@@ -414,7 +414,7 @@ def _delivered(
 ) -> str:
     """Return the SQL that adds the tries of those tasks that were sent to their histories."""
     cases = []
-    for job_id in job_ids:
+    for job_id in job_ids if sent else ():
         if job_id in sent:
             attempt, (request, text) = sent[job_id]
             tried = FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0)

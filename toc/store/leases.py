@@ -60,7 +60,7 @@ class Leases:
         How long another worker's lease lasts takes a query of its own: such rows are rare, and each
         expression more in the row check costs a tenth of its time.
         """
-        foreign = [row.job_id for row in rows if self.of_others(row)]
+        foreign = [row.job_id for row in rows if row.lease and self.of_others(row)]
         if not foreign:
             return [row._replace(lease=0) if row.lease else row for row in rows]
         left = dict.fromkeys(foreign, 1)  # if the lease is gone by then, the row has changed: look again soon

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from toc.model.task import TaskRow, TryRow
@@ -53,12 +53,14 @@ def column(server: DatabaseServer, name: str) -> str:
 
 
 def try_columns(server: DatabaseServer) -> str:
-    """Return what to SELECT for ``try_rows``: one text per row, numbers first, the attribute last.
+    """Return what to SELECT for ``try_rows``: one text per row, the attribute last.
 
     Each column of a result has a description to be read, and each value its length and type: a dozen columns
-    would cost several times as much as splitting one text.
+    would cost several times as much as splitting one text. What most rows have in common is one part of it,
+    which ``try_rows`` parses once. So is what a first try finds: next_time is empty if it is action_time.
     """
-    numbers = TryRow._fields[: TryRow._fields.index("lease")]
+    action_time, next_time = column(server, "action_time"), column(server, "next_time")
+    common = ["biz_type", "status", "version", "attempts", "crashes", "COALESCE(lease_owner,0)"]
     rare = server.joined(
         [
             "tries",
@@ -72,8 +74,11 @@ def try_columns(server: DatabaseServer) -> str:
     plain = "tries=0 AND expires_at IS NULL AND body_length IS NULL AND redrives=0"
     return server.joined(
         [
-            *(column(server, name) if name in _INSTANTS else name for name in numbers),
-            "COALESCE(lease_owner,0)",
+            "job_id",
+            "biz_id",
+            action_time,
+            f"CASE WHEN next_time=action_time THEN '' ELSE {next_time} END",
+            server.joined(common, by=":"),
             f"CASE WHEN {plain} THEN '-' ELSE {rare} END",
             "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
             "attribute",
@@ -87,14 +92,37 @@ def try_rows(results: Iterable[Result]) -> list[TryRow]:
     with understood():
         for result in results:
             for (text,) in result.rows:
-                parts = text.split(",", 12)
-                rare, key, attribute = parts[10:]
+                job_id, biz_id, action, following, common, rare, key, attribute = text.split(",", 7)
+                biz_type, status, version, attempts, crashes, lease = _common(common)
+                action_time = int(action)
+                next_time = int(following) if following else action_time
                 biz_key = None if key == "-" else bytes.fromhex(key).decode(errors="replace")
                 more = (0, 0, 0, -1, 0) if rare == "-" else map(int, rare.split(":"))
-                parts[:10] = map(int, parts[:10])
-                parts[10:] = biz_key, attribute, *more
-                rows.append(TryRow._make(parts))
+                rows.append(
+                    TryRow(
+                        int(job_id),
+                        int(biz_id),
+                        biz_type,
+                        status,
+                        action_time,
+                        next_time,
+                        version,
+                        attempts,
+                        crashes,
+                        lease,
+                        biz_key,
+                        attribute,
+                        *more,
+                    )
+                )
     return rows
+
+
+@lru_cache(256)
+def _common(text: str) -> tuple[int, int, int, int, int, int]:
+    """Parse the part of a row's text that most rows have in common."""
+    biz_type, status, version, attempts, crashes, lease = map(int, text.split(":"))
+    return biz_type, status, version, attempts, crashes, lease
 
 
 def number_rows(results: Iterable[Result], count: int) -> list[list[int]]:

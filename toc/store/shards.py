@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -168,9 +169,9 @@ class Shards:
 
     def group(self, job_ids: Iterable[int]) -> dict[DatabaseServer, dict[int, list[int]]]:
         """Group ids by server and table, all sorted, so that two batches lock rows in one order."""
-        by_table: dict[int, list[int]] = {}
+        by_table: defaultdict[int, list[int]] = defaultdict(list)
         for job_id in sorted(set(job_ids)):
-            by_table.setdefault(table_of_job(job_id, self.tables), []).append(job_id)
+            by_table[table_of_job(job_id, self.tables)].append(job_id)
         return self.group_tables(by_table)
 
     def group_tables(self, by_table: Mapping[int, T]) -> dict[DatabaseServer, dict[int, T]]:

@@ -155,7 +155,7 @@ class Tries:
             # Usually a broken connection.
             self._shards.alone(lambda: take(asked, self._tries({server: ids})))
             return
-        foreign = any(map(self.leases.of_others, rows))
+        foreign = any(row.lease and self.leases.of_others(row) for row in rows)
         if foreign and len(self._shards.servers) > 1:
             self._shards.alone(lambda: take(asked, self._judged(server, asked, rows)))
         elif foreign:

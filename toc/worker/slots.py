@@ -28,7 +28,8 @@ class OwnedSlot:
 
     ``claim`` is the number that its PrepareQueue entries carry, ``others`` are the numbers that other workers
     hold or held, ``due`` is when the poller looks at it next (ms, this machine's clock), ``left`` is how many
-    due entries the last prepare left there, ``buried`` the size of its DeadQueue at the last peek.
+    due entries the last prepare left there, ``turn`` how many were taken there in a row, ``turned`` the
+    number of its last turn, ``buried`` the size of its DeadQueue at the last peek.
     """
 
     slot: Slot
@@ -36,6 +37,8 @@ class OwnedSlot:
     others: dict[int, str]
     due: int = NEVER
     left: int = 0
+    turn: int = 0
+    turned: int = 0
     buried: int = 0
 
 

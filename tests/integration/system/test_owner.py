@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
 from math import ceil
 from typing import Any
 
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 from toc import TimeoutCenter
 from toc.dev.local.servers import RedisServer
-from toc.index.messages import Generation
+from toc.index.messages import Generation, Prepared
 from toc.maintenance import dead_entries as deadqueues
 from toc.model.clock import Clock
 from toc.model.task import TryRow
@@ -21,7 +22,7 @@ from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.worker.slots import OwnedSlot
-from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, Agenda
+from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
 from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
 from toc.worker.stages.watch import PROBE_SECONDS, look_seconds
 
@@ -169,12 +170,8 @@ class Unwritten:
         return self.slots
 
 
-def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: WorkerAtRest) -> None:
-    """And nothing is taken while far too much has yet to be written, or of slots where moves fail."""
-    owner.own([OTHER])
-    burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
-    finisher: Any = Unwritten()
-    agenda = Agenda(
+def agenda_of(owner: WorkerAtRest, finisher: Any) -> Agenda:
+    return Agenda(
         catalog=owner.center.catalog,
         clock=owner.center.clock,
         handlers=owner.center.handlers,
@@ -185,6 +182,14 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
         dispatcher=owner.dispatcher,
         pressure=owner.pipeline.pressure,
     )
+
+
+def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: WorkerAtRest) -> None:
+    """And nothing is taken while far too much has yet to be written, or of slots where moves fail."""
+    owner.own([OTHER])
+    burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
+    finisher = Unwritten()
+    agenda = agenda_of(owner, finisher)
     now = 1000
 
     def chosen() -> set[OwnedSlot]:
@@ -206,6 +211,37 @@ def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: 
     finisher.slots = ()
     now += BEHIND_LOOK_MS
     assert chosen() == {burst, other}
+
+
+@pytest.mark.parametrize("put_off_every", [10**9, TURN + TURN // 2])
+def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_each(
+    owner: WorkerAtRest, put_off_every: int
+) -> None:
+    """Even if all are put off together, again and again, because too much has yet to be written."""
+    slots = [SLOT, Slot(TOPIC, 1), Slot(TOPIC, 2)]
+    owner.own(slots[1:])
+    finisher = Unwritten()
+    agenda = agenda_of(owner, finisher)
+    due = 1000
+    taken: list[Slot] = []
+    waits = 0
+    for slot in slots:
+        owner.book.owned[slot].left = 10 * TURN
+        agenda.look(owner.book.owned[slot], due)
+    for now in range(due, due + 100 * TURN):
+        agenda.hear({})
+        for member, request in agenda.choose(now):
+            taken += [member.slot] * request.limit
+            entries = [(job_id, 0.0) for job_id in range(request.limit)]
+            agenda.took(member, Prepared(entries, due, 10 * TURN, now), now)
+        behind = len(taken) // put_off_every > waits
+        finisher.backlog = ENOUGH_UNWRITTEN + 1 if behind else 0
+        waits += behind
+        if len(taken) > 9 * TURN:
+            break
+    turns = [(slot, len(list(some))) for slot, some in groupby(taken)]
+    assert {slot for slot, _ in turns[:3]} == {slot for slot, _ in turns[3:6]} == set(slots)
+    assert all(TURN <= length < TURN + TAKE_LIMIT for _, length in turns[:6])
 
 
 @pytest.mark.parametrize(("crowded", "gathered"), [(False, GATHER_SECONDS), (True, GATHER_BUSY_SECONDS)])

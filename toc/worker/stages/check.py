@@ -26,7 +26,7 @@ from toc.worker.quarantine.suspects import Quarantine
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.finish import Finisher
+from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.stages.lease_keeper import LeaseKeeper
 
 log = get_logger(__name__)
@@ -131,6 +131,7 @@ class Checker:
 
     def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
         now = self.clock.now_ms()
+        ready: list[Entry] = []
         checked: dict[Check, list[Entry]] = {what: [] for what in Check}
         refused: list[tuple[Entry, TryRow | None]] = []
         for entry in entries:
@@ -147,7 +148,9 @@ class Checker:
             entry.row = row
             entry.checked = True
             what = check(row, now=now, taken=entry.taken)
-            if what is Check.ELSEWHERE:
+            if what is Check.START:
+                ready.append(entry)
+            elif what is Check.ELSEWHERE:
                 if row.status != TaskStatus.PENDING:
                     STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
@@ -155,7 +158,6 @@ class Checker:
                 checked[what].append(entry)
         if rows.unanswered:
             self._put_away([entry for entry in entries if entry.job_id in rows.unanswered], rows.unanswered)
-        ready = checked[Check.START]
         if leased := checked[Check.LEASED]:
             ready += self.leases.judge(leased)
         if soon := checked[Check.SOON]:
@@ -225,7 +227,7 @@ class Checker:
         if not ready:
             return
         ready = self._written_soon(ready)
-        alone = [entry for entry in ready if self._runs_alone(entry)]
+        alone = [entry for entry in ready if entry.row.crashes and self._runs_alone(entry)]
         if alone:
             self.quarantine.admit(alone)
             ready = [entry for entry in ready if not self._runs_alone(entry)]
@@ -233,7 +235,7 @@ class Checker:
 
     def _written_soon(self, entries: list[Entry]) -> list[Entry]:
         """Those of the entries whose server keeps up with writing. Postpones the others."""
-        if not any(map(self.finisher.behind, entries)):
+        if self.finisher.unwritten <= MAX_UNWRITTEN or not any(map(self.finisher.behind, entries)):
             return entries
         at = self.clock.now_ms() + RETRY_MS
         self.finisher.put_away((entry, at) for entry in entries if self.finisher.behind(entry))

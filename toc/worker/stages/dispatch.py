@@ -350,7 +350,7 @@ class Dispatcher:
                     line.seconds += (max(took, 1e-5) - line.seconds) * 0.1
                 self._free += 1
             following = self._next()
-            if line is not None and line.waiting and line.running < self._threads_for(line):
+            if self._idle and line is not None and line.waiting and line.running < self._threads_for(line):
                 self._wake(1)  # it may have another thread, and this one serves another topic now
             has_room = bool(self._wants_room) and self._finds_room()
         if has_room:
@@ -398,14 +398,15 @@ class Dispatcher:
         batch: list[Entry] = []
         took = 0.0
         while batch := self._take(batch, took):
-            started = self.clock.monotonic()
+            started = now = self.clock.monotonic()
             whole, bodies = batch, NONE
             for entry in batch:
                 if entry.row.body_length >= 0:
                     # Before the last look: reading takes time, in which others may have taken the entry.
                     whole, bodies = self.bodies.fetch(batch)
+                    now = self.clock.monotonic()
                     break
-            due = self._due_now(whole, self.clock.monotonic())
+            due = self._due_now(whole, now)
             if due and due[0].handler.batch is not None:
                 self._run_batch(due, bodies)
             elif due:
@@ -425,7 +426,7 @@ class Dispatcher:
                 early.append(entry)
             elif not self.inflight.start(entry, started):
                 refused.append(entry)
-            elif has_expired(entry.row, now):  # while it waited
+            elif entry.row.expires_at and has_expired(entry.row, now):  # while it waited
                 entry.started = 0.0
                 expired.append(entry)
             else:
@@ -443,8 +444,10 @@ class Dispatcher:
             check_done(entry.handler.call(_task(entry, bodies)))
         except BaseException as exc:
             self._report([entry], {entry.job_id: exc})
-        else:
-            self._report([entry], {})
+        else:  # the usual case, without what only failures and batches need
+            self._returned(entry, None)
+            if self.inflight.settle(entry):
+                self.finisher.ended(entry, None)
 
     def _run_batch(self, batch: list[Entry], bodies: TaskBodies) -> None:
         unreadable: dict[int, BaseException | None] = {}
@@ -458,9 +461,7 @@ class Dispatcher:
 
     def _report(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
         """Report a handler that has returned, on the thread that ran it. Exceptions become text here."""
-        copies.end_if_copy(errors.get(batch[0].job_id))
-        if batch[0].handler.delivery is not Delivery.WEBHOOK:  # that is ours, and closes nothing
-            descriptors.check()
+        self._returned(batch[0], errors.get(batch[0].job_id))
         told: dict[int, Raised] = {}
         for entry in batch:
             error = errors.get(entry.job_id)
@@ -478,6 +479,12 @@ class Dispatcher:
                 self.finisher.ended(entry, what)
         if any(what.until is None for what in told.values()) and descriptors.short():
             self.recycle(NO_DESCRIPTORS)
+
+    def _returned(self, entry: Entry, error: BaseException | None) -> None:
+        """End the process if the handler has made a copy of it, or has closed its descriptors."""
+        copies.end_if_copy(error)
+        if entry.handler.delivery is not Delivery.WEBHOOK:  # that is ours, and closes nothing
+            descriptors.check()
 
     # --- event loop
 

@@ -235,9 +235,11 @@ class Inflight:
         going: list[Entry] = []
         with self._lock:
             for entry in entries:
-                if self._entries.get(entry.job_id) not in (None, entry):
+                held = self._entries.get(entry.job_id)
+                if held is entry:
+                    del self._entries[entry.job_id]
+                elif held is not None:
                     continue
-                self._entries.pop(entry.job_id, None)
                 self._waits_no_more(entry)
                 if entry.fence != NO_FENCE:
                     self._moving[entry.job_id] = entry.fence

@@ -8,7 +8,7 @@ thread, so its tries wait for no other server.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -360,7 +360,8 @@ class Flusher:
         if failures.deaths:
             died = self.store.die(list(failures.deaths.values()))  # [rule: dead-first]
             guards = Answers(guards | died, guards.unanswered | died.unanswered)
-        overtaken = [e for e in done if cases.get(e.job_id) in (Finish.RESCHEDULED, Finish.DEAD)]
+        moved = {job_id for job_id, case in cases.items() if case in (Finish.RESCHEDULED, Finish.DEAD)}
+        overtaken = [entry for entry in done if entry.job_id in moved] if moved else []
         refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
         rows, waiting = self._read_again(overtaken, refused)
         trouble = cases.unanswered | guards.unanswered | rows.unanswered
@@ -410,10 +411,10 @@ class Flusher:
 
     def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
         """By topic: how late tries started, how long they ran (seconds). Before rows are read again."""
-        by_topic: dict[str, list[Entry]] = {}
+        by_topic: defaultdict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             if entry.started:  # not set if a suspect's last run ended unseen
-                by_topic.setdefault(entry.topic.name, []).append(entry)
+                by_topic[entry.topic.name].append(entry)
         wall = self.clock.time() - self.clock.monotonic()
         return {
             topic: (
@@ -431,12 +432,17 @@ class Flusher:
         moves: Moves,
     ) -> None:
         """Add the moves of tries that succeeded. ``rows`` are those that another party has changed."""
+        written = [entry for entry in done if cases[entry.job_id] is Finish.DONE]
+        moves.commit += written
+        for topic, count in Counter(entry.topic.name for entry in written).items():
+            self._outcomes[topic, "processed"] += count
+        if len(written) == len(done):
+            return
         for entry in done:
             case = cases[entry.job_id]
             if case is Finish.DONE:
-                outcome = "processed"
-            else:
-                outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
+                continue
+            outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
             self._outcomes[entry.topic.name, outcome] += 1
             if case in (Finish.RESCHEDULED, Finish.DEAD):
                 moves.by_row(entry, rows.get(entry.job_id))
@@ -583,9 +589,9 @@ def _sent(
     """Make a transition of entries, each with its words. Returns those whose node did not answer."""
     if not entries:
         return []
-    by_slot: dict[Slot, list[Entry]] = {}
+    by_slot: defaultdict[Slot, list[Entry]] = defaultdict(list)
     for entry in entries:
-        by_slot.setdefault(entry.slot, []).append(entry)
+        by_slot[entry.slot].append(entry)
     results = transition({slot: list(map(words, some)) for slot, some in by_slot.items()})
     return [
         entry
