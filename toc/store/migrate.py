@@ -166,6 +166,8 @@ def directory() -> Path:
 
 def _execute(connection: Connection, statements: Sequence[str]) -> None:
     """Run DDL, in one round trip if the server allows it."""
+    if not statements:  # an interrupted upgrade has run them already
+        return
     if connection.dialect.name == "sqlite":
         for statement in statements:
             for part in statement.split(";"):
