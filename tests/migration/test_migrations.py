@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,25 @@ def test_an_upgrade_of_sqlite_that_was_killed_half_way_is_resumed(tmp_path: Path
     target.migrator().upgrade()
 
     assert not target.migrator().check()[0].behind
+
+
+def test_an_upgrade_that_was_killed_before_a_revision_was_recorded_is_resumed(mysql: Target) -> None:
+    """Its tables are all changed, so there is nothing left to do but to record it."""
+    revisions = sorted(file.name[:4] for file in directory().glob("versions/0*.py"))
+    mysql.migrator().upgrade()
+    for before, revision in reversed(list(pairwise(revisions))):
+        mysql.migrator().downgrade(revision)
+        for database in range(mysql.databases):
+            engine = mysql.engine(database)
+            with engine.begin() as connection:
+                changed = connection.execute(
+                    text("UPDATE alembic_version SET version_num=:before WHERE version_num=:revision"),
+                    {"before": before, "revision": revision},
+                )
+                assert changed.rowcount == 1
+            engine.dispose()
+        mysql.migrator().upgrade()
+        assert not any(status.behind for status in mysql.migrator().check()), revision
 
 
 def test_three_upgrades_at_once_all_succeed(target: Target) -> None:
