@@ -322,7 +322,7 @@ def test_the_workers_of_the_first_tables_forget_requests_after_a_day(store: Stor
     assert left() == 8
     age(86_400_000 - 60_000)
     assert left() == 8
-    age(60_000)
+    age(61_000)
     assert left() == 0
 
 
