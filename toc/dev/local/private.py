@@ -97,9 +97,10 @@ class PrivateServer(Started):
             self.process.kill()
 
     def pause(self) -> None:
-        """Send SIGSTOP: connections stay open and nothing answers, until resume()."""
+        """Send SIGSTOP and wait until it holds: connections stay open and nothing answers, until resume()."""
         if self.process is not None:
             self.process.signal(signal.SIGSTOP)
+            until(self.process.halted, 10)
 
     def resume(self) -> None:
         """Send SIGCONT."""

@@ -92,6 +92,14 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def halted(self) -> bool:
+        """Whether every thread of the process has stopped, by SIGSTOP, or has ended."""
+        threads = Path(f"/proc/{self.pid}/task")
+        try:
+            return all(_stat(int(thread.name))[0] in "TtZX" for thread in threads.iterdir())
+        except OSError:
+            return not self.alive()
+
     def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for the end; return whether it came."""
         return until(lambda: not self.alive(), timeout)
