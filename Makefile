@@ -35,14 +35,18 @@ check: $(STAMP) ## ruff and mypy
 servers: ## as root on Debian: install the servers that tests need; else say which are missing
 	scripts/servers
 
-# Most tests wait; each of the six processes has servers of its own. mypy takes half a minute of one core where it has
-# not run before: it runs beside the first tests, and what it says comes last.
+# Most tests wait; each of the six processes has servers of its own. With fewer, on a machine that others share, a test
+# loses less often for want of a processor, and the whole takes longer.
+AT_ONCE := 6
+
+# mypy takes half a minute of one core where it has not run before: it runs beside the first tests, and what it says
+# comes last.
 test: $(STAMP) servers ## everything: servers, check, all tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & mypy=$$!; \
 		[ -d .pytest_cache ] || $(BIN)/pytest --collect-only -q >/dev/null; \
-		$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+		$(BIN)/pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder; tests=$$?; \
 		wait $$mypy; types=$$?; cat $(VENV)/mypy.log; [ $$tests = 0 ] && [ $$types = 0 ]
 
 # Not among them: what starts servers of its own to break, cut off or mistrust them (the rest of integration/queue,

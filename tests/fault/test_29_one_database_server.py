@@ -18,6 +18,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
 from harness.history import Client
+from harness.machine import BESIDE_OTHERS
 from harness.metrics import ANY_ADDRESS, samples
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
@@ -26,6 +27,7 @@ from toc import NewTask, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import TocError
 from toc.model.sharding import BizId
+from toc.store.health import MOST_PATIENCE_SECONDS
 
 RATE = 50
 TABLES = 8
@@ -161,8 +163,10 @@ def run(
     print(line.proof)
     assert not healthy.errors
     assert len(during) > seconds * RATE / 2 * 0.5, "the rest was held up at the SDK"
-    assert late[int(len(late) * 0.99)] < 10 + 1000 * line.slack
-    assert late[-1] < 100 + 1000 * line.slack
+    # In a crowd all answers are slow, and one may take four times as long as usual before anybody asks why.
+    slack = line.slack + (MOST_PATIENCE_SECONDS if line.slack >= BESIDE_OTHERS else 0)
+    assert late[int(len(late) * 0.99)] < 10 + 1000 * slack
+    assert late[-1] < 100 + 1000 * slack
     assert slowest < 0.05 + line.slack
     line.judge(system, within=6)
 
@@ -217,7 +221,7 @@ def test_what_one_server_lacks_makes_no_task_of_another_late(
 @pytest.mark.parametrize(
     ("what", "seconds"),
     [
-        pytest.param("LOCK TABLES {table} WRITE", 6, id="LOCK TABLES WRITE"),
+        pytest.param("LOCK TABLES {table} WRITE", 9, id="LOCK TABLES WRITE"),
         pytest.param("LOCK TABLES {table} READ", 30, id="LOCK TABLES READ", marks=pytest.mark.slow),
     ],
 )
