@@ -34,6 +34,9 @@ PATIENCE_TIMES = 4
 """An answer may take this multiple of the usual time, if that is longer, before the server counts as away."""
 MOST_PATIENCE_SECONDS = 2.0
 """Upper bound of that time, and its value while the usual time is unknown."""
+ALONE_SECONDS = 0.5
+"""Replaces PATIENCE_SECONDS for the question whether the only server is away: no task of another waits for
+it, and a machine that halts for a moment must not put all tasks away."""
 APART_SECONDS = 0.2
 """Extra seconds for an answer while no connection is idle, and then for each step of opening one, to learn
 the server's state. No other caller waits for that."""
@@ -54,10 +57,14 @@ class Ail(Enum):
 
 
 class Health:
-    """The marks of one server. ``names`` are the SQL names of all tables, by number. Thread-safe."""
+    """The marks of one server. ``names`` are the SQL names of all tables, by number. Thread-safe.
 
-    def __init__(self, server: DatabaseServer, names: Sequence[str]) -> None:
+    ``alone``: there is no other server.
+    """
+
+    def __init__(self, server: DatabaseServer, names: Sequence[str], *, alone: bool = False) -> None:
         self._server = server
+        self._alone = alone
         self._names = names
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -149,7 +156,8 @@ class Health:
 
         ``answered(seconds)`` waits and returns whether the answer has come: then the server is not away.
         """
-        patience, began = self.patience, time.monotonic()
+        patience = max(self.patience, ALONE_SECONDS) if self._alone else self.patience
+        began = time.monotonic()
         try:
             question = self._server.begin([self._server.connections()])
             if question is None:  # all connections are lent, or none is open yet: its state is unknown

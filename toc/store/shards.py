@@ -154,7 +154,8 @@ class Shards:
             self.body_names.append(server.table(schema, body_table_name(table)))
             self.request_names.append(server.table(schema, REQUEST_TABLE))
             self.schedule_names.append(server.table(schema, schedule_table_name(table)))
-        self.health = {server: Health(server, self.names) for server in self.servers}
+        alone = len(self.servers) == 1
+        self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}
         self.topic_server = self.servers[0]
         self._threads = self._new_threads()
         _fork_safe(weakref.ref(self))
