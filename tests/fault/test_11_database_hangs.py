@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import fill
 
+from toc import NewTask
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model import errors
+from toc.store.health import ALONE_SECONDS
 
 
 @pytest.fixture
@@ -53,6 +56,36 @@ def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_when_it_answers(
     assert failed_after < 3
     # A submit whose answer is missing asks again for five seconds before it says that nobody knows.
     assert load.slowest < 9
+    line.judge(system, within=4)
+
+
+@pytest.mark.parametrize("halt", [0.2, 1.5])
+def test_after_a_short_halt_of_the_only_database_server_no_task_waits_for_more_than_the_halt(
+    build: Build, clean_redis: RedisServer, resumed: MariaDB, verdict: Verdict, halt: float
+) -> None:
+    line = verdict(11, f"MySQL halts for {halt} s")
+    system = build(clean_redis.url)
+    daemon = system.start()
+    count, began = 2_000, time.time() + 4
+    due = datetime.fromtimestamp(began, UTC)
+    job_ids = system.client.submit_many(
+        [NewTask("test.async", n, action_time=due + timedelta(seconds=2.5 * n / count)) for n in range(count)]
+    )
+    line.prove(time.time() < began, "all are stored ahead")
+    with system.recorder.fault("store_down"):
+        time.sleep(began + 0.3 - time.time())
+        resumed.pause()
+        time.sleep(halt)
+        resumed.resume()
+    system.wait(lambda: not system.pending(job_ids), "all have run", 30)
+    late = system.late(job_ids)
+    away = daemon.log.read_text().count('"database_away"')
+    said = f"{count} tasks at most {late[-1]:.0f} ms late, half {late[count // 2]:.0f}"
+    line.prove(late[-1] > 500 * halt, f"marked as away {away} times; {said}")
+    if halt + line.slack < ALONE_SECONDS:
+        assert not away
+    # What was postponed meanwhile would return in lumps, the last of them seconds later.
+    assert late[-1] < 1000 * (halt + 0.4 + line.slack)
     line.judge(system, within=4)
 
 

@@ -22,7 +22,7 @@ from toc.worker.stages.agenda import MOST_UNSTARTED, ROUND_LIMIT
 from toc.worker.stages.finish import MAX_UNWRITTEN
 
 MEGABYTE = 1 << 20
-AWAY = 3.0
+AWAY = 1.5
 """Seconds by which tasks may be late whose only database server seemed to be away."""
 PROCESSES = 2
 SLOTS = 16
@@ -77,7 +77,7 @@ def test_a_burst_of_one_topic_leaves_the_others_on_time_and_memory_bounded(
     assert watch.prepared <= BOUND
     assert watch.growth < 60 * MEGABYTE
     # A crowded machine may keep the server from answering for 50 ms: then it counts as away for a moment, and
-    # what was put away comes back after a second or two. Half of the tasks never meet that.
+    # what was put away comes back once it answers. Half of the tasks never meet that.
     away = AWAY if line.slack and '"database_away"' in daemon.told() else 0.0
     assert p50 < 1000 * (0.5 + line.slack), "other topics waited for the burst"
     assert p99 < 1000 * (1 + line.slack + away), "other topics waited for the burst"

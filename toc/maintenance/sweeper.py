@@ -228,6 +228,8 @@ class Sweeper:
         self._rush_at = now
         self._rush_wanted = float("-inf")
         self._rushed = float("-inf")
+        self._back = False
+        """Whether the server, or a table of it, has come back since the last step."""
         self._failing_since: float | None = None
         self._complains = Seldom(self._clock, COMPLAIN_SECONDS)
 
@@ -252,6 +254,12 @@ class Sweeper:
         self._rush_wanted = self._clock.monotonic()
         self._wake()
 
+    def catch_up(self) -> None:
+        """Look up all due rows again: the server is back, and workers have postponed entries meanwhile. Any
+        thread may call it."""
+        self._back = True
+        self._wake()
+
     @property
     def rushed(self) -> float:
         """When the last complete rush began (monotonic)."""
@@ -262,6 +270,9 @@ class Sweeper:
         if not self._tables:
             return RETRY_SECONDS
         now = self._clock.monotonic()
+        if self._back:
+            self._back = False
+            self._look_again(now)
         try:
             if self._soon_at <= now:
                 self._step_soon(now)
@@ -280,7 +291,9 @@ class Sweeper:
         if self._failing_since is not None:
             log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
-            self._catch_up()
+            self._back = True
+        if self._back:
+            return 0.0
         window_at = now if self._news else self._window_at
         due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._others_at)
         if self._rush:
@@ -388,13 +401,13 @@ class Sweeper:
         self._locked.difference_update(back)
         self._locked.update(failed)
         if back:
-            self._catch_up()
+            self._back = True
 
-    def _catch_up(self) -> None:
-        """Look up all due rows again after an outage: workers have postponed their entries meanwhile."""
+    def _look_again(self, now: float) -> None:
+        """Begin both passes over due rows anew, with nothing known."""
         self._known.forget()
-        self._overdue = _Round(self._clock.monotonic())
-        self._overdue_at = self._clock.monotonic()
+        self._soon, self._overdue = _Round(now), _Round(now)
+        self._soon_at = self._overdue_at = now
 
     # --- rush
 

@@ -83,6 +83,12 @@ class Health:
         self._owing_since = 0.0
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
+        self._tell_back: list[Callable[[], None]] = []
+
+    def when_back(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` whenever the server, or a table of it, answers again. It runs on the thread that
+        probes, and must return at once."""
+        self._tell_back.append(tell)
 
     def answered(self, seconds: float) -> None:
         """Record how many seconds an answer took."""
@@ -217,7 +223,7 @@ class Health:
         self._lock = threading.Lock()
         self._thread, self._closed = None, threading.Event()
         self.away, self.owing, self._average = None, 0, None
-        self._marks, self._probes, self._questions = {}, {}, []
+        self._marks, self._probes, self._questions, self._tell_back = {}, {}, [], []
 
     # --- until it is well again
 
@@ -267,6 +273,11 @@ class Health:
         seconds = round(time.monotonic() - self._away_since, 1)
         self.away = None
         log.info("database_back", server=self._server.name, seconds=seconds)
+        self._back()
+
+    def _back(self) -> None:
+        for tell in self._tell_back:
+            tell()
 
     def _ask_table(self, table: int, *, writes: bool) -> None:
         probe = self._probes.pop((table, writes), None)
@@ -285,6 +296,7 @@ class Health:
         with self._lock:
             del self._marks[table, writes]
         log.info("table_unlocked", table=self._names[table])
+        self._back()
 
     def _probe(self, table: int, *, writes: bool) -> Statement:
         name = self._names[table]  # no task has the id 0

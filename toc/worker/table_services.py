@@ -43,6 +43,7 @@ class TableServices:
             wake, schedule_wake = Wake(), Wake()
             sweeper = Sweeper(sweep, wake, lambda: pressure.crowded, own)
             scheduler = Scheduler(store, catalog, sweep, schedule_wake, lambda: pressure.crowded)
+            store.when_back(number, sweeper.catch_up)
             self._sweepers.append(sweeper)
             self._of_server += [(own, sweeper), (own, scheduler)]
             loops += [
