@@ -98,8 +98,8 @@ def test_a_killed_host_is_replaced(
         f"{len(held)} handlers were running; they ran again within {worst:.2f} s; the latest of 200 due "
         f"meanwhile was {late:.2f} s late",
     )
-    assert worst < (PREPARE_TIMEOUT + 1 if whole else AGAIN)
-    assert late < (TAKEN_OVER if whole else AGAIN)
+    assert worst < (PREPARE_TIMEOUT + 1 if whole else AGAIN) + line.slack
+    assert late < (TAKEN_OVER if whole else AGAIN) + line.slack
     line.judge(system, within=TAKEN_OVER, at_most=len(running) + UNWRITTEN * len(workers))
 
 

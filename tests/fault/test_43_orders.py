@@ -18,7 +18,7 @@ from fault.kit.table import Line
 from harness.gateway import Gateway
 from harness.orders import REAL_ORDERS, TOPICS, lines, write_plan
 from harness.patience import until
-from harness.replay import CLOSE, CONFIRM
+from harness.replay import CLOSE, CONFIRM, WORK_SECONDS
 from harness.sessions import kill_session
 from harness.system import NewSystem, System
 
@@ -116,8 +116,8 @@ def replay(system: System, directory: Path, plan: demo.Plan, line: Line) -> None
 
         # Each is killed while tasks are due, a third and half through.
         system.wait(lambda: fired(1 / 3), "a third has fired", plan.seconds + 60)
-        assert until(lambda: lines(directory / "consumer-0.jsonl")[-1]["what"] == "started", 30)
-        consumers[0].kill()  # it works on what it has not acked
+        assert until(lambda: halted_at_work(consumers[0], directory / "consumer-0.jsonl"), 30)
+        consumers[0].kill()
         consumers[0].wait()
         program("consume", "consumer-0", ports)
         system.wait(lambda: fired(1 / 2), "half has fired", plan.seconds + 60)
@@ -145,6 +145,18 @@ def replay(system: System, directory: Path, plan: demo.Plan, line: Line) -> None
                 process.wait()
         for gateway in gateways:
             gateway.stop()
+
+
+def halted_at_work(consumer: subprocess.Popen[bytes], told: Path) -> bool:
+    """Halt a consumer while it works on a task. If it does not, let it go on and return False."""
+    consumer.send_signal(signal.SIGSTOP)
+    asked = time.time()
+    time.sleep(0.05)  # until it has halted
+    last = lines(told)[-1]
+    if last["what"] == "started" and asked - last["at"] < WORK_SECONDS / 2:
+        return True
+    consumer.send_signal(signal.SIGCONT)
+    return False
 
 
 def judge(
