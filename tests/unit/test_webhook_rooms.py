@@ -135,6 +135,33 @@ def test_with_a_rate_only_those_begin_that_may() -> None:
     run(Redis(tokens=2), test)
 
 
+def test_at_a_low_rate_redis_is_asked_for_each_task_too() -> None:
+    redis = Redis(tokens=1)
+
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 50, 2.0)
+        for _ in range(3):
+            await rooms.enter(room, 0)
+            rooms.leave(room, 0.01)
+            redis.tokens = 1
+
+    run(redis, test)
+
+
+def test_a_slow_target_of_few_places_gets_its_probe_too() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 3, None)
+        for _ in range(FAILURES):
+            await rooms.enter(room, 0)
+            room.breaker.failed(asyncio.get_running_loop().time(), room.breaker.era)
+            rooms.leave(room, 15.0)
+        room.breaker._until = 0.0  # its time is over
+        await rooms.enter(room, 0)
+        assert room.breaker.state == "half-open"
+
+    run(Redis(), test)
+
+
 def test_an_open_breaker_lets_one_in_after_its_time() -> None:
     async def test(rooms: Rooms) -> None:
         room = rooms.of("shop", 100, None)
