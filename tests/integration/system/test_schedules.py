@@ -276,6 +276,35 @@ def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
     assert seen.next_time > START + HOUR, "its nominal time is past"
 
 
+def test_an_occurrence_that_an_edit_of_the_jitter_makes_late_runs_at_once(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    made = schedules.create("j", topic="test.sync", every=HOUR, jitter=HOUR)
+    assert made.definition.offset > 1_200_000
+    bench.until(timedelta(minutes=10))
+    assert bench.hours("j") == []
+    schedules.alter("j", jitter=0)
+    assert bench.hours("j") == [0]
+    bench.until(1.5 * HOUR)
+    assert bench.hours("j") == [0, 1]
+
+
+def test_an_occurrence_that_waits_runs_at_once_after_an_edit_that_allows_it(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
+    bench.until(2.5 * HOUR, ended=False)
+    assert bench.hours("wait") == [1]
+    schedules.alter("wait", overlap="allow")
+    assert bench.hours("wait") == [1, 2]
+
+
+def test_an_occurrence_that_waits_is_skipped_and_counted_after_an_edit_that_skips_it(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
+    bench.until(2.5 * HOUR, ended=False)
+    altered = schedules.alter("wait", overlap="skip")
+    assert (altered.buffered, altered.skipped) == (None, 1)
+
+
 def test_pause_resume_and_delete(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("p", topic="test.sync", every=HOUR)
