@@ -266,7 +266,7 @@ class Schedules:
                     f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
                 )
         for page in _pages(definition, begin - 1, until):
-            there = self._store().schedules.present(stored, topic.biz_type, page)
+            there = self._store().schedules.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
             present += len(there)
             may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)

@@ -267,12 +267,19 @@ class ScheduleTable:
                     found.append(Planned(job_id, nominal, action_time, action_time != usual))
         return sorted(found, key=lambda planned: planned.nominal)
 
-    def present(self, stored: Stored, biz_type: int, nominals: Sequence[int]) -> set[int]:
-        """Return those of these nominal times (ms) of which there is a task, in whatever state."""
+    def present(self, stored: Stored, nominals: Sequence[int]) -> set[int]:
+        """Return those of these nominal times (ms) of which there is a task, in whatever state, also on a
+        topic that the schedule had before."""
         table = self.table_of(stored.name)
         server = self._shards.server_of[table]
         keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
-        return {keys[key] for _, key in self._keyed(server, table, stored.name, biz_type, list(keys))}
+        of_it = f"WHERE biz_id={BizId.of(stored.name).number:d}"
+        select = Statement(f"SELECT DISTINCT biz_type FROM {self._shards.names[table]} {of_it}")
+        (types,) = server.run([select])
+        with sql.understood():
+            biz_types = [int(biz_type) for (biz_type,) in types.rows]
+        found = (self._keyed(server, table, stored.name, each, list(keys)) for each in biz_types)
+        return {keys[key] for part in found for _, key in part}
 
     # --- writing
 

@@ -352,6 +352,15 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     assert counts == (20, 17, 3, 3)
 
 
+def test_a_backfill_leaves_alone_what_has_run_on_another_topic(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("fill", topic="test.sync", every=HOUR)
+    bench.until(3.5 * HOUR)
+    schedules.alter("fill", topic="test.async")
+    assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 3, 2, 0)
+    assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 5, 0, 0)
+
+
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("t", topic="test.sync", every=HOUR, attribute={"a": 1}, paused=True)
