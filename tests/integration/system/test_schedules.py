@@ -263,6 +263,32 @@ def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Benc
     assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("end", ["pause", "delete"])
+def test_an_occurrence_that_was_made_late_and_moved_by_hand_ends_with_its_schedule(
+    bench: Bench, end: str
+) -> None:
+    schedules = bench.center.schedules
+    schedules.create("late", topic="test.sync", every=HOUR, overlap="allow")
+    bench.clock.ms += 3 * 3_600_000  # while no worker works
+    bench.until(3.5 * HOUR, ended=False)
+    bench.center.reschedule(bench.tasks("late")[0].job_id, action_time=START + 6 * HOUR)
+    getattr(schedules, end)("late")
+    assert bench.hours("late") == [2, 3]
+
+
+def test_an_occurrence_that_was_moved_by_hand_gets_the_content_of_each_edit(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("moved", topic="test.sync", every=HOUR, overlap="allow")
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    at = START + 5.25 * HOUR
+    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=at)
+    for edit in (1, 2, 3):
+        bench.until((1.5 + edit) * HOUR)
+        schedules.alter("moved", attribute={"edit": edit})
+        [moved] = [task for task in bench.tasks("moved") if task.action_time == at]
+        assert (moved.attribute["edit"], moved.scheduled_for) == (edit, START + 2 * HOUR)
+
+
 def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
     schedules = bench.center.schedules
     made = schedules.create("j", topic="test.sync", every=timedelta(minutes=10), jitter=HOUR)
