@@ -9,6 +9,7 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -508,6 +509,21 @@ def test_a_zone_that_is_gone_holds_its_schedule_up_says_so_and_no_occurrence_is_
     zones("Etc/GMT-1")
     bench.until(timedelta(hours=14))
     assert bench.hours("noon") == [11]
+
+
+def test_what_jitter_puts_off_is_in_no_hurry(bench: Bench) -> None:
+    table, due = bench.center.store.schedules, range(50_000, 55_000)
+    jitter = timedelta(minutes=1)
+    all_of_them = (
+        Definition(f"late{number}", "test.sync", every=HOUR, jitter=jitter) for number in range(10_000)
+    )
+    near = (one for one in all_of_them if table.table_of(one.name) == 0 and one.offset in due)
+    for number, definition in enumerate(islice(near, 60)):  # more than one step takes
+        table.create(definition, new_state(definition, number, bench.clock.ms))
+    bench.clock.ms += 25_000  # they are due in 25 to 30 s
+    scheduler = bench.worker()
+    assert not scheduler._move_on([0], bench.clock.ms), "so tasks that are due come first"
+    assert 0 < len(bench.rows()) < 60
 
 
 def test_schedules_at_rest_are_not_read(bench: Bench) -> None:
