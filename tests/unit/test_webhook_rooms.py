@@ -7,13 +7,18 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from toc.index.messages import PermitRequest, Permits
+from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
+from toc.model.target import NOTHING_ALLOWED
+from toc.observe.board import own_board
 from toc.webhooks.breaker import FAILURES
+from toc.webhooks.handlers import Webhooks
 from toc.webhooks.rooms import AGAIN_SECONDS, MOVES_SECONDS, PATIENCE_SECONDS, Full, Room, Rooms
 
 T = TypeVar("T")
@@ -135,6 +140,33 @@ def test_with_a_rate_only_those_begin_that_may() -> None:
     run(Redis(tokens=2), test)
 
 
+def test_at_a_low_rate_redis_is_asked_for_each_task_too() -> None:
+    redis = Redis(tokens=1)
+
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 50, 2.0)
+        for _ in range(3):
+            await rooms.enter(room, 0)
+            rooms.leave(room, 0.01)
+            redis.tokens = 1
+
+    run(redis, test)
+
+
+def test_a_slow_target_of_few_places_gets_its_probe_too() -> None:
+    async def test(rooms: Rooms) -> None:
+        room = rooms.of("shop", 3, None)
+        for _ in range(FAILURES):
+            await rooms.enter(room, 0)
+            room.breaker.failed(asyncio.get_running_loop().time(), room.breaker.era)
+            rooms.leave(room, 15.0)
+        room.breaker._until = 0.0  # its time is over
+        await rooms.enter(room, 0)
+        assert room.breaker.state == "half-open"
+
+    run(Redis(), test)
+
+
 def test_an_open_breaker_lets_one_in_after_its_time() -> None:
     async def test(rooms: Rooms) -> None:
         room = rooms.of("shop", 100, None)
@@ -151,6 +183,30 @@ def test_an_open_breaker_lets_one_in_after_its_time() -> None:
         assert (inside, {one.reason for one in refused}) == (1, {"breaker"})
 
     run(Redis(), test)
+
+
+def test_a_breaker_of_a_target_that_gets_no_tasks_any_more_is_not_shown_as_open_for_ever() -> None:
+    async def test() -> None:
+        queues, nothing = cast(Any, SimpleNamespace(permits=Redis(away=True))), cast(Any, None)
+        webhooks = Webhooks(
+            targets=nothing, queues=queues, catalog=nothing, clock=Clock(), allow=NOTHING_ALLOWED,
+            holder="me", members=lambda: 1,
+        )  # fmt: skip
+
+        def shown() -> list[float]:
+            webhooks._show()
+            found = own_board().read()
+            return [found["toc_webhook_open_breakers", name][0] for name in ("forgotten", "well")]
+
+        room = webhooks._rooms.of("forgotten", 3, None)
+        webhooks._rooms.of("well", 3, None)
+        for _ in range(FAILURES):
+            room.breaker.failed(0.0, room.breaker.era)
+        assert shown() == [1, 0]
+        del webhooks._rooms._rooms["forgotten"]  # after ten minutes
+        assert shown() == [0, 0]
+
+    asyncio.run(test())
 
 
 def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_one() -> None:

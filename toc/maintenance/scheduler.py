@@ -149,8 +149,9 @@ class Scheduler:
         for one in due.rows:
             move = self._move(one)
             moves.append(move)
-            planned = one.stored.state.next_time
-            hurry |= bool(move.rows) and planned is not None and planned - one.now < HURRY_MS
+            nominal = one.stored.state.next_time
+            if move.rows and nominal is not None:
+                hurry |= nominal + one.stored.definition.offset - one.now < HURRY_MS
         failpoint("schedule.rows-read")
         moved = self._schedules.advance(moves)
         failpoint("schedule.rows-written")

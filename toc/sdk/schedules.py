@@ -266,7 +266,7 @@ class Schedules:
                     f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
                 )
         for page in _pages(definition, begin - 1, until):
-            there = self._store().schedules.present(stored, topic.biz_type, page)
+            there = self._store().schedules.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
             present += len(there)
             may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)
@@ -356,14 +356,17 @@ class Schedules:
             planned = self._planned(stored, now)
             moved = [] if pausing else [one for one in planned if one.moved]
             decided = next((one.nominal - 1 for one in planned if not one.moved), state.after)
-            after = max(now - definition.offset, decided)
-            keeps = definition.overlap in (Overlap.BUFFER_ONE, stored.definition.overlap)
+            # What the jitter of before puts off until after this change is still to come.
+            offset = definition.offset if state.paused else max(definition.offset, stored.definition.offset)
+            after = max(now - offset, decided)
+            skips = definition.overlap is Overlap.SKIP and stored.definition.overlap is not Overlap.SKIP
             state = state._replace(
                 paused=pausing,
                 after=after,
                 next_time=next(definition.calendar.after(after), None),
                 look=None if pausing else now,
-                buffered=state.buffered if keeps else None,
+                buffered=None if skips else state.buffered,
+                skipped=state.skipped + (skips and state.buffered is not None),
                 fired=state.fired - len(planned) + len(moved),
             )
             rows = (

@@ -241,15 +241,15 @@ class ScheduleTable:
     def planned(self, stored: Stored, biz_type: int, later_than: int) -> list[Planned]:
         """Return the occurrences that are tasks, untouched, and due later than this (ms).
 
-        Those of a backfill are not among them.
+        Those of a backfill are not among them, except those that were moved by hand.
         """
         table, definition = self.table_of(stored.name), stored.definition
         server, biz = self._shards.server_of[table], BizId.of(stored.name)
-        due, created = server.milliseconds("action_time"), server.milliseconds("gmt_create")
+        due = server.milliseconds("action_time")
         prefix = f"{stored.state.schedule_id}/"
         # One that was moved may have any nominal time; of two indexes, the server takes the better one.
         select = Statement(
-            f"SELECT job_id,{due},{created},{server.text('dedup_key')} FROM {self._shards.names[table]} "
+            f"SELECT job_id,{due},version,{server.text('dedup_key')} FROM {self._shards.names[table]} "
             f"WHERE biz_id={biz.number:d} AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
             f"AND next_time>{server.instant(later_than)} AND {_UNTOUCHED}",
             [prefix.encode(), f"{prefix}:".encode()],
@@ -257,22 +257,28 @@ class ScheduleTable:
         (result,) = server.run([select])
         found = []
         with sql.understood():
-            for number, at, since, key in result.rows:
-                job_id, action_time = int(number), int(at)
+            for number, at, version, key in result.rows:
+                job_id, action_time, moved = int(number), int(at), int(version) > 0
                 nominal = to_ms(datetime.fromisoformat(str(key).removeprefix(prefix)))
-                usual = nominal + definition.offset
-                # Made ahead of its time, or late and then moved. A backfill makes what is past.
-                ours = action_time == usual or usual > int(since) or job_id == stored.state.last_job_id
+                # A backfill makes what is past, and due later than it was.
+                ours = moved or action_time == nominal + definition.offset
                 if ours and action_time > later_than:
-                    found.append(Planned(job_id, nominal, action_time, action_time != usual))
+                    found.append(Planned(job_id, nominal, action_time, moved))
         return sorted(found, key=lambda planned: planned.nominal)
 
-    def present(self, stored: Stored, biz_type: int, nominals: Sequence[int]) -> set[int]:
-        """Return those of these nominal times (ms) of which there is a task, in whatever state."""
+    def present(self, stored: Stored, nominals: Sequence[int]) -> set[int]:
+        """Return those of these nominal times (ms) of which there is a task, in whatever state, also on a
+        topic that the schedule had before."""
         table = self.table_of(stored.name)
         server = self._shards.server_of[table]
         keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
-        return {keys[key] for _, key in self._keyed(server, table, stored.name, biz_type, list(keys))}
+        of_it = f"WHERE biz_id={BizId.of(stored.name).number:d}"
+        select = Statement(f"SELECT DISTINCT biz_type FROM {self._shards.names[table]} {of_it}")
+        (types,) = server.run([select])
+        with sql.understood():
+            biz_types = [int(biz_type) for (biz_type,) in types.rows]
+        found = (self._keyed(server, table, stored.name, each, list(keys)) for each in biz_types)
+        return {keys[key] for part in found for _, key in part}
 
     # --- writing
 
@@ -316,9 +322,10 @@ class ScheduleTable:
         self, moved: Iterable[Planned], definition: Definition, state: State, topic: Topic
     ) -> dict[int, TaskRow]:
         """Return by job_id the tasks that ``change`` puts in the place of moved ones, at their times."""
-        return {
+        rows = {
             one.job_id: self._row(definition, state, Occurrence(one.nominal, one.due), topic) for one in moved
         }
+        return {job_id: row._replace(version=1) for job_id, row in rows.items()}  # they count as moved, too
 
     def _row(self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic) -> TaskRow:
         now, biz = self._clock.now_ms(), BizId.of(definition.name)

@@ -109,6 +109,8 @@ class Webhooks:
         self._waits = Waits(self._labels)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
         self._shown = False
+        self._open: set[str] = set()
+        """Labels of targets that were shown last with an open breaker."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
 
@@ -239,9 +241,14 @@ class Webhooks:
     def _show(self) -> None:
         """Update the gauges, once a second."""
         self._waits.show(self._clock.now_ms())
-        for name, is_open in self._rooms.open_breakers().items():
+        is_open = dict.fromkeys(self._open, False)  # some of their rooms may be forgotten by now
+        for name, breaker_open in self._rooms.open_breakers().items():
             if not name.startswith(_OWN_ROOM):
-                WEBHOOK_BREAKERS.of(self._labels.of(name)).set(int(is_open))
+                label = self._labels.of(name)
+                is_open[label] = breaker_open or is_open.get(label, False)
+        for label, value in is_open.items():
+            WEBHOOK_BREAKERS.of(label).set(int(value))
+        self._open = {label for label, value in is_open.items() if value}
         asyncio.get_running_loop().call_later(1.0, self._show)
 
 

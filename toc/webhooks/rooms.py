@@ -141,14 +141,17 @@ class Room:
         return max(self.granted, self.limit // self.holders, 1)
 
     def longest(self, now: float, lag: float) -> int:
-        """How many tasks may wait here: as many as probably go within PATIENCE_SECONDS."""
+        """How many tasks may wait here: as many as probably go within PATIENCE_SECONDS.
+
+        At least one may: only for who waits is Redis asked for the probe, or for requests that may begin.
+        """
         most = MOST_QUEUED if self.answered else FIRST_QUEUED
         if not self.granted:
             return min(most + self.limit, MOST_QUEUED)
         often = self.share / self.pace(now, lag)
         if self.rate:
             often = min(often, self.rate / self.holders)
-        return min(int(often * PATIENCE_SECONDS), most)
+        return max(min(int(often * PATIENCE_SECONDS), most), 1)
 
     def pace(self, now: float, lag: float) -> float:
         """Seconds that a request takes, as far as can be told while none ends.

@@ -9,6 +9,7 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,32 @@ def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Benc
     assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("end", ["pause", "delete"])
+def test_an_occurrence_that_was_made_late_and_moved_by_hand_ends_with_its_schedule(
+    bench: Bench, end: str
+) -> None:
+    schedules = bench.center.schedules
+    schedules.create("late", topic="test.sync", every=HOUR, overlap="allow")
+    bench.clock.ms += 3 * 3_600_000  # while no worker works
+    bench.until(3.5 * HOUR, ended=False)
+    bench.center.reschedule(bench.tasks("late")[0].job_id, action_time=START + 6 * HOUR)
+    getattr(schedules, end)("late")
+    assert bench.hours("late") == [2, 3]
+
+
+def test_an_occurrence_that_was_moved_by_hand_gets_the_content_of_each_edit(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("moved", topic="test.sync", every=HOUR, overlap="allow")
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    at = START + 5.25 * HOUR
+    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=at)
+    for edit in (1, 2, 3):
+        bench.until((1.5 + edit) * HOUR)
+        schedules.alter("moved", attribute={"edit": edit})
+        [moved] = [task for task in bench.tasks("moved") if task.action_time == at]
+        assert (moved.attribute["edit"], moved.scheduled_for) == (edit, START + 2 * HOUR)
+
+
 def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
     schedules = bench.center.schedules
     made = schedules.create("j", topic="test.sync", every=timedelta(minutes=10), jitter=HOUR)
@@ -274,6 +301,35 @@ def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
     assert seen is not None
     assert seen.next_time is not None
     assert seen.next_time > START + HOUR, "its nominal time is past"
+
+
+def test_an_occurrence_that_an_edit_of_the_jitter_makes_late_runs_at_once(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    made = schedules.create("j", topic="test.sync", every=HOUR, jitter=HOUR)
+    assert made.definition.offset > 1_200_000
+    bench.until(timedelta(minutes=10))
+    assert bench.hours("j") == []
+    schedules.alter("j", jitter=0)
+    assert bench.hours("j") == [0]
+    bench.until(1.5 * HOUR)
+    assert bench.hours("j") == [0, 1]
+
+
+def test_an_occurrence_that_waits_runs_at_once_after_an_edit_that_allows_it(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
+    bench.until(2.5 * HOUR, ended=False)
+    assert bench.hours("wait") == [1]
+    schedules.alter("wait", overlap="allow")
+    assert bench.hours("wait") == [1, 2]
+
+
+def test_an_occurrence_that_waits_is_skipped_and_counted_after_an_edit_that_skips_it(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
+    bench.until(2.5 * HOUR, ended=False)
+    altered = schedules.alter("wait", overlap="skip")
+    assert (altered.buffered, altered.skipped) == (None, 1)
 
 
 def test_pause_resume_and_delete(bench: Bench) -> None:
@@ -321,6 +377,15 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)
+
+
+def test_a_backfill_leaves_alone_what_has_run_on_another_topic(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("fill", topic="test.sync", every=HOUR)
+    bench.until(3.5 * HOUR)
+    schedules.alter("fill", topic="test.async")
+    assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 3, 2, 0)
+    assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 5, 0, 0)
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
@@ -444,6 +509,21 @@ def test_a_zone_that_is_gone_holds_its_schedule_up_says_so_and_no_occurrence_is_
     zones("Etc/GMT-1")
     bench.until(timedelta(hours=14))
     assert bench.hours("noon") == [11]
+
+
+def test_what_jitter_puts_off_is_in_no_hurry(bench: Bench) -> None:
+    table, due = bench.center.store.schedules, range(50_000, 55_000)
+    jitter = timedelta(minutes=1)
+    all_of_them = (
+        Definition(f"late{number}", "test.sync", every=HOUR, jitter=jitter) for number in range(10_000)
+    )
+    near = (one for one in all_of_them if table.table_of(one.name) == 0 and one.offset in due)
+    for number, definition in enumerate(islice(near, 60)):  # more than one step takes
+        table.create(definition, new_state(definition, number, bench.clock.ms))
+    bench.clock.ms += 25_000  # they are due in 25 to 30 s
+    scheduler = bench.worker()
+    assert not scheduler._move_on([0], bench.clock.ms), "so tasks that are due come first"
+    assert 0 < len(bench.rows()) < 60
 
 
 def test_schedules_at_rest_are_not_read(bench: Bench) -> None:

@@ -410,6 +410,44 @@ def test_limits_hold_over_all_processes(
         assert times[-1] - times[0] >= 60 / rate - 0.5
 
 
+def test_a_low_rate_is_used_while_tasks_wait(hook: Hook, receive: Receive) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url(), rate=2.0)
+    jobs = [hooked.submit(number, target="shop") for number in range(20)]
+    hooked.start()
+    for job_id in jobs:
+        assert hooked.ended(job_id, 30).status == TaskStatus.PROCESSED
+    times = sorted(got.at for got in receiver.got)
+    assert times[-1] - times[0] >= 19 / 2.0 - 0.5
+
+
+def test_a_target_of_few_places_that_has_hung_gets_its_tasks_again_while_more_come(
+    hook: Hook, receive: Receive
+) -> None:
+    well = [False]
+    receiver = receive(lambda _got: Reply() if well[0] else Reply(after=3.0))
+    hooked = hook(receiver, retries=31, backoff_cap=1.0)
+    hooked.center.targets.create("shop", receiver.url(), timeout=1.0, concurrency=2)
+    hooked.start()
+    system = hooked.system
+    numbers = iter(range(1000))
+
+    def one_more() -> None:
+        hooked.submit(next(numbers), target="shop")
+        time.sleep(0.5)
+
+    while not system.daemons[0].events("webhook_breaker_opened"):
+        one_more()
+    well[0] = True
+    before = len(receiver.got)
+    for _ in range(30):  # its breaker is open for two seconds, or four if a probe was under way
+        one_more()
+        if len(receiver.got) > before + 20:
+            return
+    pytest.fail("nothing came")
+
+
 def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
     hook: Hook, receive: Receive
 ) -> None:
