@@ -117,7 +117,7 @@ class WorkerRow:
     ``weight`` is the one in force; ``weighed_by`` the operator who set it, None if its daemon was started
     with it. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when. ``metrics`` is the
     address of its daemon's metrics, in the network of ``machine``; both None if unknown. ``out_of_reach`` are
-    the servers that it does not reach.
+    the servers that it does not reach, ``reached`` the others that have answered it.
     """
 
     worker_id: str
@@ -139,6 +139,7 @@ class WorkerRow:
     metrics: str | None = None
     machine: str | None = None
     out_of_reach: tuple[str, ...] = ()
+    reached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

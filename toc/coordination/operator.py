@@ -64,8 +64,8 @@ class Operator:
         members = {member.worker_id: member for member in read_members(self._session, self._paths)}
         hosts = {worker_id: member.host for worker_id, member in members.items()}
         leaving = {
-            hosts[name]: f"{name} does not reach {', '.join(sorted(members[name].out_of_reach))}"
-            for name in apart({name: member.out_of_reach for name, member in members.items()})
+            hosts[name]: f"{name} does not reach {', '.join(servers)}"
+            for name, servers in apart(members.values()).items()
         }
         leaving |= {host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()}
 
@@ -123,6 +123,7 @@ class Operator:
                         metrics=member.metrics,
                         machine=member.machine,
                         out_of_reach=tuple(sorted(member.out_of_reach)),
+                        reached=tuple(sorted(member.reached)),
                     )
                 )
         return rows
@@ -186,7 +187,7 @@ class Operator:
             previous=assignment,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
-            cut_off=apart({member.worker_id: member.out_of_reach for member in members}),
+            cut_off=apart(members),
             deliveries=deliveries,
             rebalance=True,
         )

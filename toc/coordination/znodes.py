@@ -6,7 +6,8 @@
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
                                            serves: [...], features: [...], keys: [...],
-                                           out_of_reach: [...]}; without them: ["handler"], [], [], []
+                                           out_of_reach: [...], reached: [...]}; without them:
+                                           ["handler"], [], [], [], []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -112,6 +113,7 @@ def member_data(member: Member, now_ms: int) -> bytes:
         features=sorted(member.features),
         keys=sorted(member.keys),
         out_of_reach=sorted(member.out_of_reach),
+        reached=sorted(member.reached),
     )
 
 
@@ -124,7 +126,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
     metrics, machine = values.get("metrics"), values.get("machine")
     serves, features, keys = values.get("serves"), values.get("features"), values.get("keys")
-    out_of_reach = values.get("out_of_reach")
+    out_of_reach, reached = values.get("out_of_reach"), values.get("reached")
     return Member(
         worker_id,
         host,
@@ -137,6 +139,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         frozenset(map(str, features if isinstance(features, list) else [])),
         frozenset(map(str, keys if isinstance(keys, list) else [])),
         frozenset(map(str, out_of_reach if isinstance(out_of_reach, list) else [])),
+        frozenset(map(str, reached if isinstance(reached, list) else [])),
     )
 
 

@@ -111,9 +111,9 @@ class Daemon:
             self.join(f"{host}-{number}")
 
     def join(self, worker_id: str, *, out_of_reach: Iterable[str] = ()) -> None:
-        member = Member(
-            worker_id, self.host, self._weight, self._handles, out_of_reach=frozenset(out_of_reach)
-        )
+        out = frozenset(out_of_reach)
+        reached = frozenset({"database 0"} - out)
+        member = Member(worker_id, self.host, self._weight, self._handles, out_of_reach=out, reached=reached)
         self.coordinator.join(member)
         self.held.setdefault(worker_id, set())
 
@@ -412,6 +412,28 @@ def test_what_no_worker_reaches_moves_nothing_though_they_tell_one_after_the_oth
     assert daemons.holders() == before
     second.join("b-0")  # to which it is back: now a is cut off, and this test could have failed
     daemons.until(lambda: daemons.calm() and not first.slots)
+
+
+def test_a_new_leader_gives_nothing_back_to_who_was_cut_off_before(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_off, "APART_SECONDS", 1.0)
+    leads, lacks, _ = (daemons.start(host) for host in "abc")
+    daemons.until(daemons.calm)
+    assert leads.coordinator.leading
+    lacks.join("b-0", out_of_reach=["database 0"])
+    daemons.until(lambda: daemons.calm() and not lacks.slots)
+    daemons.stop(leads)
+    stopped = time.monotonic()
+
+    def goes_on() -> bool:
+        assert not lacks.slots
+        assert not lacks.coordinator.desired()["b-0"]
+        return daemons.settled() and time.monotonic() > stopped + 2
+
+    daemons.until(goes_on)
+    lacks.join("b-0")
+    daemons.until(lambda: daemons.calm() and bool(lacks.slots))
 
 
 def test_who_comes_while_somebody_may_be_cut_off_need_not_wait_for_that(
