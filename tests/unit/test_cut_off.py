@@ -34,6 +34,8 @@ def test_a_worker_reports_a_server_after_a_while_and_takes_it_back_after_a_longe
     assert reach.look({"database 0"}) == []
     time.now += 0.2
     assert reach.look({"database 0", "redis r:1"}) == ["database 0"]
+    time.now += 3 * BACK_SECONDS
+    assert reach.look({"database 0"}) == ["database 0"]
     time.now += BACK_SECONDS - 0.1
     assert reach.look(()) == ["database 0"]
     time.now += 0.2
@@ -58,8 +60,27 @@ def test_one_that_reported_a_server_reports_it_on_while_it_comes_and_goes() -> N
     for _ in range(20):
         time.now += OUT_SECONDS
         assert reach.look({"database 0"}) == ["database 0"]
-        time.now += BACK_SECONDS - 1
+        time.now += OUT_SECONDS / 2 - 0.1
         assert reach.look(()) == ["database 0"]
+
+
+def test_a_short_outage_of_a_server_cuts_nobody_off_though_not_all_have_noticed_it_in_time() -> None:
+    """One sees it for just long enough to report it, the other notices later, and reports nothing."""
+    for lasts in (OUT_SECONDS + tenth / 10 for tenth in range(30)):
+        for later in (0.3, 0.7, 1.0, 1.4):
+            time, cut_off = Time(), CutOff()
+            cut_off._monotonic = time
+            first, second = Reach(time), Reach(time)
+            began = time.now
+            told: dict[str, list[str]] = {"a": [], "b": []}
+            for step in range(400):
+                time.now = began + step / 10
+                if step % 10 == 0:
+                    told["a"] = first.look({"database 0"} if time.now - began <= lasts else ())
+                if step % 10 == 3:
+                    out = later <= time.now - began <= lasts
+                    told["b"] = second.look({"database 0"} if out else ())
+                assert not cut_off.look(members(**told), {"a", "b"}), (lasts, later, time.now - began)
 
 
 def test_only_who_does_not_reach_what_another_reaches_is_apart() -> None:

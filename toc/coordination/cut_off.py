@@ -19,8 +19,10 @@ from typing import Protocol
 OUT_SECONDS = 2.0
 """How long a server must be out of reach until a worker reports it."""
 BACK_SECONDS = 10.0
-"""How long it must be within reach again until the worker takes that back. Slots then move back, so a
-connection that comes and goes must not move them each time."""
+"""How long at most it must be within reach again until the worker takes that back; after a short outage, half
+as long as that lasted. Slots then move back, so a connection that comes and goes must not move them each
+time. But a server that was away for a moment must not cut off those few that had noticed in time to report
+it."""
 APART_SECONDS = 5.0
 """How long a member must lack what others reach until it counts as cut off. Members notice that a server has
 gone, or is back, seconds after each other."""
@@ -43,7 +45,8 @@ class Reach:
         self._out = {
             name: (since, last)
             for name, (since, last) in self._out.items()
-            if name in out or (last - since >= OUT_SECONDS and now - last < BACK_SECONDS)
+            if name in out
+            or (last - since >= OUT_SECONDS and now - last < min((last - since) / 2, BACK_SECONDS))
         }
         return sorted(name for name, (since, last) in self._out.items() if last - since >= OUT_SECONDS)
 
