@@ -110,7 +110,7 @@ class Operator:
                         weight=weight.weight if weight else member.weight,
                         topics=None if member.topics is None else sorted(member.topics),
                         serves=sorted(member.serves),
-                        joined=node.created_ms,
+                        joined=instant(decode(node.data), "joined"),
                         assigned=assigned[name, False],
                         owned=held[name, False],
                         tables_assigned=assigned[name, True],

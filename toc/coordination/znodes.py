@@ -98,15 +98,15 @@ def instant(values: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def member_data(member: Member, now_ms: int) -> bytes:
-    """Encode the data of workers/{worker_id}."""
+def member_data(member: Member, joined: int) -> bytes:
+    """Encode the data of workers/{worker_id}, who joined then (ms)."""
     topics = None if member.topics is None else sorted(member.topics)
     return encode(
         host=member.host,
         pid=member.pid,
         weight=member.weight,
         topics=topics,
-        joined=now_ms,
+        joined=joined,
         metrics=member.metrics,
         machine=member.machine,
         serves=sorted(member.serves),
@@ -141,11 +141,6 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         frozenset(map(str, out_of_reach if isinstance(out_of_reach, list) else [])),
         frozenset(map(str, reached if isinstance(reached, list) else [])),
     )
-
-
-def same_member(data: bytes, other: bytes) -> bool:
-    """Whether two data of a workers/{worker_id} describe the same, whenever they were written."""
-    return {**decode(data), "joined": 0} == {**decode(other), "joined": 0}
 
 
 class Assigned(NamedTuple):

@@ -389,10 +389,13 @@ def test_what_a_worker_does_not_reach_while_another_does_costs_it_its_slots_unti
     daemons.until(daemons.calm)
     assert (len(first.slots), len(second.slots)) == (9, 9)
     joined = daemons.created_worker("a-0")
+    since = daemons.workers()[0].joined
+    assert 0 < since <= time.time() * 1000
     first.join("a-0", out_of_reach=["database 0"])
     daemons.until(lambda: {slot.topic for slot in first.slots} == {"only.a"} and daemons.calm())
     assert [each.out_of_reach for each in daemons.workers()] == [("database 0",), ()]
     assert daemons.created_worker("a-0") > joined, "its node is a new one, or the leader would not look"
+    assert daemons.workers()[0].joined == since, "and it is a member since when it was"
     first.join("a-0")
     daemons.until(lambda: len(first.slots) == 9 and daemons.calm())
 
