@@ -172,7 +172,7 @@ def slot_rows(
     """Return one row per slot that is assigned or held, by topic and number.
 
     ``hosts`` is worker_id -> host of those alive. ``pins`` and ``leaving`` are the remarks on pinned slots
-    and on hosts that slots leave.
+    and, by worker_id, on workers that slots leave.
     """
     assigned = {
         Slot(topic, number): owner
@@ -187,8 +187,8 @@ def slot_rows(
             cause = pins[slot]
         elif holder not in (None, target) and holder not in hosts:
             cause = f"{holder} has left"
-        elif holder not in (None, target) and hosts[holder] in leaving:
-            cause = leaving[hosts[holder]]
+        elif holder is not None and holder != target and holder in leaving:
+            cause = leaving[holder]
         else:
             cause = ""
         if holder is not None and holder == target:

@@ -64,10 +64,14 @@ class Operator:
         members = {member.worker_id: member for member in read_members(self._session, self._paths)}
         hosts = {worker_id: member.host for worker_id, member in members.items()}
         leaving = {
-            hosts[name]: f"{name} does not reach {', '.join(servers)}"
+            name: f"{name} does not reach {', '.join(servers)}"
             for name, servers in apart(members.values()).items()
         }
-        leaving |= {host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()}
+        leaving |= {
+            name: f"{host} is drained by {wanted.drains[host].by}"
+            for name, host in hosts.items()
+            if host in wanted.drains
+        }
 
         def pinned(pin: Pin) -> str:
             if hosts.get(pin.target, pin.target) in wanted.drains:

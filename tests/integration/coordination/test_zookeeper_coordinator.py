@@ -400,6 +400,27 @@ def test_what_a_worker_does_not_reach_while_another_does_costs_it_its_slots_unti
     daemons.until(lambda: len(first.slots) == 9 and daemons.calm())
 
 
+def test_only_the_slots_of_a_worker_that_is_cut_off_move_for_that_reason(daemons: Daemons) -> None:
+    first = daemons.start("a", workers=2)
+    daemons.start("b")
+    daemons.until(daemons.calm)
+    first.reluctant = True
+    first.join("a-0", out_of_reach=["database 0"])
+    daemons.until(lambda: not first.coordinator.desired()["a-0"])
+    for host in "cd":
+        daemons.start(host)
+    daemons.until(lambda: bool(first.held["a-1"] - first.coordinator.desired()["a-1"]))
+    moving = {(row.owner, row.reason) for row in daemons.rows() if row.owner in ("a-0", "a-1") and row.reason}
+    why = "a-0 does not reach database 0; a-0 has not released it yet"
+    assert {reason for owner, reason in moving if owner == "a-0"} == {why}
+    assert {reason for owner, reason in moving if owner == "a-1"} <= {
+        "a-1 has not released it yet",
+        "balance",
+    }
+    first.reluctant = False
+    daemons.until(daemons.calm)
+
+
 def test_what_no_worker_reaches_moves_nothing_though_they_tell_one_after_the_other(
     daemons: Daemons, monkeypatch: pytest.MonkeyPatch
 ) -> None:
