@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -81,3 +84,43 @@ def _owned(system: System, host: str) -> int:
     assert zookeeper is not None
     with Operator(zookeeper, cluster=system.settings.cluster) as operator:
         return sum(worker.owned for worker in operator.workers() if worker.host == host)
+
+
+def test_a_database_that_no_host_reaches_moves_no_slot(
+    build: Build,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    zookeeper: ZooKeeper,
+    zookeeper_root: str,
+    verdict: Verdict,
+) -> None:
+    """Not even if one worker alone has tasks, so that it notices long before the others, some of which sweep
+    no table either; and if one begins during the outage."""
+    line = verdict(29, "no host reaches the database", "most workers are idle, one begins meanwhile")
+    with Proxy(mariadb.port) as proxy:
+        system = build(
+            clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, databases=1, tables=1
+        )
+        urls = [_through(url, proxy) for url in system.settings.database_urls]
+        own = {"TOC_DATABASE_URLS": ",".join(urls)}
+        daemons = [system.start(host, processes=2, env=own) for host in ("host-a", "host-b")]
+        system.wait(lambda: all(_owned(system, host) for host in ("host-a", "host-b")), "both have slots", 20)
+        time.sleep(3)  # all have told what they reach
+        job_ids = system.client.submit_many(
+            [NewTask("test.sync", 1, 1 + 0.3 * number) for number in range(60)]  # all of one slot
+        )
+        with system.recorder.fault("store_down"):
+            proxy.stall()
+            time.sleep(8)
+            os.kill(daemons[1].workers()[0], signal.SIGKILL)
+            time.sleep(12)
+        proxy.flow()
+        system.wait(lambda: not system.pending(job_ids), "all have run", 30)
+        told = [daemon.log.read_text() for daemon in daemons]
+        assert not any("worker_cut_off" in each for each in told)
+        line.prove(
+            all("database_away" in each for each in told) and "worker_died" in told[1],
+            "both hosts said that it was away; one of their workers was killed",
+        )
+        print(line.proof)
+        line.judge(system, within=6)

@@ -44,7 +44,7 @@ class Member:
     ``pid`` is for operators, ``metrics`` is the host:port of its daemon's metrics, ``machine`` the machine
     for which that address is valid, ``features`` what it knows (toc.model.features), ``keys`` the marks
     of the keys by which it can read the secrets of webhook targets, ``out_of_reach`` the servers that it does
-    not reach (toc.coordination.cut_off).
+    not reach, ``reached`` the others that have just answered it (toc.coordination.cut_off).
     """
 
     worker_id: str
@@ -58,6 +58,7 @@ class Member:
     features: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
+    reached: frozenset[str] = frozenset()
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
         """Whether the member can have slots of ``topic``, whose tasks are delivered so."""

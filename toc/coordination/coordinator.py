@@ -117,7 +117,7 @@ class WorkerRow:
     ``weight`` is the one in force; ``weighed_by`` the operator who set it, None if its daemon was started
     with it. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when. ``metrics`` is the
     address of its daemon's metrics, in the network of ``machine``; both None if unknown. ``out_of_reach`` are
-    the servers that it does not reach.
+    the servers that it does not reach, ``reached`` the others that have answered it.
     """
 
     worker_id: str
@@ -139,6 +139,7 @@ class WorkerRow:
     metrics: str | None = None
     machine: str | None = None
     out_of_reach: tuple[str, ...] = ()
+    reached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def slot_rows(
     """Return one row per slot that is assigned or held, by topic and number.
 
     ``hosts`` is worker_id -> host of those alive. ``pins`` and ``leaving`` are the remarks on pinned slots
-    and on hosts that slots leave.
+    and, by worker_id, on workers that slots leave.
     """
     assigned = {
         Slot(topic, number): owner
@@ -186,8 +187,8 @@ def slot_rows(
             cause = pins[slot]
         elif holder not in (None, target) and holder not in hosts:
             cause = f"{holder} has left"
-        elif holder not in (None, target) and hosts[holder] in leaving:
-            cause = leaving[hosts[holder]]
+        elif holder is not None and holder != target and holder in leaving:
+            cause = leaving[holder]
         else:
             cause = ""
         if holder is not None and holder == target:

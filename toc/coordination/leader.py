@@ -9,7 +9,7 @@ suspended sends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from toc.coordination import intents
@@ -68,8 +68,8 @@ class Leader:
         self._deliveries: dict[str, str] = {}
         self._lacking: Lacking | None = None
         self._cut_off = CutOff()
-        self._apart: frozenset[str] = frozenset()
-        """The workers that were cut off at the last assignment."""
+        self._without: Mapping[str, list[str]] = {}
+        """The workers that were cut off at the last assignment, each with the servers that it lacked."""
         self._mute = False
         """Whether another leads that does not tell what members lack: one of a version before features."""
         self._token = ""
@@ -186,7 +186,7 @@ class Leader:
             return True
         # Not before: until those that live have registered again, too little would be lacking.
         self._lacking = lacking((member.host, member.features) for member in workers)
-        cut_off = self._judge_cut_off(workers)
+        cut_off = self._judge_cut_off(workers, set(owners_before))
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
@@ -221,17 +221,17 @@ class Leader:
             )
         return True
 
-    def _judge_cut_off(self, workers: list[Member]) -> frozenset[str]:
+    def _judge_cut_off(self, workers: list[Member], owners: Collection[str | None]) -> Collection[str]:
         """Return the workers that are cut off, and look again when the next one will be."""
-        out = {member.worker_id: member.out_of_reach for member in workers}
-        before, self._apart = self._apart, self._cut_off.look(out)
-        for worker_id in sorted(self._apart - before):
-            log.warning("worker_cut_off", worker=worker_id, servers=sorted(out[worker_id]))
-        for worker_id in sorted(before & out.keys() - self._apart):
+        before, self._without = self._without, self._cut_off.look(workers, owners)
+        for worker_id in sorted(self._without.keys() - before.keys()):
+            log.warning("worker_cut_off", worker=worker_id, servers=self._without[worker_id])
+        alive = {member.worker_id for member in workers}
+        for worker_id in sorted(before.keys() & alive - self._without.keys()):
             log.info("worker_not_cut_off", worker=worker_id)
         if self._due is None and self._cut_off.due is not None:
             self._changed_at = self._due = self._cut_off.due
-        return self._apart
+        return self._without.keys()
 
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
         """Return the workers that have claimed the slots of these topics."""

@@ -64,10 +64,14 @@ class Operator:
         members = {member.worker_id: member for member in read_members(self._session, self._paths)}
         hosts = {worker_id: member.host for worker_id, member in members.items()}
         leaving = {
-            hosts[name]: f"{name} does not reach {', '.join(sorted(members[name].out_of_reach))}"
-            for name in apart({name: member.out_of_reach for name, member in members.items()})
+            name: f"{name} does not reach {', '.join(servers)}"
+            for name, servers in apart(members.values()).items()
         }
-        leaving |= {host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()}
+        leaving |= {
+            name: f"{host} is drained by {wanted.drains[host].by}"
+            for name, host in hosts.items()
+            if host in wanted.drains
+        }
 
         def pinned(pin: Pin) -> str:
             if hosts.get(pin.target, pin.target) in wanted.drains:
@@ -110,7 +114,7 @@ class Operator:
                         weight=weight.weight if weight else member.weight,
                         topics=None if member.topics is None else sorted(member.topics),
                         serves=sorted(member.serves),
-                        joined=node.created_ms,
+                        joined=instant(decode(node.data), "joined"),
                         assigned=assigned[name, False],
                         owned=held[name, False],
                         tables_assigned=assigned[name, True],
@@ -123,6 +127,7 @@ class Operator:
                         metrics=member.metrics,
                         machine=member.machine,
                         out_of_reach=tuple(sorted(member.out_of_reach)),
+                        reached=tuple(sorted(member.reached)),
                     )
                 )
         return rows
@@ -186,7 +191,7 @@ class Operator:
             previous=assignment,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
-            cut_off=apart({member.worker_id: member.out_of_reach for member in members}),
+            cut_off=apart(members),
             deliveries=deliveries,
             rebalance=True,
         )

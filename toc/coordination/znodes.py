@@ -6,7 +6,8 @@
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
                                            serves: [...], features: [...], keys: [...],
-                                           out_of_reach: [...]}; without them: ["handler"], [], [], []
+                                           out_of_reach: [...], reached: [...]}; without them:
+                                           ["handler"], [], [], [], []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -97,21 +98,22 @@ def instant(values: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def member_data(member: Member, now_ms: int) -> bytes:
-    """Encode the data of workers/{worker_id}."""
+def member_data(member: Member, joined: int) -> bytes:
+    """Encode the data of workers/{worker_id}, who joined then (ms)."""
     topics = None if member.topics is None else sorted(member.topics)
     return encode(
         host=member.host,
         pid=member.pid,
         weight=member.weight,
         topics=topics,
-        joined=now_ms,
+        joined=joined,
         metrics=member.metrics,
         machine=member.machine,
         serves=sorted(member.serves),
         features=sorted(member.features),
         keys=sorted(member.keys),
         out_of_reach=sorted(member.out_of_reach),
+        reached=sorted(member.reached),
     )
 
 
@@ -124,7 +126,7 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
     handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
     metrics, machine = values.get("metrics"), values.get("machine")
     serves, features, keys = values.get("serves"), values.get("features"), values.get("keys")
-    out_of_reach = values.get("out_of_reach")
+    out_of_reach, reached = values.get("out_of_reach"), values.get("reached")
     return Member(
         worker_id,
         host,
@@ -137,12 +139,8 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
         frozenset(map(str, features if isinstance(features, list) else [])),
         frozenset(map(str, keys if isinstance(keys, list) else [])),
         frozenset(map(str, out_of_reach if isinstance(out_of_reach, list) else [])),
+        frozenset(map(str, reached if isinstance(reached, list) else [])),
     )
-
-
-def same_member(data: bytes, other: bytes) -> bool:
-    """Whether two data of a workers/{worker_id} describe the same, whenever they were written."""
-    return {**decode(data), "joined": 0} == {**decode(other), "joined": 0}
 
 
 class Assigned(NamedTuple):

@@ -42,7 +42,6 @@ from toc.coordination.znodes import (
     encode,
     member_data,
     owners_of,
-    same_member,
     slot_of,
 )
 from toc.model.clock import Clock
@@ -117,6 +116,7 @@ class ZooKeeperCoordinator:
         self._dead: frozenset[str] = frozenset()
         self._drained = False
         self._members: dict[str, Member] = {}
+        self._joined: dict[str, int] = {}  # when each of them did (ms)
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
         self._claims: dict[Slot, str] = {}
         self._vacant: set[Slot] = set()
@@ -161,6 +161,7 @@ class ZooKeeperCoordinator:
         """Add a worker process to the cluster, or write its node anew."""
         check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
+        self._joined.setdefault(member.worker_id, self._clock.now_ms())
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
         self._attempt(self._write_changes)
@@ -169,6 +170,7 @@ class ZooKeeperCoordinator:
         """Remove a worker and its claims; mark it dead if ``known_dead``."""
         member = self._members.pop(worker_id, None)
         if member is not None:
+            del self._joined[worker_id]
             self._let_go([slot for slot, owner in self._claims.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
             self._departed.append(_Departed(worker_id, member.host, known_dead))
@@ -464,9 +466,11 @@ class ZooKeeperCoordinator:
         self._leftover.clear()
 
     def _join_workers(self, session_id: int) -> None:
-        now_ms = self._clock.now_ms()
         nodes = [
-            (self._paths.node("workers", worker_id), member_data(self._members[worker_id], now_ms))
+            (
+                self._paths.node("workers", worker_id),
+                member_data(self._members[worker_id], self._joined[worker_id]),
+            )
             for worker_id in sorted(self._unjoined)
         ]
         made = self._session.create(nodes, ephemeral=True)
@@ -479,7 +483,7 @@ class ZooKeeperCoordinator:
         self._session.delete(path for path, _ in old)
         self._session.create(old, ephemeral=True)
         for (path, data), node in zip(there, found, strict=True):
-            if node and node.session == session_id and not same_member(node.data, data):
+            if node and node.session == session_id and node.data != data:
                 self._session.replace(path, data, ephemeral=True)
         self._read_members(sorted(self._unjoined))
         self._unjoined.clear()

@@ -268,6 +268,7 @@ class Sweeper:
     def run_once(self) -> float:
         """Run the next step of the pass that is due first. Returns the seconds until another is due."""
         if not self._tables:
+            self._ask_server()
             return RETRY_SECONDS
         now = self._clock.monotonic()
         if self._back:
@@ -299,6 +300,12 @@ class Sweeper:
         if self._rush:
             due = min(due, self._rush_at)
         return max(0.0, due - self._clock.monotonic())
+
+    def _ask_server(self) -> None:
+        """Look at one table of the server although none is swept here, so that this worker knows whether the
+        server answers: others compare that with what they know (toc.coordination.cut_off)."""
+        if self._every:
+            self._sweep.scans.look(self._every[:1], {}, 0, 1, 1)
 
     @property
     def _news(self) -> bool:

@@ -281,9 +281,9 @@ class TryRow(NamedTuple):
     """The columns that a try needs: for the row check, the handler's Task, and the end of the try.
 
     Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
-    live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is read only of rows that
-    expire: 1 if the row has a last error, so that a try has begun even if it charged nothing. ``body_length``
-    is -1 without a body. ``redrives`` are those among the changes that ``version`` counts.
+    live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is 1 if the row has a
+    last error, so that a try has begun even if it charged nothing. ``body_length`` is -1 without a body.
+    ``redrives`` are those among the changes that ``version`` counts.
     """
 
     job_id: int

@@ -281,10 +281,11 @@ def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]
 
 
 def _cut_off(workers: list[WorkerRow]) -> Iterator[Line]:
-    alone = apart({row.worker_id: row.out_of_reach for row in workers})
+    lacking = apart(workers)
     for row in workers:
-        if row.worker_id in alone:
-            what = f"does not reach {', '.join(row.out_of_reach)}, as others do: they take its slots"
+        if row.worker_id in lacking:
+            servers = ", ".join(lacking[row.worker_id])
+            what = f"does not reach {servers}, as others do: they take its slots"
             yield Line(Level.WARN, "workers", row.worker_id, what, f"look at the network of {row.host}")
 
 

@@ -40,6 +40,8 @@ it, and a machine that halts for a moment must not put all tasks away."""
 APART_SECONDS = 0.2
 """Extra seconds for an answer while no connection is idle, and then for each step of opening one, to learn
 the server's state. No other caller waits for that."""
+REACHED_SECONDS = 3.0
+"""How long after its last answer a server counts as reached. Each worker asks it about once a second."""
 AGAIN_SECONDS = 0.25
 """Seconds between probes of what is marked."""
 
@@ -83,6 +85,7 @@ class Health:
         self._owing_since = 0.0
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
+        self._heard_at = float("-inf")
         self._tell_back: list[Callable[[], None]] = []
 
     def when_back(self, tell: Callable[[], None]) -> None:
@@ -95,6 +98,16 @@ class Health:
         seconds = min(seconds, MOST_PATIENCE_SECONDS)
         usual = self._usual
         self._average = seconds if usual is None else usual + (seconds - usual) / 4
+        self.heard()
+
+    def heard(self) -> None:
+        """Record that the server has just answered."""
+        self._heard_at = time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the server has answered lately."""
+        return time.monotonic() - self._heard_at < REACHED_SECONDS
 
     @property
     def _usual(self) -> float | None:
@@ -224,6 +237,7 @@ class Health:
         self._thread, self._closed = None, threading.Event()
         self.away, self.owing, self._average = None, 0, None
         self._marks, self._probes, self._questions, self._tell_back = {}, {}, [], []
+        self._heard_at = float("-inf")
 
     # --- until it is well again
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -32,6 +33,8 @@ UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
 KEYS = 200
 """Dedup keys in one SELECT; SQLite's expressions may be 1,000 deep."""
+_PRINTED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+"""An instant as a server prints it, without the milliseconds; or a zero date."""
 PURGED_TOGETHER = 1000
 """Records that one statement deletes at most."""
 
@@ -70,7 +73,10 @@ def try_columns(server: DatabaseServer) -> str:
 
 
 def try_rows(results: Iterable[Result]) -> list[TryRow]:
-    """Parse all results of ``try_columns``. ``lease`` is the number of the lease's worker, 0 for none."""
+    """Parse all results of ``try_columns``. ``lease`` is the number of the lease's worker, 0 for none.
+
+    What is no instant is read as by ``column``: as one that no calendar has, or as no time to expire at.
+    """
     rows = []
     with understood():
         for result in results:
@@ -105,7 +111,7 @@ def _common(text: str) -> tuple[int, int, int, int, int, int, tuple[int, int, in
     begun, body_length, redrives = map(int, more)
     return (
         int(biz_type), int(status), int(version), int(attempts), int(crashes), int(lease),
-        (int(tries), _instant(expires) if expires else 0, begun, body_length, redrives),
+        (int(tries), max(_instant(expires), 0) if expires else 0, begun, body_length, redrives),
     )  # fmt: skip
 
 
@@ -119,8 +125,8 @@ def _second(text: str) -> int:
     try:
         return to_ms(datetime.fromisoformat(text).replace(tzinfo=UTC))
     except ValueError:
-        for part in (text[:4], text[5:7], text[8:10]):
-            int(part)  # else the answer is damaged
+        if not _PRINTED.fullmatch(text):  # the answer is damaged, not the row
+            raise
         return NO_INSTANT
 
 

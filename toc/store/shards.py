@@ -228,6 +228,7 @@ class Shards:
                 return parts
         try:
             parts.results.append(do(server, rest))
+            health.heard()
         except Locked:
             health.find_locked(rest, writes=writes)
             free, failed = health.sort_out(rest, writes=writes)

@@ -2,9 +2,9 @@
 
 To the process: ``known`` (first of all: what the daemon has read of the task table), ``take`` and ``drop``
 (slots), ``dead`` (workers), ``stop``, ``force``. To the daemon: ``ready``, ``beat`` (the heartbeat;
-``stuck``: internal loops that hang, ``out_of_reach``: servers that do not answer), ``crowding`` (``crowded``:
-whether its threads hardly get the interpreter; sent when that changes), ``met`` (workers with claims in slots
-of its own), ``dropped`` (slots),
+``stuck``: internal loops that hang, ``out_of_reach``: servers that do not answer, ``reached``: others that
+do), ``crowding`` (``crowded``: whether its threads hardly get the interpreter; sent when that changes),
+``met`` (workers with claims in slots of its own), ``dropped`` (slots),
 ``leaving`` (takes nothing more; ``recycle`` is the reason if it wants a successor), ``left`` (its last
 message, unless something ended it), ``unfit`` (instead of ``ready``: why it cannot work; ``wrong`` if that
 does not pass by itself).

@@ -363,14 +363,21 @@ class Worker:
             self._recycle("a handler lowered a resource limit for good")
         if stdio.restore():
             self._recycle("a handler closed a standard stream, and a connection has its number")
-        self._link.send("beat", stuck=self._measure(), out_of_reach=self._reach.look(self._out_of_reach()))
+        out = self._reach.look(self._servers(self._store.away, self.watch.silent))
+        reached = self._servers(self._store.reached, self.watch.heard)
+        if self.watch.heard:
+            reached.add("redis")  # so a member is called that knows none of its nodes
+        self._link.send(
+            "beat", stuck=self._measure(), out_of_reach=out, reached=sorted(reached.difference(out))
+        )
         return BEAT_SECONDS
 
-    def _out_of_reach(self) -> set[str]:
-        """The servers that do not answer this process, by names that are the same on all hosts."""
-        store = self._store
-        databases = {f"database {n}" for n in range(len(store.tables_of_server())) if store.away(n)}
-        return databases | {"redis" if node is None else f"redis {node}" for node in self.watch.silent}
+    def _servers(self, database: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
+        """These nodes of Redis, and the database servers for whose number ``database`` holds, by names that
+        are the same on all hosts. The address of a single Redis may not be."""
+        clustered = self.watch.queues.nodes.clustered
+        databases = {f"database {n}" for n in range(len(self._store.tables_of_server())) if database(n)}
+        return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
 
     def _measure(self) -> list[str]:
         """Update the gauges. Returns the names of loops that hang."""

@@ -111,9 +111,9 @@ class Daemon:
             self.join(f"{host}-{number}")
 
     def join(self, worker_id: str, *, out_of_reach: Iterable[str] = ()) -> None:
-        member = Member(
-            worker_id, self.host, self._weight, self._handles, out_of_reach=frozenset(out_of_reach)
-        )
+        out = frozenset(out_of_reach)
+        reached = frozenset({"database 0"} - out)
+        member = Member(worker_id, self.host, self._weight, self._handles, out_of_reach=out, reached=reached)
         self.coordinator.join(member)
         self.held.setdefault(worker_id, set())
 
@@ -389,12 +389,36 @@ def test_what_a_worker_does_not_reach_while_another_does_costs_it_its_slots_unti
     daemons.until(daemons.calm)
     assert (len(first.slots), len(second.slots)) == (9, 9)
     joined = daemons.created_worker("a-0")
+    since = daemons.workers()[0].joined
+    assert 0 < since <= time.time() * 1000
     first.join("a-0", out_of_reach=["database 0"])
     daemons.until(lambda: {slot.topic for slot in first.slots} == {"only.a"} and daemons.calm())
     assert [each.out_of_reach for each in daemons.workers()] == [("database 0",), ()]
     assert daemons.created_worker("a-0") > joined, "its node is a new one, or the leader would not look"
+    assert daemons.workers()[0].joined == since, "and it is a member since when it was"
     first.join("a-0")
     daemons.until(lambda: len(first.slots) == 9 and daemons.calm())
+
+
+def test_only_the_slots_of_a_worker_that_is_cut_off_move_for_that_reason(daemons: Daemons) -> None:
+    first = daemons.start("a", workers=2)
+    daemons.start("b")
+    daemons.until(daemons.calm)
+    first.reluctant = True
+    first.join("a-0", out_of_reach=["database 0"])
+    daemons.until(lambda: not first.coordinator.desired()["a-0"])
+    for host in "cd":
+        daemons.start(host)
+    daemons.until(lambda: bool(first.held["a-1"] - first.coordinator.desired()["a-1"]))
+    moving = {(row.owner, row.reason) for row in daemons.rows() if row.owner in ("a-0", "a-1") and row.reason}
+    why = "a-0 does not reach database 0; a-0 has not released it yet"
+    assert {reason for owner, reason in moving if owner == "a-0"} == {why}
+    assert {reason for owner, reason in moving if owner == "a-1"} <= {
+        "a-1 has not released it yet",
+        "balance",
+    }
+    first.reluctant = False
+    daemons.until(daemons.calm)
 
 
 def test_what_no_worker_reaches_moves_nothing_though_they_tell_one_after_the_other(
@@ -412,6 +436,28 @@ def test_what_no_worker_reaches_moves_nothing_though_they_tell_one_after_the_oth
     assert daemons.holders() == before
     second.join("b-0")  # to which it is back: now a is cut off, and this test could have failed
     daemons.until(lambda: daemons.calm() and not first.slots)
+
+
+def test_a_new_leader_gives_nothing_back_to_who_was_cut_off_before(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_off, "APART_SECONDS", 1.0)
+    leads, lacks, _ = (daemons.start(host) for host in "abc")
+    daemons.until(daemons.calm)
+    assert leads.coordinator.leading
+    lacks.join("b-0", out_of_reach=["database 0"])
+    daemons.until(lambda: daemons.calm() and not lacks.slots)
+    daemons.stop(leads)
+    stopped = time.monotonic()
+
+    def goes_on() -> bool:
+        assert not lacks.slots
+        assert not lacks.coordinator.desired()["b-0"]
+        return daemons.settled() and time.monotonic() > stopped + 2
+
+    daemons.until(goes_on)
+    lacks.join("b-0")
+    daemons.until(lambda: daemons.calm() and bool(lacks.slots))
 
 
 def test_who_comes_while_somebody_may_be_cut_off_need_not_wait_for_that(

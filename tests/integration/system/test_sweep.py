@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import structlog
 from harness.system import System, buried
+from sqlalchemy.engine import make_url
 
-from toc import NewTask, Topic
+from toc import NewTask, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
@@ -485,3 +486,21 @@ def _die(store: Store, rows: Any) -> None:
     from toc.model.verdict import Failure
 
     store.die([Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 0, 0, "x") for row in rows])
+
+
+def test_a_worker_that_sweeps_no_table_of_a_server_finds_out_whether_it_answers(bench: Bench) -> None:
+    settings = bench.center.settings
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = make_url(settings.database_urls[0]).set(host="127.0.0.1", port=nobody.getsockname()[1])
+        urls = [url.render_as_string(hide_password=False)]
+        center = TimeoutCenter(settings.model_copy(update={"database_urls": urls}))
+        try:
+            sweep = Sweep(center.store, center.queues, center.catalog, bench.clock)
+            Sweeper(sweep, every=center.store.tables).run_once()
+            assert center.store.away(0)
+            assert not center.store.reached(0)
+        finally:
+            center.close()
+    Sweeper(bench.sweep, every=bench.center.store.tables).run_once()
+    assert bench.center.store.reached(0)

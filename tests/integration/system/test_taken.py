@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import pytest
@@ -14,6 +15,7 @@ from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable
 from toc.store.batch import Finish
+from toc.store.shards import Trouble
 from toc.worker.stages import agenda, dispatch, finish
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, TAKE_LIMIT
 from toc.worker.stages.entry import UNLEASED_SECONDS
@@ -90,3 +92,26 @@ def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
     worker.await_runs(2)
     worker.end_and_finish()
     assert system.row(more[0]).status == TaskStatus.PROCESSED
+
+
+def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever it is may serve other servers: the entry waits for the thread of its own."""
+    worker, _ = hands
+    monkeypatch.setattr(finish, "MOST_QUEUED", 0)
+    submit(system, 1)
+    worker.take()
+    (entry,) = worker.inflight.snapshot()
+    asked: list[int] = []
+
+    def release(job_ids: Iterable[int]) -> dict[int, Trouble]:
+        asked.extend(job_ids)
+        return {}
+
+    monkeypatch.setattr(worker.store.leases, "release", release)
+    entry.leased = worker.clock.monotonic() + 60
+    worker.finisher.give_back([entry])
+    assert not asked
+    worker.finish()
+    assert asked == [entry.job_id]

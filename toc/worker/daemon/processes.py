@@ -46,6 +46,8 @@ class WorkerProcess:
         """Whether its slots are, or go, with the other processes because of that."""
         self.out_of_reach: frozenset[str] = frozenset()
         """The servers that do not answer it."""
+        self.reached: frozenset[str] = frozenset()
+        """The others that have answered it."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None

@@ -232,8 +232,10 @@ class Daemon:
         child.heard = True
         if kind == "beat":
             child.stuck = message["stuck"]
-            before, child.out_of_reach = child.out_of_reach, frozenset(message.get("out_of_reach", ()))
-            if child.member and child.out_of_reach != before:
+            before = child.out_of_reach, child.reached
+            child.out_of_reach = frozenset(message.get("out_of_reach", ()))
+            child.reached = frozenset(message.get("reached", ()))
+            if child.member and (child.out_of_reach, child.reached) != before:
                 self._join(child)
         elif kind == "crowding":
             child.crowded = message["crowded"]
@@ -288,6 +290,7 @@ class Daemon:
                 features=child.features,
                 keys=child.keys,
                 out_of_reach=child.out_of_reach,
+                reached=child.reached,
             )
         )
 

@@ -285,8 +285,10 @@ class Flusher:
         self.loop.wake()
 
     def move_soon(self, moves: Moves) -> None:
-        """Make these moves with the next flush. If many wait for it, now, on the caller's thread."""
-        (self.move_now if len(self._moves) >= MOST_QUEUED else self.move)(moves)
+        """Make these moves with the next flush. If many wait for it, now, on the caller's thread; but not if
+        leases must be given up before, which the caller would wait for. Those are few."""
+        leased = any(entry.leased for entry, _ in moves.rollback)
+        (self.move if leased or len(self._moves) < MOST_QUEUED else self.move_now)(moves)
 
     def move_now(self, moves: Moves) -> None:
         """Make these moves on the caller's thread. Those that fail are made with the next flush."""
