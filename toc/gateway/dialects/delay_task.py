@@ -17,7 +17,7 @@ from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 PREFIX = "delay-task."
 CALLBACK_PREFIX = "delay-task-callback."

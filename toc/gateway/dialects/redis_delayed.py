@@ -13,7 +13,7 @@ from toc.gateway.dialects.words import LARGEST, NotUnderstood, to_json
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, InvalidInput
 from toc.model.template import Template
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 PREFIX = "redis-delayed."
 MOST_FIELDS = 30

@@ -10,7 +10,7 @@ from toc.gateway.dialects.words import NotUnderstood, number, parsed, text, to_j
 from toc.gateway.service import Service
 from toc.model.errors import InvalidInput
 from toc.model.template import Template
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 PREFIX = "youzan."
 HOLD_SECONDS = 178.0
