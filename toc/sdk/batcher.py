@@ -28,7 +28,7 @@ from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.server_batcher import APART, Answer, ServerBatcher
 from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of, features_of
-from toc.store.plan import Stored, ToPut
+from toc.store.put_plan import Stored, ToPut
 
 
 class Batcher:
