@@ -19,7 +19,7 @@ from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
 from toc.store.callers_transaction import CallersTransaction
 from toc.store.check import require, require_layout
-from toc.store.ended import Ended
+from toc.store.ended import EndedRows
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
@@ -88,7 +88,7 @@ class Store(Batches):
         )
         super().__init__(shards, Leases(shards), clock)
         self.bodies = bodies.Bodies(shards)
-        self.ended = Ended(shards)
+        self.ended = EndedRows(shards)
         self.selections = Selections(shards)
         job_ids = JobIds(clock)
         submitter = self._submitter = Submitter(shards, job_ids)
