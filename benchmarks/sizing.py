@@ -129,9 +129,9 @@ class Sizing:
 
     def _wait_for_owners(self) -> None:
         """Wait until every slot and table has its owner, and 15 s longer."""
-        with Operator(self._settings.zookeeper or "", cluster=self._settings.cluster) as visit:
+        with Operator(self._settings.zookeeper or "", cluster=self._settings.cluster) as operator:
             until = time.monotonic() + 120
-            while [row.state for row in visit.slots()].count(SlotState.OWNED) < 2 * SLOTS + 1024:
+            while [row.state for row in operator.slots()].count(SlotState.OWNED) < 2 * SLOTS + 1024:
                 assert time.monotonic() < until, "the slots have no owners yet"
                 time.sleep(0.5)
         time.sleep(15)

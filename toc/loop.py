@@ -122,8 +122,8 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
 def watch_threads() -> None:
     """End the process, with a message, if any thread of toc's meets an error that nobody has thought of.
 
-    The rooms below start threads, too: what waits for them, or for their answers, would wait for ever. Those
-    of the application are its own affair.
+    The packages below start threads, too: what waits for them, or for their answers, would wait for ever.
+    Those of the application are its own affair.
     """
     before = threading.excepthook
 

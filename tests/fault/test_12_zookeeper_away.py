@@ -48,8 +48,8 @@ def test_without_zookeeper_lateness_is_what_it_was_and_every_slot_keeps_its_owne
     keeper = launch(ZooKeeper)
     system = build(clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=2, slots=SLOTS)
     daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
-    with Operator(keeper.url, cluster="fault") as visit:
-        system.wait(lambda: shared(visit) == {"host-a", "host-b"}, "each host has its slots", 20)
+    with Operator(keeper.url, cluster="fault") as operator:
+        system.wait(lambda: shared(operator) == {"host-a", "host-b"}, "each host has its slots", 20)
     with Load(system.client, rate=100, ahead=(0.2, 1.0), fail=0.0) as load:
         system.wait(lambda: len(load.job_ids) > 300, "the load runs", 20)
         before = time.time()
@@ -109,8 +109,8 @@ def test_slots_of_a_process_that_ends_without_zookeeper_are_served_by_its_host(
         clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=2, slots=SLOTS, tables=TABLES
     )
     daemon, other = system.start("host-a", processes=2), system.start("host-b", processes=1)
-    with Operator(keeper.url, cluster="fault") as visit:
-        system.wait(lambda: shared(visit) == {"host-a", "host-b"}, "each host has its slots", 20)
+    with Operator(keeper.url, cluster="fault") as operator:
+        system.wait(lambda: shared(operator) == {"host-a", "host-b"}, "each host has its slots", 20)
     first = daemon.workers()
     victims = first[:1] if ends == "one" else first
     with Load(system.client, rate=60, ahead=(0.2, 1.0), fail=0.0) as load:
@@ -148,8 +148,8 @@ def test_slots_of_a_process_that_ends_without_zookeeper_are_served_by_its_host(
             system.wait(lambda: not system.pending(due), "all have run, without ZooKeeper", 20)
             keeper.resume()
             keeper.start()  # does nothing when it runs
-        with Operator(keeper.url, cluster="fault") as visit:
-            system.wait(lambda: _all_owned(visit), "each slot has one owner, each process slots", 30)
+        with Operator(keeper.url, cluster="fault") as operator:
+            system.wait(lambda: _all_owned(operator), "each slot has one owner, each process slots", 30)
         count = len(load.job_ids)
         system.wait(lambda: len(load.job_ids) > count + 60, "the load goes on", 20)
     without = lateness(system, began, ended)
@@ -166,8 +166,8 @@ def test_slots_of_a_process_that_ends_without_zookeeper_are_served_by_its_host(
     line.judge(system, within=3 * LOADED, at_most=0 if ends == "recycled" else UNWRITTEN * len(victims))
 
 
-def _all_owned(visit: Operator) -> bool:
+def _all_owned(operator: Operator) -> bool:
     """Whether every slot and table has the owner that it should have; each of three processes has some."""
-    owned, workers = owners(visit), {each.worker_id for each in visit.workers()}
+    owned, workers = owners(operator), {each.worker_id for each in operator.workers()}
     whole = len(owned) == len(ALL_TOPICS) * SLOTS + TABLES
     return whole and len(workers) == 3 and set(owned.values()) == workers

@@ -26,11 +26,11 @@ def test_the_loss_of_one_of_three_zookeepers_moves_nothing_and_operators_work_on
         assert sorted(map(mode, ensemble.nodes)) == ["follower", "follower", "leader"]
         system = build(clean_redis.url, zookeeper=ensemble.url, cluster="fault", session_timeout=4)
         daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
-        visit = Operator(ensemble.url, cluster="fault", connect_timeout=20)
+        operator = Operator(ensemble.url, cluster="fault", connect_timeout=20)
         with Load(system.client, rate=100, ahead=(0.2, 1.0), fail=0.0) as load:
             system.wait(lambda: len(load.job_ids) > 300, "the load runs", 20)
-            with visit:
-                owners = {(row.topic, row.number): row.owner for row in visit.slots()}
+            with operator:
+                owners = {(row.topic, row.number): row.owner for row in operator.slots()}
             before = time.time()
             leader = next(node for node in ensemble.nodes if mode(node) == "leader")
             with system.recorder.fault("zk_down"):
@@ -39,16 +39,16 @@ def test_the_loss_of_one_of_three_zookeepers_moves_nothing_and_operators_work_on
                 system.wait(lambda: sorted(map(mode, left)) == ["follower", "leader"], "a new leader", 20)
                 system.wait(lambda: len(load.job_ids) > 700, "the load goes on", 30)
             after = time.time()
-            with visit:
-                assert {(row.topic, row.number): row.owner for row in visit.slots()} == owners
-                visit.drain("host-b", by="ann")
+            with operator:
+                assert {(row.topic, row.number): row.owner for row in operator.slots()} == owners
+                operator.drain("host-b", by="ann")
                 began = time.monotonic()
-                system.wait(lambda: not drained_owns(visit, "host-b"), "host-b is drained", 20)
+                system.wait(lambda: not drained_owns(operator, "host-b"), "host-b is drained", 20)
                 drained_s = time.monotonic() - began
                 leader.start()
                 system.wait(lambda: mode(leader) == "follower", "the lost one is back", 20)
-                visit.undrain("host-b")
-                system.wait(lambda: bool(drained_owns(visit, "host-b")), "host-b has slots again", 20)
+                operator.undrain("host-b")
+                system.wait(lambda: bool(drained_owns(operator, "host-b")), "host-b has slots again", 20)
         suspended = sum(daemon.log.read_text().count("zookeeper_suspended") for daemon in daemons)
         usual, without = lateness(system, before - 2, before), lateness(system, before, after)
         line.prove(
@@ -62,8 +62,8 @@ def test_the_loss_of_one_of_three_zookeepers_moves_nothing_and_operators_work_on
         line.judge(system, within=3)
 
 
-def drained_owns(visit: Operator, host: str) -> int:
-    return sum((row.owner or "").startswith(host) for row in visit.slots())
+def drained_owns(operator: Operator, host: str) -> int:
+    return sum((row.owner or "").startswith(host) for row in operator.slots())
 
 
 def mode(node: ZooKeeper) -> str:

@@ -434,10 +434,10 @@ def test_the_whole_path_works_over_tls(build: Build, launch: Launch, verdict: Ve
         client.ping()
     stranger = keeper.url.rpartition("@")[2]
     with (
-        Operator(stranger, cluster="default", connect_timeout=5) as visit,
+        Operator(stranger, cluster="default", connect_timeout=5) as operator,
         pytest.raises(CoordinationUnavailable, match="NoAuth"),
     ):
-        visit.drain("host-a", by="stranger")
+        operator.drain("host-a", by="stranger")
     line.prove(
         caught,
         "MySQL and Redis refused who did not encrypt, ZooKeeper a stranger who would drain a host",

@@ -40,16 +40,16 @@ def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
     took: dict[str, float] = {}
     with (
         contextlib.closing(_Onlooker(onlooker)),
-        Operator(zookeeper.url, cluster=zookeeper_root) as visit,
+        Operator(zookeeper.url, cluster=zookeeper_root) as operator,
         Load(system.client, rate=60, ahead=(0.2, 1.0), fail=0.0) as load,
     ):
-        system.wait(lambda: shared(visit) == {"host-a", "host-b"}, "each host has its slots", 20)
-        before, began = owners(visit), time.time()
+        system.wait(lambda: shared(operator) == {"host-a", "host-b"}, "each host has its slots", 20)
+        before, began = owners(operator), time.time()
         for name in ("/workers", "/assignment", ""):
             with system.recorder.fault("other", note=f"{name or 'all'} deleted"):
                 deleted = _delete(onlooker, f"/toc/{zookeeper_root}{name}")
                 at = time.monotonic()
-                system.wait(lambda: _as_before(visit, before), f"{name or 'all'} is there again", 30)
+                system.wait(lambda: _as_before(operator, before), f"{name or 'all'} is there again", 30)
                 took[name or "all"] = time.monotonic() - at
             assert deleted > 0
         ended = time.time()
@@ -61,8 +61,8 @@ def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
             joined = time.time()
             daemons.append(system.start("host-c", processes=1))
             everybody = {"host-a", "host-b", "host-c"}
-            system.wait(lambda: shared(visit) == everybody, "each host has its share", 30)
-        after = owners(visit)
+            system.wait(lambda: shared(operator) == everybody, "each host has its share", 30)
+        after = owners(operator)
         count = len(load.job_ids)
         system.wait(lambda: len(load.job_ids) > count + 60, "the load goes on", 30)
     noticed = [daemon.told().count("zookeeper_nodes_lost") for daemon in daemons[:2]]
@@ -96,9 +96,9 @@ def test_a_zookeeper_whose_disk_was_wiped_is_filled_again_and_a_host_that_dies_t
     keeper = launch(secured.kind(ZooKeeper))
     system = build(clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=SESSION)
     daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
-    with Operator(keeper.url, cluster="fault") as visit:
-        system.wait(lambda: shared(visit) == {"host-a", "host-b"}, "each host has its slots", 20)
-        before = owners(visit)
+    with Operator(keeper.url, cluster="fault") as operator:
+        system.wait(lambda: shared(operator) == {"host-a", "host-b"}, "each host has its slots", 20)
+        before = owners(operator)
     hosts = {"host-a", "host-b", "host-c"} if joins else {"host-a", "host-b"}
     with Load(system.client, rate=60, ahead=(0.2, 1.0), fail=0.0) as load:
         system.wait(lambda: len(load.job_ids) > 100, "the load runs", 20)
@@ -110,10 +110,10 @@ def test_a_zookeeper_whose_disk_was_wiped_is_filled_again_and_a_host_that_dies_t
             up = time.monotonic()
             if joins:
                 daemons.append(system.start("host-c", processes=1))
-            with Operator(keeper.url, cluster="fault", connect_timeout=30) as visit:
-                system.wait(lambda: shared(visit) == hosts, "all is there again", 30)
+            with Operator(keeper.url, cluster="fault", connect_timeout=30) as operator:
+                system.wait(lambda: shared(operator) == hosts, "all is there again", 30)
                 took = time.monotonic() - up
-                after = owners(visit)
+                after = owners(operator)
         ended = time.time()
         running = len(load.job_ids)
         system.wait(lambda: len(load.job_ids) > running + 60, "the load goes on", 20)
@@ -162,7 +162,7 @@ def _below(client: KazooClient, path: str) -> list[str]:
     return [path, *(one for name in client.get_children(path) for one in _below(client, f"{path}/{name}"))]
 
 
-def _as_before(visit: Operator, before: dict[tuple[str, int], str]) -> bool:
+def _as_before(operator: Operator, before: dict[tuple[str, int], str]) -> bool:
     """Whether both workers are registered again, one leads, and each slot is its former owner's."""
-    workers = visit.workers()
-    return len(workers) == 2 and any(each.leader for each in workers) and owners(visit) == before
+    workers = operator.workers()
+    return len(workers) == 2 and any(each.leader for each in workers) and owners(operator) == before

@@ -106,16 +106,16 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 
     with (
         system.recorder.fault("other", note="all drained"),
-        Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit,
+        Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator,
     ):
-        visit.drain(daemon.host, by="ann")
+        operator.drain(daemon.host, by="ann")
         system.wait(
             lambda: unowned(daemon, "test.sync") == 8, "the leader tells of slots without an owner", 10
         )
         system.client.submit("test.sync", biz_id=1, delay=0.1)
         system.wait(lambda: overdue("test.sync") > 1, "and how long a task has been due there", 10)
         assert "8 slots of test.sync have no owner" in ask(daemon, "/readyz")
-        visit.undrain(daemon.host)
+        operator.undrain(daemon.host)
         system.wait(lambda: overdue("test.sync") == 0, "it runs", 10)
     judged = line.judge(system, within=5)
     assert not judged.duplicates
@@ -187,19 +187,19 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
 
         with (
             system.recorder.fault("other", note="handlers of a minute, no handler, all drained"),
-            Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit,
+            Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator,
         ):
             enough, due = busy(system, 60), time.time() + 0.3
             system.client.submit("test.batch", biz_id=1, delay=0.3)
             told("60 handlers of a minute", "test.sync", due)
             told("a topic that no host handles", "test.batch", due)
-            visit.drain(daemon.host, by="ann")
+            operator.drain(daemon.host, by="ann")
             enough.touch()
             system.wait(lambda: unowned(daemon, "test.async") == 8, "nobody owns its slots", 30)
             due = time.time() + 0.3
             system.client.submit("test.async", biz_id=1, delay=0.3)
             told("every host drained", "test.async", due)
-            visit.undrain(daemon.host)
+            operator.undrain(daemon.host)
             system.start("host-b", processes=1)
         judged = line.judge(system, within=10)
         assert not judged.duplicates

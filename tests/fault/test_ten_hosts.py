@@ -116,7 +116,7 @@ def start(system: System, directory: Path) -> dict[str, DaemonProcess]:
 def test_ten_hosts_have_ten_thousand_slots_within_seconds_whatever_comes_and_goes(
     system: System, onlooker: Onlooker, tmp_path: Path
 ) -> None:
-    visit = Operator(system.settings.zookeeper or "", cluster=system.settings.cluster)
+    operator = Operator(system.settings.zookeeper or "", cluster=system.settings.cluster)
     took: dict[str, Took] = {}
 
     def measured(what: str, act: Callable[[], object], hosts: int) -> None:
@@ -138,9 +138,9 @@ def test_ten_hosts_have_ten_thousand_slots_within_seconds_whatever_comes_and_goe
         took[what] = Took(*(at - began for at in found[-1]))
         print(f"{what}: assigned after {took[what].assigned:.2f} s, claimed after {took[what].claimed:.2f} s")
 
-    with visit:
+    with operator:
         for host in HOSTS:
-            visit.drain(host, by="ann")
+            operator.drain(host, by="ann")
         daemons = start(system, tmp_path)
         system.wait(lambda: len(onlooker.names("workers")) == len(HOSTS), "ten hosts are there", 120)
         system.wait(
@@ -148,12 +148,12 @@ def test_ten_hosts_have_ten_thousand_slots_within_seconds_whatever_comes_and_goe
         )
         assert not onlooker.names("slots"), "so far nobody may have any"
 
-        measured("ten hosts come to have their share", lambda: [visit.undrain(host) for host in HOSTS], 10)
+        measured("ten hosts come to have their share", lambda: [operator.undrain(host) for host in HOSTS], 10)
         with Load(system.client, rate=30, ahead=(0.2, 1.0), fail=0.0) as load:
             system.wait(lambda: len(load.job_ids) > 100, "the load runs", 60)
             before = time.time()
-            measured("one is drained", lambda: visit.drain("host3", by="ann"), 10)
-            measured("it comes back", lambda: visit.undrain("host3"), 10)
+            measured("one is drained", lambda: operator.drain("host3", by="ann"), 10)
+            measured("it comes back", lambda: operator.undrain("host3"), 10)
             after = time.time()
             lost = daemons["host7"]
             with system.recorder.fault("kill", pids=family(lost.workers())):

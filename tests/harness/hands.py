@@ -24,7 +24,7 @@ from toc.model.topic import Slot
 from toc.worker.control import ControlPipe
 from toc.worker.process import Worker
 from toc.worker.stages.entry import Entry
-from toc.worker.stages.watch import OUT_SECONDS
+from toc.worker.stages.index_watch import OUT_SECONDS
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.history import History
 from toc import TimeoutCenter
 from toc.model.errors import TocError
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 from toc.pull.pulls import Pulls
 
 

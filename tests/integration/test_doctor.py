@@ -161,11 +161,11 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     )
     center.store.topics.alter("test.async", paused=True)
     center.store.topics.alter("test.batch", slot_amount=2)
-    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit:
-        visit.drain("host-z", by="ann")
-        visit.pin(Slot("test.sync", 1), "host-y", by="ann")
-        visit.pin(Slot("test.sync", 99), "host-a", by="ann")
-        visit.weigh("host-a", 2, by="ann")
+    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
+        operator.drain("host-z", by="ann")
+        operator.pin(Slot("test.sync", 1), "host-y", by="ann")
+        operator.pin(Slot("test.sync", 99), "host-a", by="ann")
+        operator.weigh("host-a", 2, by="ann")
     lines = doctor.examine(center)
     expected = [
         (Level.REFUSE, "test.nobody", "no worker handles it"),
@@ -221,8 +221,8 @@ def test_a_topic_that_is_pulled_or_sent_needs_a_gateway_or_a_sender_and_no_handl
 def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) -> None:
     system.create_topics(slots=4)
     system.start("host-a", processes=1)
-    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as visit:
-        visit.drain("host-a", by="ann")
+    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
+        operator.drain("host-a", by="ann")
     lines = doctor.examine(system.center)
     drained = having(lines, Level.REFUSE, "every host that handles it is drained (host-a)")
     assert {line.of for line in drained} == {"test.sync", "test.async", "test.batch", "test.doomed"}

@@ -94,8 +94,8 @@ def visit_mysql(url: str) -> None:
 
 def visit_zookeeper(url: str) -> None:
     try:
-        with Operator(url, cluster="tls", connect_timeout=1) as visit:
-            visit.workers()
+        with Operator(url, cluster="tls", connect_timeout=1) as operator:
+            operator.workers()
     finally:
         gc.collect()
 
@@ -147,8 +147,8 @@ def test_the_doctor_tells_nodes_that_were_made_before_a_user_was_named(
     center: TimeoutCenter, servers: Servers
 ) -> None:
     nobody = zookeeper_url(servers.zookeeper, user="", chroot="")
-    with Operator(nobody, cluster="early") as visit:
-        visit.drain("host-a", by="anybody")
+    with Operator(nobody, cluster="early") as operator:
+        operator.drain("host-a", by="anybody")
     with TimeoutCenter(Settings(**center.settings.model_dump() | {"cluster": "early"})) as late:
         (line,) = [line for line in doctor.examine(late) if "anyone can change" in line.what]
     assert line.level is Level.WARN
@@ -230,9 +230,9 @@ def test_passwords_may_hold_any_character(servers: Servers) -> None:
         cursor.execute("GRANT SELECT ON *.* TO 'umlaut'@'%'")
     with pytest.raises(TocError, match="toc db upgrade"):  # it lets us in, where there is no schema
         visit_mysql(servers.mariadb.url.replace(secured.login("toc"), login))
-    with Operator(zookeeper_url(servers.zookeeper, user=login, chroot=""), cluster="umlaut") as visit:
-        visit.drain("host-a", by="test")
-        assert visit.open_nodes() == []
+    with Operator(zookeeper_url(servers.zookeeper, user=login, chroot=""), cluster="umlaut") as operator:
+        operator.drain("host-a", by="test")
+        assert operator.open_nodes() == []
 
 
 def as_root(server: SecuredMariaDB, **options: Any) -> pymysql.Connection[pymysql.cursors.Cursor]:

@@ -1,4 +1,4 @@
-"""The assignment of slots: what holds for any members, topics, wishes and history."""
+"""The assignment of slots: what holds for any members, topics, intents and history."""
 
 from __future__ import annotations
 

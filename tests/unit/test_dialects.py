@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.gateway.dialects import words, youzan
+from toc.gateway.dialects import json_fields, youzan
 from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.names import key_for, topic_for
 from toc.gateway.dialects.port import Guard
@@ -48,17 +48,17 @@ def test_every_id_has_a_key_of_its_own_that_a_task_may_have(texts: list[str]) ->
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_object_or_not_understood(data: bytes) -> None:
-    with suppress(words.NotUnderstood):
-        assert isinstance(words.parsed(data), dict)
+    with suppress(json_fields.NotUnderstood):
+        assert isinstance(json_fields.parsed(data), dict)
 
 
 def test_numbers_are_whole_and_of_64_bits() -> None:
     wrong: list[object] = [True, 1.0, "1", 2**63, -(2**63) - 1, [], {}]
     for value in wrong:
-        with pytest.raises(words.NotUnderstood):
-            words.number({"n": value}, "n")
-    assert words.number({"n": -(2**63)}, "n") == -(2**63)
-    assert words.number({}, "n") == words.number({"n": None}, "n") == 0
+        with pytest.raises(json_fields.NotUnderstood):
+            json_fields.number({"n": value}, "n")
+    assert json_fields.number({"n": -(2**63)}, "n") == -(2**63)
+    assert json_fields.number({}, "n") == json_fields.number({"n": None}, "n") == 0
 
 
 def test_a_job_of_youzan_is_a_task_that_its_push_replaces() -> None:

@@ -309,16 +309,16 @@ def test_every_test_that_make_test_leaves_out_is_run_by_another_target() -> None
     assert [path for path in slow if not path.startswith(tuple(whole)) and path not in makefile] == []
 
 
-def test_every_module_is_in_the_list_of_its_rooms_files() -> None:
-    files = ARCHITECTURE.split("\n## The files of each room\n")[1].split("\n## ")[0]
-    rooms = {head: set(re.findall(r"`(?:\w+/)?(\w+)`", text)) for head, text in _sections(files)}
+def test_every_module_is_in_the_list_of_its_packages_files() -> None:
+    files = ARCHITECTURE.split("\n## The files of each package\n")[1].split("\n## ")[0]
+    packages = {head: set(re.findall(r"`(?:\w+/)?(\w+)`", text)) for head, text in _sections(files)}
     missing = [
         str(file.relative_to(ROOT / "toc"))
         for file in sorted((ROOT / "toc").rglob("*.[pl][yu]*"))
         if file.suffix in (".py", ".lua") and file.stem != "__init__"
-        if file.stem not in rooms[_room(file)]
+        if file.stem not in packages[_package(file)]
     ]
-    assert not missing, "docs/architecture.md, The files of each room: says nothing of these"
+    assert not missing, "docs/architecture.md, The files of each package: says nothing of these"
 
 
 def _sections(text: str) -> Iterator[tuple[str, str]]:
@@ -327,7 +327,7 @@ def _sections(text: str) -> Iterator[tuple[str, str]]:
         yield head.rstrip("/"), rest
 
 
-def _room(file: Path) -> str:
-    """The room of a module. What lies beside the rooms is listed with observe."""
+def _package(file: Path) -> str:
+    """The package of a module. What lies beside the packages is listed with observe."""
     parts = file.relative_to(ROOT / "toc").parts
     return parts[0] if len(parts) > 1 else "observe"

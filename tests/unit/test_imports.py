@@ -12,9 +12,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "toc"
 
 PLAIN = {"model", "observe", "config", "failpoint", "loop", "sockets"}  # what everybody may use
-OUTSIDE = {"store", "index", "coordination"}  # a room per outside system: they never import each other
+OUTSIDE = {"store", "index", "coordination"}  # one for each outside system: they never import each other
 
-# What a room may import of the others. Those that are not named here are the top: nobody imports them.
+# What a part of toc may import of the others. Those that are not named here are the top: nobody imports them.
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "failpoint": set(),
@@ -59,14 +59,14 @@ DRIVERS = {
 class Import(NamedTuple):
     file: str  # within the package, for example "store/scan.py"
     line: int
-    room: str  # the importer's, for example "store"
+    part: str  # the importer's, for example "store"
     imported: str  # the full dotted name
     typing_only: bool
 
 
-def room_of(parts: tuple[str, ...]) -> str:
-    """The room of a module: the first part of its name, in toc.dev the first two."""
-    return ".".join(parts[:2]) if parts[0] == "dev" and len(parts) > 1 else parts[0]
+def part_of(module: tuple[str, ...]) -> str:
+    """The part of toc that has a module: the first part of its name, in toc.dev the first two."""
+    return ".".join(module[:2]) if module[0] == "dev" and len(module) > 1 else module[0]
 
 
 def imports(package: Path) -> Iterator[Import]:
@@ -93,8 +93,8 @@ def imports(package: Path) -> Iterator[Import]:
             else:
                 continue
             for name in names:
-                room = room_of(within.with_suffix("").parts)
-                yield Import(str(within), node.lineno, room, name, node in typing_only)
+                part = part_of(within.with_suffix("").parts)
+                yield Import(str(within), node.lineno, part, name, node in typing_only)
 
 
 def violations(package: Path) -> list[str]:
@@ -105,19 +105,19 @@ def violations(package: Path) -> list[str]:
         root, *rest = line.imported.split(".")
         where = f"toc/{line.file}:{line.line}"
         owner = DRIVERS.get(root)
-        for_types = root == "sqlalchemy" and line.room == "sdk" and line.typing_only
-        if owner is not None and line.room != owner and not for_types:
+        for_types = root == "sqlalchemy" and line.part == "sdk" and line.typing_only
+        if owner is not None and line.part != owner and not for_types:
             found.append(f"{where}: only toc.{owner} imports {root}")
         if root != "toc":
             continue
-        room = room_of(tuple(rest)) if rest and rest[0] in modules else "__init__"
-        if room == line.room or line.room in TOP:
+        part = part_of(tuple(rest)) if rest and rest[0] in modules else "__init__"
+        if part == line.part or line.part in TOP:
             continue
-        allowed = MAY_IMPORT.get(line.room, PUBLIC.get(line.room, set()))
+        allowed = MAY_IMPORT.get(line.part, PUBLIC.get(line.part, set()))
         if line.file in COMPOSERS:
             allowed = allowed | {"sdk", "config", "webhooks"}
-        if room not in allowed:
-            found.append(f"{where}: toc.{line.room} must not import toc.{room}")
+        if part not in allowed:
+            found.append(f"{where}: toc.{line.part} must not import toc.{part}")
     return found
 
 
@@ -125,9 +125,9 @@ def test_imports_point_one_way() -> None:
     assert violations(PACKAGE) == []
 
 
-def test_every_room_is_in_the_rules() -> None:
-    rooms = {room_of(file.relative_to(PACKAGE).with_suffix("").parts) for file in PACKAGE.rglob("*.py")}
-    assert rooms - {"dev.__init__"} == {*MAY_IMPORT, *TOP, *PUBLIC}  # toc.dev itself is a docstring
+def test_every_part_is_in_the_rules() -> None:
+    parts = {part_of(file.relative_to(PACKAGE).with_suffix("").parts) for file in PACKAGE.rglob("*.py")}
+    assert parts - {"dev.__init__"} == {*MAY_IMPORT, *TOP, *PUBLIC}  # toc.dev itself is a docstring
     assert {file for file in COMPOSERS if not (PACKAGE / file).exists()} == set()
 
 
@@ -164,9 +164,9 @@ def test_an_import_is_judged_by_who_imports_what(
     tmp_path: Path, file: str, source: str, verdict: str | None
 ) -> None:
     package = tmp_path / "toc"
-    for room in (*MAY_IMPORT, *TOP):
-        (package / room.replace(".", "/")).mkdir(parents=True, exist_ok=True)
-        (package / room.replace(".", "/") / "__init__.py").touch()
+    for part in (*MAY_IMPORT, *TOP):
+        (package / part.replace(".", "/")).mkdir(parents=True, exist_ok=True)
+        (package / part.replace(".", "/") / "__init__.py").touch()
     (package / file).parent.mkdir(parents=True, exist_ok=True)
     (package / file).write_text(source)
     found = [line.partition(": ")[2] for line in violations(package)]

@@ -16,7 +16,7 @@ BEGIN = """
     from toc.index.url import Address
     from toc.observe.log import configure
     from toc.store.threads import Threads
-    from toc.webhooks.rooms import Rooms
+    from toc.webhooks.capacity import Limiter
     from toc.loop import watch_callbacks, watch_threads
 
     class Unthought(Exception):
@@ -46,8 +46,8 @@ SEEN = {
         "async-handlers",
         """
         async def enter():
-            rooms = Rooms(fails, "a:1", lambda: 1)
-            await rooms.enter(rooms.of("target", 1, None), 1)
+            limiter = Limiter(fails, "a:1", lambda: 1)
+            await limiter.enter(limiter.of("target", 1, None), 1)
 
         loop = asyncio.new_event_loop()
         watch_callbacks(loop)

@@ -105,22 +105,22 @@ class _Owners:
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
-        self._visit: Operator | None = None
+        self._operator: Operator | None = None
 
     def read(self) -> list[WorkerNow]:
         """Return the workers. Raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable."""
         from toc.operate import admin
+        from toc.operate.cluster import open_operator
         from toc.operate.top import WorkerNow
-        from toc.operate.visit import visit
 
         center, settings = self._center, self._center.settings
         if settings.zookeeper is None:
             owned = admin.local_workers(center.store, center.queues)
             return [WorkerNow(name, name.rsplit("-", 2)[0], count) for name, count in sorted(owned.items())]
-        if self._visit is None:
-            self._visit = visit(settings).__enter__()
+        if self._operator is None:
+            self._operator = open_operator(settings).__enter__()
         try:
-            rows = self._visit.workers()
+            rows = self._operator.workers()
         except CoordinationUnavailable:
             self.close()  # a new session next time
             raise
@@ -142,7 +142,7 @@ class _Owners:
 
     def close(self) -> None:
         """End the ZooKeeper session, if there is one."""
-        ended, self._visit = self._visit, None
+        ended, self._operator = self._operator, None
         if ended is not None:
             ended.__exit__(None, None, None)
 

@@ -15,11 +15,11 @@ from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, load_settings, opened, who
 from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput
 from toc.model.wire import instant
-from toc.operate.records import intent_records, move_record, queue_record, seat_record, worker_record
+from toc.operate.records import intent_records, move_record, ownership_record, queue_record, worker_record
 
 if TYPE_CHECKING:
     from toc.operate.admin import SlotView
-    from toc.operate.wishes import Wishes
+    from toc.operate.placement import Placement
     from toc.sdk.client import TimeoutCenter
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A host, as `toc workers` shows it.")]
@@ -93,7 +93,7 @@ def workers(as_json: Json = False) -> None:
 
     Without ZooKeeper: the workers that hold slots in Redis.
     """
-    from toc.operate.visit import visit
+    from toc.operate.cluster import open_operator
 
     settings = load_settings()
     if settings.zookeeper is None:
@@ -110,8 +110,8 @@ def workers(as_json: Json = False) -> None:
             empty="no workers; start one with `toc worker --app ...`",
         )
         return
-    with visit(settings) as cluster:
-        rows = cluster.workers()
+    with open_operator(settings) as operator:
+        rows = operator.workers()
     now = time.time() * 1000
     records = [
         worker_record(row)
@@ -143,10 +143,10 @@ def workers(as_json: Json = False) -> None:
 
 def intents(as_json: Json = False) -> None:
     """Show what operators have asked for: drains, weights and pins; by whom and when."""
-    from toc.operate.visit import visit
+    from toc.operate.cluster import open_operator
 
-    with visit(load_settings()) as cluster:
-        wanted = cluster.intents()
+    with open_operator(load_settings()) as operator:
+        wanted = operator.intents()
     show(
         intent_records(wanted),
         as_json=as_json,
@@ -160,8 +160,8 @@ def drain(host: Host, absent: Absent = False) -> None:
     Exits with 1, and does nothing, if the host has no worker now and is not drained either.
     """
     _check_name("host", host)
-    with _wishes() as wishes:
-        present = wishes.drain(host, absent=absent)
+    with _placement() as placement:
+        present = placement.drain(host, absent=absent)
     if present:
         say(f"{host} is being drained; `toc workers` shows when it owns nothing")
     else:
@@ -171,8 +171,8 @@ def drain(host: Host, absent: Absent = False) -> None:
 def undrain(host: Host) -> None:
     """Let a drained host have slots again. Exits with 1 if it was not drained and has no worker."""
     _check_name("host", host)
-    with _wishes() as wishes:
-        found = wishes.undrain(host)
+    with _placement() as placement:
+        found = placement.undrain(host)
     say(f"{host} may have slots again" if found else f"{host} was not drained")
 
 
@@ -194,8 +194,8 @@ def pin(
     # Arguments are filled from left to right: of two, the second is the target.
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
     _check_name("target", target)
-    with _wishes() as wishes:
-        wishes.pin(slot, target, absent=absent)
+    with _placement() as placement:
+        placement.pin(slot, target, absent=absent)
     say(f"{slot} is pinned to {target}")
 
 
@@ -205,8 +205,8 @@ def unpin(
 ) -> None:
     """Let a pinned slot go where balance puts it."""
     slot = topic if number is None else f"{topic}_{number}"
-    with _wishes() as wishes:
-        found = wishes.unpin(slot)
+    with _placement() as placement:
+        found = placement.unpin(slot)
     say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")
 
 
@@ -223,8 +223,8 @@ def weight(
 
     check_weight(share)
     _check_name("host", host)
-    with _wishes() as wishes:
-        wishes.weigh(host, share, absent=absent)
+    with _placement() as placement:
+        placement.weigh(host, share, absent=absent)
     say(f"each worker of {host} weighs {share:g} now")
 
 
@@ -234,15 +234,15 @@ def unweight(host: Host) -> None:
     Exits with 1 if the host had no other weight and has no worker either.
     """
     _check_name("host", host)
-    with _wishes() as wishes:
-        found = wishes.unweigh(host)
+    with _placement() as placement:
+        found = placement.unweigh(host)
     say(f"{host} has the weight of its daemon again" if found else f"{host} had no weight set by an operator")
 
 
 def rebalance(dry_run: bool = flag("--dry-run", "Only show what would move."), as_json: Json = False) -> None:
     """Spread every topic's slots evenly over the workers, and show the moves."""
-    with _wishes() as wishes:
-        moves = wishes.rebalance(dry_run=dry_run)
+    with _placement() as placement:
+        moves = placement.rebalance(dry_run=dry_run)
     show([move_record(move) for move in moves], as_json=as_json, empty="nothing to move: all is even")
 
 
@@ -259,14 +259,14 @@ def _check_name(what: str, name: str) -> None:
 
 
 @contextmanager
-def _wishes() -> Iterator[Wishes]:
-    """Yield what makes wishes in the name of this user."""
-    from toc.operate.visit import visit
-    from toc.operate.wishes import Wishes
+def _placement() -> Iterator[Placement]:
+    """Yield what changes where slots go, in the name of this user."""
+    from toc.operate.cluster import open_operator
+    from toc.operate.placement import Placement
 
-    with opened() as center, visit(center.settings) as cluster:
+    with opened() as center, open_operator(center.settings) as operator:
         hint = "add --absent if it will come later"
-        yield Wishes(cluster, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
+        yield Placement(operator, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
 
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
@@ -299,14 +299,14 @@ def _in_one_line(record: dict[str, Any]) -> dict[str, Any]:
 def _urgency(view: SlotView) -> tuple[int, bool]:
     """Sort key of what must stay on the screen: late slots, then slots without an owner or moving."""
     late = (view.overdue_ms or 0) // 1000
-    return late, view.seat is not None and view.seat.state.value != "owned"
+    return late, view.ownership is not None and view.ownership.state.value != "owned"
 
 
 def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
     from toc.operate import admin
-    from toc.operate.visit import seats
+    from toc.operate.cluster import slot_owners
 
-    return admin.slot_views(center.store, center.queues, seats(center.settings), topic=topic)
+    return admin.slot_views(center.store, center.queues, slot_owners(center.settings), topic=topic)
 
 
 def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, Any]]:
@@ -314,8 +314,8 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
     now = center.clock.now_ms()
     records = [_slot_record(view) for view in views]
     for record, view in zip(records, views, strict=True):
-        if view.seat and view.seat.since:
-            record["since"] = ago(view.seat.since, now)
+        if view.ownership and view.ownership.since:
+            record["since"] = ago(view.ownership.since, now)
         if not isinstance(view.queues, IndexUnavailable) and view.queues.next_due is not None:
             record["next_due"] = ago(view.queues.next_due, view.queues.redis_now_ms)
     seldom = ("state", "moving_to", "waiting", "error")
@@ -324,11 +324,11 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:
-    seat, counts = view.seat, queue_record(view)
-    reasons = [seat.reason] if seat and not (view.going and seat.reason == "balance") else []
+    ownership, counts = view.ownership, queue_record(view)
+    reasons = [ownership.reason] if ownership and not (view.going and ownership.reason == "balance") else []
     reasons += ["given up when empty"] if view.going else []
-    record = seat_record(view) | {
-        "moving_to": seat.assigned if seat and seat.state.value == "moving" else None,
+    record = ownership_record(view) | {
+        "moving_to": ownership.assigned if ownership and ownership.state.value == "moving" else None,
         "why": "; ".join(reasons) or None,
     }
     counts["overdue_seconds"] = counts.pop("overdue")

@@ -1,4 +1,4 @@
-"""Assigns slots to workers: a pure function of members, topics, operators' wishes and the previous
+"""Assigns slots to workers: a pure function of members, topics, operators' intents and the previous
 assignment.
 
 Guarantees, in order of priority:

@@ -1,6 +1,6 @@
-"""Operators' wishes in ZooKeeper, each with who made it and when.
+"""Operators' intents in ZooKeeper, each with whose it is and since when.
 
-Wishes outlive every daemon. The leader watches them and applies them to the assignment. This module reads
+Intents outlive every daemon. The leader watches them and applies them to the assignment. This module reads
 them for the leader and for operators' commands.
 """
 
@@ -54,7 +54,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """All wishes, by their subject. ``requests`` are the names of requests to rebalance."""
+    """All intents, by their subject. ``requests`` are the names of requests to rebalance."""
 
     drains: dict[str, Drain]
     pins: dict[Slot, Pin]
@@ -67,7 +67,7 @@ class Intents:
         return {(slot.topic, slot.number): pin.target for slot, pin in self.pins.items()}
 
     def weighed(self, members: Iterable[Member]) -> list[Member]:
-        """Return the members with the wished weights."""
+        """Return the members with the weights that operators gave them."""
         return [
             replace(member, weight=self.weights[member.host].weight)
             if member.host in self.weights
@@ -79,23 +79,23 @@ class Intents:
 def read_intents(
     session: Session, paths: Paths, watch: Callable[[str], Watch | None] = lambda _name: None
 ) -> Intents:
-    """Read all current wishes, without malformed ones. ``watch`` gives the watch of each directory.
+    """Read all current intents, without malformed ones. ``watch`` gives the watch of each directory.
 
     Raises CoordinationUnavailable.
     """
 
-    def wishes(directory: str) -> list[tuple[str, dict[str, Any]]]:
+    def found(directory: str) -> list[tuple[str, dict[str, Any]]]:
         nodes = session.nodes(paths.directory(directory), watch(directory))
         return [(name, decode(node.data)) for name, node in nodes.items()]
 
-    drains = {name: Drain(name, *_origin(values)) for name, values in wishes("drain")}
+    drains = {name: Drain(name, *_origin(values)) for name, values in found("drain")}
     pins: dict[Slot, Pin] = {}
-    for name, values in wishes("pin"):
+    for name, values in found("pin"):
         slot, target = slot_of(name), values.get("target")
         if slot is not None and isinstance(target, str):
             pins[slot] = Pin(*slot, target, *_origin(values))
     weights: dict[str, Weight] = {}
-    for name, values in wishes("weight"):
+    for name, values in found("weight"):
         weight = values.get("weight")
         if isinstance(weight, (int, float)) and 0 < weight < inf:
             weights[name] = Weight(name, weight, *_origin(values))

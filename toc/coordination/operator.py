@@ -40,7 +40,7 @@ class Move(NamedTuple):
 
 
 class Operator:
-    """A short connection to a cluster: ``with Operator(address, cluster=...) as visit: visit.slots()``.
+    """A short connection to a cluster: ``with Operator(address, cluster=...) as operator: operator.slots()``.
 
     ``address`` is TOC_ZOOKEEPER. Every method raises CoordinationUnavailable when ZooKeeper is out of reach.
     """
@@ -139,7 +139,7 @@ class Operator:
         return sorted({member.host for member in senders if key not in member.keys})
 
     def intents(self) -> Intents:
-        """All operators' wishes, with who made them and when."""
+        """All operators' intents, with whose they are and since when."""
         return read_intents(self._session, self._paths)
 
     def open_nodes(self) -> list[str]:
@@ -210,7 +210,7 @@ class Operator:
         return {name: owners_of(node.data) for name, node in nodes.items()}
 
     def _write(self, directory: str, name: str, data: bytes) -> None:
-        # all of them, so that a wish may be made before the first daemon starts
+        # all of them, so that an intent may be written before the first daemon starts
         self._session.make_directories(self._paths.directory(each) for each in DIRECTORIES)
         self._session.replace(self._paths.node(directory, name), data)
 

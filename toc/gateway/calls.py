@@ -21,7 +21,7 @@ from toc.model.pattern import EVERYTHING
 from toc.model.sharding import valid_job_id
 from toc.model.task import Request, TaskRow
 from toc.operate.audit import audited
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 if TYPE_CHECKING:
     from toc.gateway.service import Service

@@ -15,15 +15,15 @@ from toc.coordination.znodes import check_node_name
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Call
 from toc.operate import admin
+from toc.operate.cluster import open_operator, slot_owners
+from toc.operate.placement import Placement
 from toc.operate.records import (
     intent_records,
     move_record,
+    ownership_record,
     queue_record,
-    seat_record,
     worker_record,
 )
-from toc.operate.visit import seats, visit
-from toc.operate.wishes import Wishes
 
 R = TypeVar("R")
 
@@ -65,7 +65,7 @@ class Rebalance(Model):
 
 
 class Asks(TypedDict):
-    """Wishes: what (drain, weight, pin), of which host or slot, to what, by whom, and when."""
+    """Intents: what (drain, weight, pin), of which host or slot, to what, by whom, and when."""
 
     intents: list[dict[str, Any]]
 
@@ -81,15 +81,17 @@ async def slots(asked: Asked) -> Answer:
     center = asked.service.center
 
     def look() -> list[admin.SlotView]:
-        return admin.slot_views(center.store, center.queues, seats(center.settings), topic=asked.query.topic)
+        return admin.slot_views(
+            center.store, center.queues, slot_owners(center.settings), topic=asked.query.topic
+        )
 
     return Answer({"slots": [_slot(view) for view in await asked.service.at_cluster(look)]})
 
 
 def _slot(view: admin.SlotView) -> dict[str, Any]:
-    seat = view.seat
-    why = {"assigned": seat and seat.assigned, "why": seat and seat.reason, "given_up": view.going}
-    return seat_record(view) | why | queue_record(view)
+    row = view.ownership
+    why = {"assigned": row and row.assigned, "why": row and row.reason, "given_up": view.going}
+    return ownership_record(view) | why | queue_record(view)
 
 
 async def workers(asked: Asked) -> Answer:
@@ -100,8 +102,8 @@ async def workers(asked: Asked) -> Answer:
         return Answer({"workers": [{"worker": one, "owned": count} for one, count in sorted(owned.items())]})
 
     def look() -> list[Any]:
-        with visit(center.settings) as cluster:
-            return cluster.workers()
+        with open_operator(center.settings) as operator:
+            return operator.workers()
 
     return Answer({"workers": [worker_record(row) for row in await asked.service.at_cluster(look)]})
 
@@ -113,8 +115,8 @@ async def intents(asked: Asked) -> Answer:
         return Answer({"intents": []})
 
     def look() -> Intents:
-        with visit(settings) as cluster:
-            return cluster.intents()
+        with open_operator(settings) as operator:
+            return operator.intents()
 
     return Answer({"intents": intent_records(await asked.service.at_cluster(look))})
 
@@ -122,59 +124,59 @@ async def intents(asked: Asked) -> Answer:
 async def drain(asked: Asked) -> Answer:
     """Take all slots from a host, and give it none until it is undrained."""
     host = asked.path["host"]
-    present = await _wish(asked, lambda wishes: wishes.drain(host, absent=asked.body.absent))
+    present = await _place(asked, lambda placement: placement.drain(host, absent=asked.body.absent))
     return Answer({"host": host, "drained": True, "present": present})
 
 
 async def undrain(asked: Asked) -> Answer:
     """Let a drained host have slots again."""
     host = asked.path["host"]
-    found = await _wish(asked, lambda wishes: wishes.undrain(host))
+    found = await _place(asked, lambda placement: placement.undrain(host))
     return Answer({"host": host, "drained": False, "changed": found})
 
 
 async def weight(asked: Asked) -> Answer:
     """Give the workers of a host another share of the slots than its TOC_WEIGHT."""
     host, share = asked.path["host"], asked.body.weight
-    await _wish(asked, lambda wishes: wishes.weigh(host, share, absent=asked.body.absent))
+    await _place(asked, lambda placement: placement.weigh(host, share, absent=asked.body.absent))
     return Answer({"host": host, "weight": share})
 
 
 async def unweight(asked: Asked) -> Answer:
     """Let TOC_WEIGHT of the host's daemon count again."""
     host = asked.path["host"]
-    found = await _wish(asked, lambda wishes: wishes.unweigh(host))
+    found = await _place(asked, lambda placement: placement.unweigh(host))
     return Answer({"host": host, "changed": found})
 
 
 async def pin(asked: Asked) -> Answer:
     """Assign a slot to a host or worker. While that is absent, the slot goes where balance puts it."""
     slot, target = asked.path["slot"], asked.body.target
-    await _wish(asked, lambda wishes: wishes.pin(slot, target, absent=asked.body.absent))
+    await _place(asked, lambda placement: placement.pin(slot, target, absent=asked.body.absent))
     return Answer({"slot": slot, "target": target})
 
 
 async def unpin(asked: Asked) -> Answer:
     """Let a pinned slot go where balance puts it."""
     slot = asked.path["slot"]
-    found = await _wish(asked, lambda wishes: wishes.unpin(slot))
+    found = await _place(asked, lambda placement: placement.unpin(slot))
     return Answer({"slot": slot, "changed": found})
 
 
 async def rebalance(asked: Asked) -> Answer:
     """Spread every topic's slots evenly over the workers, and show the moves."""
-    moves = await _wish(asked, lambda wishes: wishes.rebalance(dry_run=asked.body.dry_run))
+    moves = await _place(asked, lambda placement: placement.rebalance(dry_run=asked.body.dry_run))
     return Answer({"moves": [move_record(one) for one in moves]})
 
 
-async def _wish(asked: Asked, do: Callable[[Wishes], R]) -> R:
-    """Make a wish."""
+async def _place(asked: Asked, do: Callable[[Placement], R]) -> R:
+    """Change where slots go, in the name of the token."""
     center = asked.service.center
 
     def make() -> R:
-        with visit(center.settings) as cluster:
+        with open_operator(center.settings) as operator:
             by, name = asked.token.name, center.settings.cluster
-            return do(Wishes(cluster, center.store, by=by, cluster=name, hint=HINT))
+            return do(Placement(operator, center.store, by=by, cluster=name, hint=HINT))
 
     return await asked.service.at_cluster(make)
 
@@ -182,7 +184,7 @@ async def _wish(asked: Asked, do: Callable[[Wishes], R]) -> R:
 CALLS = (
     HttpCall("GET", "/v1/slots", Call.READ_CLUSTER, slots, "Show slots", query=SlotsQuery, gives=Slots),
     HttpCall("GET", "/v1/workers", Call.READ_CLUSTER, workers, "Show workers"),
-    HttpCall("GET", "/v1/intents", Call.READ_CLUSTER, intents, "Show wishes of operators", gives=Asks),
+    HttpCall("GET", "/v1/intents", Call.READ_CLUSTER, intents, "Show intents of operators", gives=Asks),
     HttpCall("POST", "/v1/hosts/{host}:drain", Call.CHANGE_CLUSTER, drain, "Drain a host", body=Wish),
     HttpCall("POST", "/v1/hosts/{host}:undrain", Call.CHANGE_CLUSTER, undrain, "Undrain a host"),
     HttpCall("POST", "/v1/hosts/{host}:weight", Call.CHANGE_CLUSTER, weight, "Weigh a host", body=NewWeight),

@@ -30,7 +30,7 @@ from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOu
 from toc.model.task import MAX_RETRY_SECONDS, Task
 from toc.model.wire import instant
 from toc.operate.records import STATUS
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_WAIT_SECONDS
 from toc.store.bodies import bounded
 

@@ -231,13 +231,13 @@ def sweep_on(center: TimeoutCenter) -> None:
 class SlotView:
     """A slot as operators see it.
 
-    ``seat`` says who owns it and why; None without a coordinator. ``queues`` holds its counts, or the
+    ``ownership`` says who owns it and why; None without a coordinator. ``queues`` holds its counts, or the
     IndexUnavailable that says why there are none. ``going``: slot_amount was lowered, so no new task comes
     here.
     """
 
     slot: Slot
-    seat: SlotRow | None
+    ownership: SlotRow | None
     queues: Peek | IndexUnavailable
     going: bool = False
 
@@ -253,14 +253,14 @@ class SlotView:
 
 
 def slot_views(
-    store: Store, queues: Queues, seats: Iterable[SlotRow], *, topic: str | None = None
+    store: Store, queues: Queues, owners: Iterable[SlotRow], *, topic: str | None = None
 ) -> list[SlotView]:
     """Return every slot of all topics, or of ``topic``. Raises UnknownTopic or StoreUnavailable.
 
     Slots of a former, larger slot_amount are included while they are assigned.
     """
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
-    by_slot = {Slot(seat.topic, seat.number): seat for seat in seats}
+    by_slot = {Slot(row.topic, row.number): row for row in owners}
     names = {each.name for each in topics}
     slots = {slot for each in topics for slot in each.slots()}
     slots.update(slot for slot in by_slot if slot.topic in names)

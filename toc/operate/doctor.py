@@ -25,7 +25,7 @@ from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import admin, targets
-from toc.operate.visit import visit
+from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
 from toc.store.scan import DueRow
@@ -204,13 +204,13 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
     settings = center.settings
     lines = _lines("zookeeper", ensemble.examine(address, timeout=settings.connect_timeout))
     try:
-        with visit(settings) as cluster:
-            workers, wanted, rows = cluster.workers(), cluster.intents(), cluster.slots()
-            lines += _open(cluster.open_nodes())
+        with open_operator(settings) as operator:
+            workers, wanted, rows = operator.workers(), operator.intents(), operator.slots()
+            lines += _open(operator.open_nodes())
             moving = _moving(rows, topics)
             if moving:
                 time.sleep(MOVE_SECONDS)
-                rows = [row for row in cluster.slots() if (row.topic, row.number) in moving]
+                rows = [row for row in operator.slots() if (row.topic, row.number) in moving]
                 moving = _moving(rows, topics, missing=False)
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"

@@ -166,14 +166,14 @@ def fire_record(fire: Fire) -> dict[str, Any]:
     return {"nominal": fire.nominal.isoformat(), "due": _time(fire.due)}
 
 
-def seat_record(view: SlotView) -> dict[str, Any]:
+def ownership_record(view: SlotView) -> dict[str, Any]:
     """Return who owns a slot."""
-    seat = view.seat
+    ownership = view.ownership
     return {
         "slot": str(view.slot),
-        "state": seat and str(seat.state),
-        "owner": seat and seat.owner,
-        "since": _at((seat and seat.since) or None),
+        "state": ownership and str(ownership.state),
+        "owner": ownership and ownership.owner,
+        "since": _at((ownership and ownership.since) or None),
     }
 
 

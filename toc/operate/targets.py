@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from toc.model.errors import SecretsLocked, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Topic
-from toc.operate.visit import visit
+from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
 from toc.store.secretbox import key_mark
 from toc.store.targets import Resealed
@@ -46,8 +46,8 @@ def rotate_key(center: TimeoutCenter) -> Resealed:
     settings = center.settings
     if settings.zookeeper and settings.secret_key:
         mark = key_mark(settings.secret_key[0].get_secret_value())
-        with visit(settings) as cluster:
-            hosts = cluster.senders_without(mark)
+        with open_operator(settings) as operator:
+            hosts = operator.senders_without(mark)
         if hosts:
             raise SecretsLocked(
                 f"nothing was changed: the first key of TOC_SECRET_KEY is not known to the workers that send "

@@ -17,9 +17,9 @@ from toc.model.errors import Busy, TocError
 from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import TaskStatus
 from toc.model.verdict import Nack, after_nack
-from toc.pull.flights import Ended
+from toc.pull.batch_thread import BatchThread
 from toc.pull.handout import HandOuts
-from toc.pull.lanes import Lane
+from toc.pull.in_transit import EndedLease
 from toc.store.store import Store
 
 TOGETHER = 500
@@ -76,42 +76,42 @@ class Ask(NamedTuple):
     place: int = 0
 
 
-class AnswerLanes:
-    """A lane for each server of the task table."""
+class AnswerThreads:
+    """A thread for each server of the task table, which writes what consumers answer."""
 
     def __init__(self, store: Store, catalog: TopicCatalog, outs: HandOuts) -> None:
         self._store = store
         self._catalog = catalog
         self._outs = outs
-        self._lanes: list[Lane[Ask]] = [
-            Lane(f"pull-answer-{number}", self._run, TOGETHER)
+        self._threads: list[BatchThread[Ask]] = [
+            BatchThread(f"pull-answer-{number}", self._run, TOGETHER)
             for number in range(len(store.tables_of_server()))
         ]
 
     def start(self) -> None:
         """Start the threads."""
-        for lane in self._lanes:
-            lane.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, seconds: float) -> None:
         """Write what was asked, and end; what is asked from now on is refused."""
-        for lane in self._lanes:
-            lane.stop(seconds)
+        for thread in self._threads:
+            thread.stop(seconds)
 
     def put(self, asks: Iterable[Ask]) -> list[tuple[Ask, Busy]]:
         """Have these answered. Returns those that are not, and why.
 
         What nobody awaits is bounded by the pulls under way, and is refused only after ``stop``.
         """
-        by_lane: dict[int, list[Ask]] = {}
+        by_server: dict[int, list[Ask]] = {}
         for ask in asks:
-            by_lane.setdefault(self._store.server_of(ask.lease.job_id), []).append(ask)
+            by_server.setdefault(self._store.server_of(ask.lease.job_id), []).append(ask)
         refused: list[tuple[Ask, Busy]] = []
-        for number, some in by_lane.items():
-            lane = self._lanes[number]
-            if lane.waiting >= MOST_WAITING and some[0].answers is not None:
+        for number, some in by_server.items():
+            thread = self._threads[number]
+            if thread.waiting >= MOST_WAITING and some[0].answers is not None:
                 refused += [(ask, Busy("too many answers wait for a server; try again")) for ask in some]
-            elif not lane.put(some):
+            elif not thread.put(some):
                 refused += [(ask, Busy("this process is ending; try again")) for ask in some]
         return refused
 
@@ -136,7 +136,9 @@ class AnswerLanes:
         tell(asks, outcomes, outcomes.unanswered)
         acked = AckOutcome.ACKED
         self._outs.ended(
-            Ended(asks[job_id].lease, None) for job_id, what in outcomes.items() if what is acked or what.ok
+            EndedLease(asks[job_id].lease, None)
+            for job_id, what in outcomes.items()
+            if what is acked or what.ok
         )
 
     def _nack(self, asks: dict[int, Ask]) -> None:
@@ -149,12 +151,12 @@ class AnswerLanes:
                 items.append((asks[job_id].lease, nack))
         done = self._store.pulls.nack(items)
         outcomes = dict.fromkeys(asks, LeaseOutcome.GONE)
-        ends: list[Ended] = []
+        ends: list[EndedLease] = []
         for job_id, changed in done.items():
             if changed is not None:
                 dead = changed.status == TaskStatus.DEAD
                 outcomes[job_id] = LeaseOutcome.DEAD if dead else LeaseOutcome.DONE
-                ends.append(Ended(asks[job_id].lease, changed))
+                ends.append(EndedLease(asks[job_id].lease, changed))
         tell(asks, outcomes, {**found.unanswered, **done.unanswered})
         self._outs.ended(ends)
 
@@ -177,12 +179,12 @@ class AnswerLanes:
         tell(asks, dict.fromkeys(asks), {})
 
 
-_DO: dict[Kind, Callable[[AnswerLanes, dict[int, Ask]], None]] = {
-    Kind.ACK: AnswerLanes._ack,
-    Kind.NACK: AnswerLanes._nack,
-    Kind.EXTEND: AnswerLanes._extend,
-    Kind.WRITTEN: AnswerLanes._written,
-    Kind.RELEASE: AnswerLanes._release,
+_DO: dict[Kind, Callable[[AnswerThreads, dict[int, Ask]], None]] = {
+    Kind.ACK: AnswerThreads._ack,
+    Kind.NACK: AnswerThreads._nack,
+    Kind.EXTEND: AnswerThreads._extend,
+    Kind.WRITTEN: AnswerThreads._written,
+    Kind.RELEASE: AnswerThreads._release,
 }
 
 

@@ -1,4 +1,4 @@
-"""Hand-out: from prepared entries to tasks that consumers have, one lane for each server of the task table.
+"""Hand-out: from prepared entries to tasks that consumers have, a thread for each server of the task table.
 
 One round trip hands out a batch on its rows and reads them. The consumers are told at once; then the mover
 moves each entry where its row says. Only the row decides: an entry that another gateway has taken meanwhile
@@ -33,9 +33,11 @@ from toc.model.verdict import (
 )
 from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS
-from toc.pull.flights import Ended
-from toc.pull.hall import Delivered, Entry, Hall, Waiter
-from toc.pull.mover import NO_FENCE, Mover, Moves
+from toc.pull.delivered import Delivered
+from toc.pull.entry import NO_FENCE, Entry
+from toc.pull.in_transit import EndedLease
+from toc.pull.mover import Mover, Moves
+from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.store.bodies import Bodies
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
@@ -58,11 +60,11 @@ class Assigned(NamedTuple):
     """An entry on its way to a consumer."""
 
     entry: Entry
-    waiter: Waiter
+    pull: WaitingPull
 
 
 class HandOuts:
-    """Hands out batches. Each lane calls ``run`` with what belongs to its server."""
+    """Hands out batches. Each thread calls ``run`` with what belongs to its server."""
 
     def __init__(
         self,
@@ -70,14 +72,14 @@ class HandOuts:
         queues: Queues,
         mover: Mover,
         clock: Clock,
-        hall: Hall,
+        waiting: WaitingPulls,
         woken: Callable[[], None],
     ) -> None:
         self._store = store
         self._queues = queues
         self._mover = mover
         self._clock = clock
-        self._hall = hall
+        self._waiting = waiting
         self._woken = woken
         """Called when pulls wait again that were given entries in vain."""
         self._silent_since: dict[int, float] = {}
@@ -88,17 +90,17 @@ class HandOuts:
         """Hand out tasks of one server."""
         wanted: dict[int, Assigned] = {}
         back: list[Entry] = []
-        results: dict[Waiter, tuple[int, list[Delivered]]] = {}
+        results: dict[WaitingPull, tuple[int, list[Delivered]]] = {}
         for one in batch:
-            if self._hall.wants(one.waiter) and one.entry.job_id not in wanted:
+            if self._waiting.wants(one.pull) and one.entry.job_id not in wanted:
                 wanted[one.entry.job_id] = one
             else:  # its client has left: nothing is charged
                 back.append(one.entry)
-                _refused(results, one.waiter)
+                _refused(results, one.pull)
         ttrs, aside = self._ttrs(wanted)
         for one in aside:
             del wanted[one.entry.job_id]
-            _refused(results, one.waiter)
+            _refused(results, one.pull)
         drawn = secrets.token_bytes(NONCE_BYTES * len(wanted))  # at once: each draw is a call of the kernel
         items = [
             HandOut(
@@ -116,23 +118,23 @@ class HandOuts:
         failpoint("pull.handed-out")
         unreadable: list[tuple[PullLease, Nack]] = []
         for item in items:
-            entry, waiter = wanted[item.job_id]
+            entry, pull = wanted[item.job_id]
             row = rows.get(item.job_id)
-            count, delivered = results.get(waiter, (0, []))
+            count, delivered = results.get(pull, (0, []))
             if row is not None and row.nonce == item.nonce:
                 key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
                 try:
                     delivered.append(_delivered(row, entry, key, self._store.bodies))
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
-            results[waiter] = count + 1, delivered
+            results[pull] = count + 1, delivered
         handed: Counter[str] = Counter()
         for _, delivered in results.values():
             if delivered:  # all of one topic
                 handed[delivered[0].task.topic] += len(delivered)
         for topic, count in handed.items():
             HANDED_OUT.of(topic).add(count)
-        lost = self._hall.hand_over(results)
+        lost = self._waiting.hand_over(results)
         failpoint("pull.answered")
         if any(not delivered for _, delivered in results.values()):
             self._woken()
@@ -141,7 +143,7 @@ class HandOuts:
         buried = self._store.pulls.nack(unreadable) if unreadable else Answers()
         moves = self._moves(items, wanted, rows)
         self.give_back(back)
-        ends = [Ended(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id))]
+        ends = [EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id))]
         self._mover.handed_out(moves, [one.entry.job_id for one in batch], ends)
         self.release(one.key for one in lost)
 
@@ -150,12 +152,12 @@ class HandOuts:
 
         The latter are given back: what is not for this pull, and what could not be read.
         """
-        asked = {job_id: ttr for job_id, (_, waiter) in wanted.items() if callable(ttr := waiter.ttr)}
+        asked = {job_id: ttr for job_id, (_, pull) in wanted.items() if callable(ttr := pull.ttr)}
         rows: Answers[PullRow] = self._store.pulls.read(asked) if asked else Answers()
         ttrs = dict.fromkeys(wanted, 0)  # of a row that is gone
         aside: list[Assigned] = []
         for job_id, one in wanted.items():
-            ttr = one.waiter.ttr
+            ttr = one.pull.ttr
             found = ttr if isinstance(ttr, int) else ttr(rows[job_id]) if job_id in rows else 0
             if found is None:
                 aside.append(one)
@@ -258,20 +260,20 @@ class HandOuts:
         if by_id:
             rows = self._store.pulls.release(by_id.values())
             self.ended(
-                Ended(by_id[row.job_id], row)
+                EndedLease(by_id[row.job_id], row)
                 for row in rows.values()
                 if row.status == TaskStatus.PENDING and not row.living
             )
 
-    def ended(self, ends: Iterable[Ended]) -> None:
+    def ended(self, ends: Iterable[EndedLease]) -> None:
         """Have the index told how leases ended."""
         self._mover.ended(ends)
 
 
-def _refused(results: dict[Waiter, tuple[int, list[Delivered]]], waiter: Waiter) -> None:
-    """Note that a waiter does not get one of the entries that it was given."""
-    count, delivered = results.get(waiter, (0, []))
-    results[waiter] = count + 1, delivered
+def _refused(results: dict[WaitingPull, tuple[int, list[Delivered]]], pull: WaitingPull) -> None:
+    """Note that a pull does not get one of the entries that it was given."""
+    count, delivered = results.get(pull, (0, []))
+    results[pull] = count + 1, delivered
 
 
 def unread_score(fence: float, due: int, retries: int) -> float:

@@ -17,12 +17,10 @@ from toc.model.pull import PullRow
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
-from toc.pull.flights import Ended, Flights
-from toc.pull.hall import Entry
-from toc.pull.lanes import Lane
+from toc.pull.batch_thread import BatchThread
+from toc.pull.entry import NO_FENCE, Entry
+from toc.pull.in_transit import EndedLease, InTransit
 
-NO_FENCE = -1.0
-"""The fence of a due row that was found without Redis."""
 TOGETHER = 50
 """Most steps that are made at once."""
 
@@ -80,11 +78,11 @@ class Moves:
 
 class Step(NamedTuple):
     """What follows for the index from one batch: moves, the ids whose hand-out ends with them, and leases
-    that have ended whose entries are not under way."""
+    that have ended whose entries are not in transit."""
 
     moves: Moves | None
     job_ids: Sequence[int]
-    ends: Sequence[Ended]
+    ends: Sequence[EndedLease]
 
 
 class Mover:
@@ -94,31 +92,31 @@ class Mover:
         self._queues = queues
         self._catalog = catalog
         self._clock = clock
-        self.flights = Flights()
-        self._lane = Lane("pull-index", self._run, TOGETHER)
+        self.in_transit = InTransit()
+        self._thread = BatchThread("pull-index", self._run, TOGETHER)
 
     def start(self) -> None:
         """Start the thread."""
-        self._lane.start()
+        self._thread.start()
 
     def stop(self, seconds: float) -> None:
         """Make what was asked for, and end. What is not made, whoever finds the entries does by the rows."""
-        self._lane.stop(seconds)
+        self._thread.stop(seconds)
 
-    def handed_out(self, moves: Moves, job_ids: Sequence[int], ends: Sequence[Ended]) -> None:
+    def handed_out(self, moves: Moves, job_ids: Sequence[int], ends: Sequence[EndedLease]) -> None:
         """Have the entries of a batch moved. ``ends`` are those of its leases that have ended with it."""
-        self._lane.put([Step(moves, job_ids, ends)])
+        self._thread.put([Step(moves, job_ids, ends)])
 
-    def ended(self, ends: Iterable[Ended]) -> None:
+    def ended(self, ends: Iterable[EndedLease]) -> None:
         """Tell the index how leases ended, but of no entry before it has moved."""
-        if free := self.flights.hold(ends):
-            self._lane.put([Step(None, (), free)])
+        if free := self.in_transit.hold(ends):
+            self._thread.put([Step(None, (), free)])
 
     def _run(self, steps: list[Step]) -> None:
-        moves, ends = Moves(), list[Ended]()
+        moves, ends = Moves(), list[EndedLease]()
         job_ids = [job_id for step in steps for job_id in step.job_ids]
         # Of no others: an entry that was not taken, as its row was found first, is forgotten where it is.
-        processed = self.flights.take_processed(
+        processed = self.in_transit.take_processed(
             job_id
             for step in steps
             if step.moves is not None
@@ -130,9 +128,9 @@ class Mover:
                 moves.add(step.moves, processed)
             ends += step.ends
         moves.make(self._queues)
-        self._index([*self.flights.end(job_ids), *ends])
+        self._index([*self.in_transit.end(job_ids), *ends])
 
-    def _index(self, ends: Iterable[Ended]) -> None:
+    def _index(self, ends: Iterable[EndedLease]) -> None:
         entries: dict[Slot, list[tuple[int, float]]] = {}
         dead: dict[Slot, list[tuple[int, int]]] = {}
         gone: dict[Slot, list[int]] = {}

@@ -23,10 +23,11 @@ from toc.model.errors import InvalidInput, NotPulled, TocError, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
-from toc.pull.acks import AnswerLanes, Answers, Ask, Kind, NackWish
-from toc.pull.hall import LAST_SECONDS, Delivered, Entry, Hall, TtrOf, Waiter
-from toc.pull.mover import NO_FENCE
+from toc.pull.acks import Answers, AnswerThreads, Ask, Kind, NackWish
+from toc.pull.delivered import Delivered, TtrOf
+from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.taker import Taker
+from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
 
 MAX_TASKS = 100
@@ -51,15 +52,15 @@ class Pulls:
     def __init__(self, center: TimeoutCenter) -> None:
         self._catalog = center.catalog
         self._clock = center.clock
-        self._hall = Hall()
-        self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._hall)
-        self._answers = AnswerLanes(center.store, center.catalog, self._taker.outs)
+        self._waiting = WaitingPulls()
+        self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._waiting)
+        self._answers = AnswerThreads(center.store, center.catalog, self._taker.outs)
         self._lock = threading.Lock()
         self._started = self._stopping = self._stopped = False
 
     def __len__(self) -> int:
         """How many pulls wait."""
-        return len(self._hall)
+        return len(self._waiting)
 
     async def pull(
         self,
@@ -91,12 +92,12 @@ class Pulls:
         for name in names:
             _check_pulled(await self._topic(name))
         self._start()
-        waiter = Waiter(names, most, ttr if callable(ttr) else round(ttr * 1000), hasty=wait == 0)
-        if not self._hall.enter(waiter):
+        pull = WaitingPull(names, most, ttr if callable(ttr) else round(ttr * 1000), hasty=wait == 0)
+        if not self._waiting.enter(pull):
             return []
         self._taker.wake()
-        timer = waiter.loop.call_later(wait or HASTY_SECONDS, self._time_up, waiter)
-        return await self._got(waiter, timer)
+        timer = pull.loop.call_later(wait or HASTY_SECONDS, self._time_up, pull)
+        return await self._got(pull, timer)
 
     async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[Delivered]:
         """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
@@ -107,30 +108,30 @@ class Pulls:
         _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
         topic = await self._topic(slot.topic)
         _check_pulled(topic)
-        if topic.paused or self._hall.shut:
+        if topic.paused or self._waiting.shut:
             return []
         self._start()
-        waiter = Waiter([topic.name], 1, round(ttr * 1000), hasty=True)
-        waiter.closed, waiter.flying = True, 1
-        self._taker.hand_out(Entry(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), waiter)
-        timer = waiter.loop.call_later(LAST_SECONDS, waiter.end)
-        return await self._got(waiter, timer)
+        pull = WaitingPull([topic.name], 1, round(ttr * 1000), hasty=True)
+        pull.closed, pull.in_transit = True, 1
+        self._taker.hand_out(Entry(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), pull)
+        timer = pull.loop.call_later(LAST_SECONDS, pull.end)
+        return await self._got(pull, timer)
 
-    async def _got(self, waiter: Waiter, timer: asyncio.TimerHandle) -> list[Delivered]:
+    async def _got(self, pull: WaitingPull, timer: asyncio.TimerHandle) -> list[Delivered]:
         """Wait until a pull has ended. Returns what it was given; releases that if the call is broken off."""
         try:
-            await waiter.done
+            await pull.done
         except BaseException:
-            self.release(self._hall.leave(waiter))
+            self.release(self._waiting.leave(pull))
             raise
         finally:
             timer.cancel()
-        return self._hall.leave(waiter)
+        return self._waiting.leave(pull)
 
-    def _time_up(self, waiter: Waiter) -> None:
-        self._hall.close(waiter)
-        waiter.progress()
-        waiter.loop.call_later(LAST_SECONDS, waiter.end)
+    def _time_up(self, pull: WaitingPull) -> None:
+        self._waiting.close(pull)
+        pull.progress()
+        pull.loop.call_later(LAST_SECONDS, pull.end)
 
     async def ack(self, leases: Iterable[str | PullLease]) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
@@ -194,7 +195,7 @@ class Pulls:
 
     def close(self) -> None:
         """Answer all waiting pulls, with nothing. Later pulls are answered at once."""
-        self._hall.close_all()
+        self._waiting.close_all()
 
     def stop(self) -> None:
         """Close, write what was asked, and end the threads; what is asked later is Busy. May be called twice,

@@ -27,11 +27,12 @@ from toc.model.errors import IndexUnavailable, TocError
 from toc.model.scores import CLAIMS, split
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
-from toc.pull.hall import TAKE_LIMIT, Entry, Hall, Waiter
+from toc.pull.batch_thread import BatchThread
+from toc.pull.due_times import NEVER, DueTimes
+from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.handout import Assigned, HandOuts, unread_score
-from toc.pull.lanes import Lane
-from toc.pull.mover import NO_FENCE, Mover
-from toc.pull.watched import NEVER, Watched
+from toc.pull.mover import Mover
+from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.store.scan import Position
 from toc.store.store import Store
 
@@ -74,20 +75,20 @@ class Taker:
         queues: Queues,
         catalog: TopicCatalog,
         clock: Clock,
-        hall: Hall,
+        waiting: WaitingPulls,
     ) -> None:
         self._store = store
         self._queues = queues.within(PATIENCE_SECONDS, alone=ALONE_SECONDS)
         self._catalog = catalog
         self._clock = clock
-        self._hall = hall
+        self._waiting = waiting
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
         self._late: list[dict[Slot, Prepared | IndexUnavailable]] = []
         self._awaited: set[Slot] = set()
         """Slots whose answers come late: what they have is unknown."""
-        self._watched: dict[str, Watched] = {}
+        self._due_times: dict[str, DueTimes] = {}
         """Changed by ``take`` alone."""
         self._failing: dict[str, float] = {}
         """Topics of which a Redis node did not answer, with the time until which to read rows as well."""
@@ -104,9 +105,9 @@ class Taker:
         )
         self.mover = Mover(self._queues, catalog, clock)
         """Stopped by its owner, after all that may tell it something."""
-        self.outs = HandOuts(store, self._queues, self.mover, clock, hall, self.wake)
-        self._lanes: list[Lane[Assigned]] = [
-            Lane(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
+        self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, self.wake)
+        self._threads: list[BatchThread[Assigned]] = [
+            BatchThread(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))
         ]
         self._take_loop = Loop("pull-take", self.take)
@@ -117,8 +118,8 @@ class Taker:
     def start(self) -> None:
         """Start the threads."""
         self.mover.start()
-        for lane in self._lanes:
-            lane.start()
+        for thread in self._threads:
+            thread.start()
         self._take_loop.start()
         self._watch_loop.start()
         self._listens.start()
@@ -128,8 +129,8 @@ class Taker:
         self._listener.stop()
         self._watch_loop.stop(seconds)
         self._take_loop.stop(seconds)
-        for lane in self._lanes:
-            lane.stop(seconds)
+        for thread in self._threads:
+            thread.stop(seconds)
         self._listens.join(seconds)
 
     def wake(self) -> None:
@@ -161,24 +162,24 @@ class Taker:
         """One round. Returns the seconds until the next."""
         now = self._clock.now_ms()
         self._hear()
-        names = self._hall.topics()
+        names = self._waiting.topics()
         self._watch_topics(names)
         due: set[str] = set()
         requests: list[PrepareRequest] = []
         for name in names:
-            topic, watched = self._catalog.known().get(name), self._watched.get(name)
-            if topic is None or watched is None:
+            topic, due_times = self._catalog.known().get(name), self._due_times.get(name)
+            if topic is None or due_times is None:
                 continue
-            first = watched.next_due()
+            first = due_times.next_due()
             if first is None or first > now:
                 continue
             if topic.paused or topic.delivery is not Delivery.PULL:
-                for slot in watched.take_due(now, len(watched.due)):
-                    watched.look(slot, now + PAUSED_MS)
+                for slot in due_times.take_due(now, len(due_times.due)):
+                    due_times.look(slot, now + PAUSED_MS)
                 continue
             due.add(name)
-            if demand := self._hall.demand(name):
-                requests += self._requests(topic, watched, demand, now)
+            if demand := self._waiting.demand(name):
+                requests += self._requests(topic, due_times, demand, now)
         with self._lock:
             late, self._late = self._late, []
         results = self._queues.prepare(requests, self._answered_late) if requests else {}
@@ -188,44 +189,44 @@ class Taker:
         if to_come := {request.slot for request in requests} - results.keys():
             self._awaited |= to_come
             self._look_now()  # a second question tells a node that hangs from one that was slow once
-        self._hall.close_hasty(self._empty_topics())
+        self._waiting.close_hasty(self._empty_topics())
         return self._until_next()
 
     def _hear(self) -> None:
         with self._lock:
             news, self._news = self._news, {}
         for slot, due in news.items():
-            if slot is not None and slot.topic in self._watched:
-                self._watched[slot.topic].look(slot, due)
+            if slot is not None and slot.topic in self._due_times:
+                self._due_times[slot.topic].look(slot, due)
 
     def _watch_topics(self, names: Sequence[str]) -> None:
         now, known = self._clock.monotonic(), self._catalog.known()
         changed = False
         for name in names:
             if name in known:
-                if (watched := self._watched.get(name)) is None:
-                    watched = Watched()
-                    self._watched = {**self._watched, name: watched}
+                if (due_times := self._due_times.get(name)) is None:
+                    due_times = DueTimes()
+                    self._due_times = {**self._due_times, name: due_times}
                     self._watch_loop.wake()
-                watched.wanted_at = now
-                if len(watched.due) != known[name].consumed:
-                    changed |= watched.add(known[name].slots())
-        old = [name for name, one in self._watched.items() if now - one.wanted_at > LINGER_SECONDS]
+                due_times.wanted_at = now
+                if len(due_times.due) != known[name].consumed:
+                    changed |= due_times.set_slots(known[name].slots())
+        old = [name for name, one in self._due_times.items() if now - one.wanted_at > LINGER_SECONDS]
         if old:
-            self._watched = {name: one for name, one in self._watched.items() if name not in old}
+            self._due_times = {name: one for name, one in self._due_times.items() if name not in old}
         if changed or old:
-            self._listener.set_slots(slot for one in self._watched.values() for slot in one.due)
+            self._listener.set_slots(slot for one in self._due_times.values() for slot in one.due)
 
-    def _requests(self, topic: Topic, watched: Watched, demand: int, now: int) -> list[PrepareRequest]:
+    def _requests(self, topic: Topic, due_times: DueTimes, demand: int, now: int) -> list[PrepareRequest]:
         wanted = max(demand, SURPLUS) if self.outs.troubled else demand
         requests = []
-        slots = watched.take_due(now, wanted)
+        slots = due_times.take_due(now, wanted)
         part = max(1, wanted // max(len(slots), 1))
         for slot in slots:
             if wanted < 1:
-                watched.look(slot, now)
+                due_times.look(slot, now)
                 continue
-            limit = min(max(watched.left.get(slot, 0), part), wanted, TAKE_LIMIT)
+            limit = min(max(due_times.left.get(slot, 0), part), wanted, TAKE_LIMIT)
             wanted -= limit
             requests.append(PrepareRequest(slot, limit, topic.retries, self._claim))
         return requests
@@ -240,11 +241,11 @@ class Taker:
         now, known = self._clock.now_ms(), self._catalog.known()
         taken: dict[str, list[Entry]] = {}
         for slot, result in answers.items():
-            watched = self._watched.get(slot.topic)
+            due_times = self._due_times.get(slot.topic)
             if isinstance(result, IndexUnavailable):
                 self._fails(slot.topic, result)
-                if watched is not None:
-                    watched.look(slot, now + RETRY_MS)
+                if due_times is not None:
+                    due_times.look(slot, now + RETRY_MS)
                 continue
             topic = known.get(slot.topic)
             if topic is None:  # deleted meanwhile: the next that finds them gives them back
@@ -252,11 +253,11 @@ class Taker:
             taken.setdefault(topic.name, []).extend(
                 Entry(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries
             )
-            if watched is not None:
-                watched.left[slot] = result.left
+            if due_times is not None:
+                due_times.left[slot] = result.left
                 if result.next_due is not None:
                     at = floor(max(0.0, min(result.next_due, NEVER)))
-                    watched.look(slot, at if at > now else now + max(at - result.redis_now_ms, 0))
+                    due_times.look(slot, at if at > now else now + max(at - result.redis_now_ms, 0))
         if taken:
             failpoint("pull.taken")
         for name, entries in taken.items():
@@ -268,31 +269,31 @@ class Taker:
 
     def _dispatch(self, topic: str, entries: Sequence[Entry], due: set[str]) -> list[Entry]:
         """Have entries handed out. Returns those that nobody wants."""
-        hung = [entry for entry in entries if self._lane(entry).stuck]
+        hung = [entry for entry in entries if self._thread_of(entry).stuck]
         if hung:
             self.outs.put_away(hung)
             entries = [entry for entry in entries if entry not in hung]
-        pairs, left = self._hall.assign(topic, entries, due)
-        by_lane: dict[Lane[Assigned], list[Assigned]] = {}
-        self.mover.flights.begin(entry.job_id for entry, _ in pairs)
-        for entry, waiter in pairs:
-            by_lane.setdefault(self._lane(entry), []).append(Assigned(entry, waiter))
-        for lane, some in by_lane.items():
-            lane.put(some)
+        pairs, left = self._waiting.assign(topic, entries, due)
+        by_thread: dict[BatchThread[Assigned], list[Assigned]] = {}
+        self.mover.in_transit.begin(entry.job_id for entry, _ in pairs)
+        for entry, pull in pairs:
+            by_thread.setdefault(self._thread_of(entry), []).append(Assigned(entry, pull))
+        for thread, some in by_thread.items():
+            thread.put(some)
         return left
 
-    def hand_out(self, entry: Entry, waiter: Waiter) -> None:
+    def hand_out(self, entry: Entry, pull: WaitingPull) -> None:
         """Have one task handed out to a pull that is in no queue."""
-        self.mover.flights.begin([entry.job_id])
-        self._lane(entry).put([Assigned(entry, waiter)])
+        self.mover.in_transit.begin([entry.job_id])
+        self._thread_of(entry).put([Assigned(entry, pull)])
 
-    def _lane(self, entry: Entry) -> Lane[Assigned]:
-        return self._lanes[self._store.server_of(entry.job_id)]
+    def _thread_of(self, entry: Entry) -> BatchThread[Assigned]:
+        return self._threads[self._store.server_of(entry.job_id)]
 
     def _empty_topics(self) -> set[str]:
         """The topics of which nothing is due, as far as Redis says."""
         now, at = self._clock.now_ms(), self._clock.monotonic()
-        firsts = {name: watched.next_due() for name, watched in self._watched.items()}
+        firsts = {name: due_times.next_due() for name, due_times in self._due_times.items()}
         empty = {name for name, first in firsts.items() if first is None or first > now}
         unknown = {slot.topic for slot in self._awaited}
         return {name for name in empty - unknown if self._failing.get(name, 0.0) < at}
@@ -302,9 +303,9 @@ class Taker:
             if self._news or self._late:
                 return 0.0
         times = []
-        for name in self._hall.topics():
-            watched = self._watched.get(name)
-            first = watched.next_due() if watched is not None else None
+        for name in self._waiting.topics():
+            due_times = self._due_times.get(name)
+            first = due_times.next_due() if due_times is not None else None
             if first is not None:
                 times.append(first)
         if not times:
@@ -316,9 +317,9 @@ class Taker:
     def watch(self) -> float:
         """Look for what was missed or left behind; read the rows where Redis does not answer."""
         self._resting = True  # before the look: who enters after it must end the rest
-        names, now = set(self._hall.topics()), self._clock.monotonic()
+        names, now = set(self._waiting.topics()), self._clock.monotonic()
         # A pull that does not wait has mostly left before it is seen here.
-        names |= {name for name, one in self._watched.items() if now - one.wanted_at < LOOK_SECONDS}
+        names |= {name for name, one in self._due_times.items() if now - one.wanted_at < LOOK_SECONDS}
         if not names:
             return IDLE_SECONDS
         self._resting = False
@@ -334,11 +335,11 @@ class Taker:
     def _read_topics(self, names: Iterable[str]) -> None:
         for name in names:
             try:
-                topic, watched = self._catalog.get(name), self._watched.get(name)
+                topic, due_times = self._catalog.get(name), self._due_times.get(name)
             except TocError as exc:
                 log.warning("topic_not_read", topic=name, error=str(exc))
                 continue
-            if watched is None or len(watched.due) != topic.consumed:  # its slots are others now
+            if due_times is None or len(due_times.due) != topic.consumed:  # its slots are others now
                 self._take_loop.wake()
 
     def _fails(self, topic: str, error: IndexUnavailable) -> None:
@@ -352,7 +353,7 @@ class Taker:
         """Peek at the next slots, and give back what others have left prepared there."""
         if not self._to_peek:
             self._peeked_at = self._clock.monotonic()
-            self._to_peek = [slot for watched in list(self._watched.values()) for slot in list(watched.due)]
+            self._to_peek = [slot for one in list(self._due_times.values()) for slot in list(one.due)]
         slots, self._to_peek = self._to_peek[:PEEK_SLOTS], self._to_peek[PEEK_SLOTS:]
         suspects: list[Slot] = []
         for slot, peek in self._queues.peek(slots).items():
@@ -404,7 +405,7 @@ class Taker:
         found: dict[str, list[Entry]] = {}
         rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
         for row in rows:
-            if row.job_id not in self.mover.flights:
+            if row.job_id not in self.mover.in_transit:
                 topic = topics[row.biz_type]
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 found.setdefault(topic.name, []).append(Entry(row.job_id, slot, NO_FENCE, topic, now))

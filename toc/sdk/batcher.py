@@ -1,4 +1,4 @@
-"""Group commit for asyncio: submits and reads in flight share round trips, in the lanes of each server."""
+"""Group commit for asyncio: submits and reads in flight share round trips, for each server by itself."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from toc.model.sharding import BizId
 from toc.model.task import NewTask, Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.lane import APART, Answer, Lane
+from toc.sdk.server_batcher import APART, Answer, ServerBatcher
 from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of, features_of
-from toc.store.plan import Stored, ToPut
+from toc.store.put_plan import Stored, ToPut
 
 
 class Batcher:
@@ -42,10 +42,10 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         store = center.store
         servers = range(len(store.tables_of_server()))
-        self._submits = [self._submit_lane("submit", server, self._insert) for server in servers]
-        self._puts = [self._submit_lane("put", server, self._put) for server in servers]
+        self._submits = [self._submit_batcher("submit", server, self._insert) for server in servers]
+        self._puts = [self._submit_batcher("put", server, self._put) for server in servers]
         """Apart from the others, which need fewer round trips."""
-        self._reads = [self._read_lane(server) for server in servers]
+        self._reads = [self._read_batcher(server) for server in servers]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: asyncio.Future[Any] | None = None
         self.keeping = self._loop.create_task(self._keep_topics())
@@ -66,12 +66,12 @@ class Batcher:
 
     async def store(self, one: Submission) -> Put:
         """Store what ``checked`` returned."""
-        lane = self._lane(one)
+        batcher = self._batcher_of(one)
         if (tracing := self.center.tracing) is None:
-            return await lane.ask(one, one.size)
+            return await batcher.ask(one, one.size)
         began = time.time_ns()
         try:
-            put = await lane.ask(one, one.size)
+            put = await batcher.ask(one, one.size)
         except Exception as exc:
             tracing.submitted(began, [(one.row.job_id, one.topic, exc)])
             raise
@@ -82,19 +82,19 @@ class Batcher:
         """Store what ``checked`` returned, each for itself. Returns their outcomes."""
         began = time.time_ns()
         outcomes: list[Put | TocError] = [StoreUnavailable("not asked")] * len(tasks)
-        by_lane: dict[Lane[Submission, Put], list[int]] = {}
+        by_batcher: dict[ServerBatcher[Submission, Put], list[int]] = {}
         for index, one in enumerate(tasks):
-            by_lane.setdefault(self._lane(one), []).append(index)
+            by_batcher.setdefault(self._batcher_of(one), []).append(index)
 
-        async def store(lane: Lane[Submission, Put], part: list[int]) -> None:
+        async def store(batcher: ServerBatcher[Submission, Put], part: list[int]) -> None:
             try:
-                found = await lane.ask_many([(tasks[n], tasks[n].size) for n in part])
+                found = await batcher.ask_many([(tasks[n], tasks[n].size) for n in part])
             except TocError as exc:
                 found = [exc] * len(part)
             for index, outcome in zip(part, found, strict=True):
                 outcomes[index] = outcome
 
-        await asyncio.gather(*(store(lane, part) for lane, part in by_lane.items()))
+        await asyncio.gather(*(store(batcher, part) for batcher, part in by_batcher.items()))
         if (tracing := self.center.tracing) is not None:
             tracing.submitted(
                 began,
@@ -149,8 +149,8 @@ class Batcher:
 
     async def get(self, job_id: int) -> TaskRow | None:
         """Return the row of a task, or None."""
-        lane = self._reads[self.center.store.server_of(check_job_id(job_id))]
-        return await lane.ask(job_id, 0)
+        batcher = self._reads[self.center.store.server_of(check_job_id(job_id))]
+        return await batcher.ask(job_id, 0)
 
     async def topic(self, name: str) -> Topic:
         """Return a topic. Raises InvalidTopic, UnknownTopic."""
@@ -178,11 +178,11 @@ class Batcher:
         self.keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.keeping
-        lanes: list[Lane[Any, Any]] = [*self._submits, *self._puts, *self._reads]
-        while not all(lane.idle for lane in lanes):
+        batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._puts, *self._reads]
+        while not all(batcher.idle for batcher in batchers):
             await asyncio.sleep(0.01)
-        for lane in lanes:
-            lane.close()
+        for batcher in batchers:
+            batcher.close()
         self._topics_thread.shutdown()
 
     # --- inside
@@ -194,15 +194,15 @@ class Batcher:
                 await self.read_topics()
             await asyncio.sleep(REFRESH_SECONDS / 2)
 
-    def _lane(self, one: Submission) -> Lane[Submission, Put]:
-        lanes = self._submits if one.plain else self._puts
-        return lanes[self.center.store.server_of(one.row.job_id)]
+    def _batcher_of(self, one: Submission) -> ServerBatcher[Submission, Put]:
+        batchers = self._submits if one.plain else self._puts
+        return batchers[self.center.store.server_of(one.row.job_id)]
 
-    def _submit_lane(
+    def _submit_batcher(
         self, name: str, server: int, together: Callable[[Sequence[Submission], Answer], None]
-    ) -> Lane[Submission, Put]:
+    ) -> ServerBatcher[Submission, Put]:
         store = self.center.store
-        return Lane(
+        return ServerBatcher(
             f"{name}-{server}",
             together=together,
             alone=self._store_alone,
@@ -211,9 +211,9 @@ class Batcher:
             examine=partial(store.examine_server, server),
         )
 
-    def _read_lane(self, server: int) -> Lane[int, TaskRow | None]:
+    def _read_batcher(self, server: int) -> ServerBatcher[int, TaskRow | None]:
         store = self.center.store
-        return Lane(
+        return ServerBatcher(
             f"read-{server}",
             together=self._read,
             alone=lambda job_id, answer: self._read([job_id], answer),

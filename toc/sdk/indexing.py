@@ -18,7 +18,7 @@ from toc.model.task import Put, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
-from toc.store.plan import Stored
+from toc.store.put_plan import Stored
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from toc.store import rows as sql
-from toc.store.first import FirstTable
 from toc.store.server import Param, Statement
+from toc.store.unsharded_table import UnshardedTable
 
 INTENT, RESULT = "intent", "result"
 MOST_ACTOR, MOST_ACTION, MOST_TARGET = 128, 64, 255
@@ -36,7 +36,7 @@ class AuditRow(NamedTuple):
     result: str | None
 
 
-class AuditTable(FirstTable):
+class AuditTable(UnshardedTable):
     """The table of the audit. Any method raises StoreUnavailable or SchemaBehind."""
 
     def intend(self, action_id: str, actor: str, action: str, target: str, details: str) -> None:

@@ -1,6 +1,6 @@
-"""Finds finished rows in the order of their end, and deletes them by id.
+"""Finds ended rows in the order of their end, and deletes them by id.
 
-A finished row has the time of its end as next_time, so the index (status, next_time), whose entries end with
+An ended row has the time of its end as next_time, so the index (status, next_time), whose entries end with
 job_id, yields the oldest first. A page is bounded by what it reads, not by what it finds.
 """
 
@@ -33,8 +33,8 @@ class EndedRow(NamedTuple):
     """-1 without a body."""
 
 
-class Ended:
-    """Finds and deletes finished rows. Thread-safe. Raises StoreUnavailable."""
+class EndedRows:
+    """Finds and deletes ended rows. Thread-safe. Raises StoreUnavailable."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards

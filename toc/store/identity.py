@@ -10,11 +10,11 @@ import secrets
 from contextlib import suppress
 
 from toc.model import features
-from toc.store.first import FirstTable
 from toc.store.server import Duplicate, Statement
+from toc.store.unsharded_table import UnshardedTable
 
 
-class IdentityTable(FirstTable):
+class IdentityTable(UnshardedTable):
     """The table of that row. Raises StoreUnavailable or SchemaBehind."""
 
     def get(self) -> str:

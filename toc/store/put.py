@@ -1,7 +1,7 @@
 """Submits that replace or are remembered: the row, its body and its request in one transaction, for one
 caller or for many together.
 
-What to do is decided on rows that were read before (toc.store.plan). A request that is sent again after a
+What to do is decided on rows that were read before (toc.store.put_plan). A request that is sent again after a
 lost answer, at once or from another process, changes nothing twice: its own row tells. Without a request, a
 change whose answer was lost is looked for on the row; if another change has come since, the outcome is
 unknown (SubmitUnknown).
@@ -23,7 +23,7 @@ from toc.model.sharding import JobIds
 from toc.model.task import Request, TaskRow
 from toc.store import requests
 from toc.store import rows as sql
-from toc.store.plan import Plan, Planner, Seen, Stored, ToPut, seen_columns, seen_rows
+from toc.store.put_plan import Plan, Planner, Seen, Stored, ToPut, seen_columns, seen_rows
 from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Statement, Transient, pause
 from toc.store.shards import Shards
 from toc.store.submit import RESEND_SECONDS, TRIES, alone, equal, note_away

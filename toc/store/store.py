@@ -17,15 +17,15 @@ from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
-from toc.store.callers import CallersTransaction
+from toc.store.callers_transaction import CallersTransaction
 from toc.store.check import require, require_layout
-from toc.store.ended import Ended
+from toc.store.ended import EndedRows
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
-from toc.store.plan import Stored, ToPut, new_version, seen_columns, seen_rows
 from toc.store.pulls import Pulls
 from toc.store.put import Puts
+from toc.store.put_plan import Stored, ToPut, new_version, seen_columns, seen_rows
 from toc.store.requests import Requests
 from toc.store.scan import Scans
 from toc.store.schedules import ScheduleTable
@@ -88,7 +88,7 @@ class Store(Batches):
         )
         super().__init__(shards, Leases(shards), clock)
         self.bodies = bodies.Bodies(shards)
-        self.ended = Ended(shards)
+        self.ended = EndedRows(shards)
         self.selections = Selections(shards)
         job_ids = JobIds(clock)
         submitter = self._submitter = Submitter(shards, job_ids)

@@ -17,9 +17,9 @@ from toc.model.errors import InvalidTarget, SecretsLocked, UnknownTarget, shown
 from toc.model.target import Target, TargetSecrets
 from toc.model.topic import NAME
 from toc.observe.log import get_logger
-from toc.store.first import TRIES, FirstTable
 from toc.store.secretbox import SecretBox
 from toc.store.server import DatabaseServer, Param
+from toc.store.unsharded_table import TRIES, UnshardedTable
 
 log = get_logger(__name__)
 
@@ -41,7 +41,7 @@ class Resealed(NamedTuple):
     locked: Sequence[str]
 
 
-class TargetTable(FirstTable):
+class TargetTable(UnshardedTable):
     """The targets. Any method raises StoreUnavailable or SchemaBehind."""
 
     def __init__(self, server: DatabaseServer, table: str, box: SecretBox, clock: Clock) -> None:

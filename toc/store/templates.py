@@ -11,14 +11,14 @@ from toc.model.errors import InvalidInput, UnknownTemplate, shown
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.observe.log import get_logger
-from toc.store.first import TRIES, FirstTable
 from toc.store.server import DatabaseServer, Statement
 from toc.store.topics import TopicTable
+from toc.store.unsharded_table import TRIES, UnshardedTable
 
 log = get_logger(__name__)
 
 
-class TemplateTable(FirstTable):
+class TemplateTable(UnshardedTable):
     """The templates. Any method raises StoreUnavailable or SchemaBehind."""
 
     def __init__(self, server: DatabaseServer, table: str, topics: TopicTable, clock: Clock) -> None:

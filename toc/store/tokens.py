@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from toc.model.access import Role, Token
 from toc.model.errors import InvalidInput, UnknownToken
 from toc.observe.log import get_logger
-from toc.store.first import FirstTable
 from toc.store.server import Param, Statement
+from toc.store.unsharded_table import UnshardedTable
 
 log = get_logger(__name__)
 
@@ -21,7 +21,7 @@ State = tuple[int, int]
 """The number of tokens and the sum of their versions."""
 
 
-class TokenTable(FirstTable):
+class TokenTable(UnshardedTable):
     """The tokens. Any method raises StoreUnavailable or SchemaBehind."""
 
     def create(self, token: Token, sha256: bytes) -> None:

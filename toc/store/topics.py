@@ -13,8 +13,8 @@ from toc.model.clock import Clock
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
 from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_topic_name
 from toc.observe.log import get_logger
-from toc.store.first import TRIES, FirstTable
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
+from toc.store.unsharded_table import TRIES, UnshardedTable
 
 log = get_logger(__name__)
 
@@ -22,7 +22,7 @@ _FIELDS = tuple(field.name for field in fields(Topic))
 _FIXED = frozenset({"name", "biz_type", "former_slots", "delivery"})
 
 
-class TopicTable(FirstTable):
+class TopicTable(UnshardedTable):
     """The topics. Unique keys on name and biz_type keep two hosts from disagreeing.
 
     Any method raises StoreUnavailable or SchemaBehind.

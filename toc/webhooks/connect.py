@@ -192,7 +192,7 @@ def is_interim(status: int) -> bool:
 
 
 class Connector(TCPConnector):
-    """Makes connections and keeps them for a while. How many there are, the rooms of the targets decide."""
+    """Makes connections and keeps them for a while. How many there are, the limiter decides."""
 
     def __init__(self, allowed: Allowed, resolver: Resolver) -> None:
         def guarded(info: tuple[Any, ...]) -> socket.socket:

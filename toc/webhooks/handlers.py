@@ -27,10 +27,10 @@ from toc.observe.tracing import traceparent
 from toc.store.target_book import TargetBook
 from toc.store.targets import TargetTable
 from toc.webhooks.answers import Answer, Meaning, meaning
+from toc.webhooks.capacity import Full, Limiter
 from toc.webhooks.connect import Lookup
 from toc.webhooks.postponed import Labels, Waits
 from toc.webhooks.request import body_of, headers_of
-from toc.webhooks.rooms import Full, Rooms
 from toc.webhooks.sender import Sender
 
 log = get_logger(__name__)
@@ -56,7 +56,8 @@ class Bound(NamedTuple):
     """Where a task goes, and what it is signed with. A URL of its own has no target, and nothing signs it."""
 
     url: str
-    room: str
+    name: str
+    """Under which its limits are shared."""
     label: str
     target: Target | None
     opened: TargetSecrets | None
@@ -104,7 +105,7 @@ class Webhooks:
         self._sender = Sender(allow, lookup)
         self._own_sender = Sender(allow, lookup)
         """For URLs of tasks' own: names that are not found take threads of its own, not those of targets."""
-        self._rooms = Rooms(queues.permits, holder, members)
+        self._limiter = Limiter(queues.permits, holder, members)
         self._labels = Labels()
         self._waits = Waits(self._labels)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
@@ -120,12 +121,12 @@ class Webhooks:
 
     def handler(self, topic: str) -> Handler:
         """Return the handler of a topic whose delivery is webhook."""
-        elsewhere = self._rooms.elsewhere
+        elsewhere = self._limiter.elsewhere
         return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, elsewhere=elsewhere)
 
     def leave(self) -> None:
         """Leave to other processes what this one may send at once: it sends nothing more."""
-        self._rooms.give_up()
+        self._limiter.give_up()
 
     async def deliver(self, task: Task) -> Delivered:
         """Send a task. Raises Undelivered, or Postponed if it cannot be sent now."""
@@ -133,20 +134,20 @@ class Webhooks:
             self._shown = True
             self._show()
         bound = self._bound(task)
-        room = self._rooms.of(bound.room, *bound.limits)
+        capacity = self._limiter.of(bound.name, *bound.limits)
         try:
-            await self._rooms.enter(room, self._waits.waiting(bound.label, "concurrency"))
+            await self._limiter.enter(capacity, self._waits.waiting(bound.label, "concurrency"))
         except Full as full:
             self._postpone(bound.label, full.reason, full.seconds)
-        era = room.breaker.era
+        era = capacity.breaker.era
         answer: Answer | None = None
         try:
             answer = await self._send(task, bound)
         finally:
-            if self._rooms.judge(room, era, well=None if answer is None else not answer.unwell):
-                closed = room.breaker.blocked(asyncio.get_running_loop().time())
+            if self._limiter.judge(capacity, era, well=None if answer is None else not answer.unwell):
+                closed = capacity.breaker.blocked(asyncio.get_running_loop().time())
                 log.warning("webhook_breaker_opened", target=bound.label, seconds=round(closed))
-            self._rooms.leave(room, None if answer is None else answer.ms / 1000)
+            self._limiter.leave(capacity, None if answer is None else answer.ms / 1000)
         failpoint("webhook.answered")
         return await self._judge(task, bound, answer)
 
@@ -205,7 +206,7 @@ class Webhooks:
             own=bound.headers,
         )
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
-        sender = self._own_sender if bound.room.startswith(_OWN_ROOM) else self._sender
+        sender = self._own_sender if bound.name.startswith(_OWN_PREFIX) else self._sender
         answer = await sender.send(bound.url, headers, body, seconds)
         label = self._labels.of(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
@@ -241,9 +242,9 @@ class Webhooks:
     def _show(self) -> None:
         """Update the gauges, once a second."""
         self._waits.show(self._clock.now_ms())
-        is_open = dict.fromkeys(self._open, False)  # some of their rooms may be forgotten by now
-        for name, breaker_open in self._rooms.open_breakers().items():
-            if not name.startswith(_OWN_ROOM):
+        is_open = dict.fromkeys(self._open, False)  # the capacity of some may be forgotten by now
+        for name, breaker_open in self._limiter.open_breakers().items():
+            if not name.startswith(_OWN_PREFIX):
                 label = self._labels.of(name)
                 is_open[label] = breaker_open or is_open.get(label, False)
         for label, value in is_open.items():
@@ -252,10 +253,10 @@ class Webhooks:
         asyncio.get_running_loop().call_later(1.0, self._show)
 
 
-_OWN_ROOM = "url:"
+_OWN_PREFIX = "url:"
 
 
 def _own_url(url: str) -> Bound:
     """A URL of a task's own. Signed by a target's secret, a request could be passed on to that target."""
-    room = _OWN_ROOM + hashlib.sha256(urlsplit(url).netloc.encode()).hexdigest()[:16]
-    return Bound(url, room, OWN_URL, None, None)
+    name = _OWN_PREFIX + hashlib.sha256(urlsplit(url).netloc.encode()).hexdigest()[:16]
+    return Bound(url, name, OWN_URL, None, None)

@@ -57,10 +57,10 @@ from toc.worker.stages.dispatch import NO_DESCRIPTORS
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
 from toc.worker.stages.heartbeat import Heartbeat
+from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
 from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.stages.traced import traced
-from toc.worker.stages.watch import IndexWatch
 from toc.worker.table_services import TableServices
 
 log = get_logger(__name__)

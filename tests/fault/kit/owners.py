@@ -13,16 +13,16 @@ def host_of(worker_id: str) -> str:
     return worker_id.rsplit("-", 2)[0]
 
 
-def owners(visit: Operator) -> dict[tuple[str, int], str]:
+def owners(operator: Operator) -> dict[tuple[str, int], str]:
     """The worker that owns each slot and table; {} while one is on its way to another."""
-    rows = visit.slots()
+    rows = operator.slots()
     settled = all(row.owner == row.assigned for row in rows)
     return {(row.topic, row.number): row.owner for row in rows if row.owner} if settled else {}
 
 
-def shared(visit: Operator) -> set[str]:
+def shared(operator: Operator) -> set[str]:
     """The hosts that have slots; none while a slot is on its way to another one."""
-    return set(map(host_of, owners(visit).values()))
+    return set(map(host_of, owners(operator).values()))
 
 
 def hosts_by_slot(

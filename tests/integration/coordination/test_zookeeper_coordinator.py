@@ -183,13 +183,13 @@ class Daemons:
 
     def rows(self) -> list[SlotRow]:
         """The slots as ZooKeeper has them."""
-        with Operator(self.address, cluster=self.cluster) as visit:
-            return visit.slots()
+        with Operator(self.address, cluster=self.cluster) as operator:
+            return operator.slots()
 
     def workers(self) -> list[WorkerRow]:
         """The workers as ZooKeeper has them."""
-        with Operator(self.address, cluster=self.cluster) as visit:
-            return visit.workers()
+        with Operator(self.address, cluster=self.cluster) as operator:
+            return operator.workers()
 
     def settled(self) -> bool:
         """Whether ZooKeeper tells what is: each worker, one leader, and each slot with who holds it."""
@@ -923,8 +923,8 @@ def test_ten_daemons_claim_ten_thousand_slots_in_seconds(daemons: Daemons) -> No
     one_more = time.monotonic() - began
 
     began = time.monotonic()
-    with Operator(daemons.address, cluster=daemons.cluster) as visit:
-        visit.drain("h10", by="ann")
+    with Operator(daemons.address, cluster=daemons.cluster) as operator:
+        operator.drain("h10", by="ann")
     daemons.until(lambda: daemons.calm() and not daemons.all[-1].slots, seconds=80)
     drained = time.monotonic() - began
     print(

@@ -42,7 +42,7 @@ class Cluster:
         self.running[host] = coordinator
         return coordinator
 
-    def visit(self) -> Operator:
+    def operator(self) -> Operator:
         return Operator(self.address, cluster=self.cluster)
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -94,8 +94,8 @@ def pair(cluster: Cluster) -> Cluster:
 
 
 def test_a_visitor_sees_every_slot_and_worker_without_joining(pair: Cluster) -> None:
-    with pair.visit() as visit:
-        slots, workers = visit.slots(), visit.workers()
+    with pair.operator() as operator:
+        slots, workers = operator.slots(), operator.workers()
     assert [(row.topic, row.number) for row in slots] == [
         (topic, number) for topic, amount in TOPICS.items() for number in range(amount)
     ]
@@ -111,19 +111,19 @@ def test_a_visitor_sees_every_slot_and_worker_without_joining(pair: Cluster) -> 
 def test_a_visitor_to_a_cluster_that_never_was_sees_nothing_and_leaves_nothing(
     cluster: Cluster, seen: Callable[[str], list[str]]
 ) -> None:
-    with cluster.visit() as visit:
-        assert not visit.slots() + visit.workers()
-        assert not visit.intents().drains | visit.intents().pins
-        assert visit.rebalance(by="me", dry_run=True) == []
+    with cluster.operator() as operator:
+        assert not operator.slots() + operator.workers()
+        assert not operator.intents().drains | operator.intents().pins
+        assert operator.rebalance(by="me", dry_run=True) == []
     assert cluster.cluster not in seen("/toc")
 
 
 def test_a_slot_that_nobody_handles_is_shown_as_unassigned(pair: Cluster) -> None:
-    with pair.visit() as visit:
-        visit.drain("h1", by="me")
-        visit.drain("h2", by="me")
+    with pair.operator() as operator:
+        operator.drain("h1", by="me")
+        operator.drain("h2", by="me")
         pair.until(lambda: pair.load("h1") == pair.load("h2") == 0)
-        assert {(row.state, row.owner, row.assigned) for row in visit.slots()} == {
+        assert {(row.state, row.owner, row.assigned) for row in operator.slots()} == {
             (SlotState.UNASSIGNED, None, None)
         }
 
@@ -133,22 +133,22 @@ def test_a_slot_that_nobody_handles_is_shown_as_unassigned(pair: Cluster) -> Non
 
 def test_a_drained_host_gives_all_its_slots_away_and_gets_them_back_when_undrained(pair: Cluster) -> None:
     before = int(time.time() * 1000)
-    with pair.visit() as visit:
-        visit.drain("h1", by="ann")
+    with pair.operator() as operator:
+        operator.drain("h1", by="ann")
         pair.until(lambda: pair.load("h1") == 0 and pair.load("h2") == 12)
-        [drain] = list(visit.intents().drains.values())
+        [drain] = list(operator.intents().drains.values())
         assert (drain.host, drain.by) == ("h1", "ann")
         assert before <= drain.at <= time.time() * 1000
-        assert [row.drained for row in visit.workers()] == [True, False]
+        assert [row.drained for row in operator.workers()] == [True, False]
         pair.until(lambda: drained(pair) == {"h1"})
-        assert visit.undrain("h1")
-        assert not visit.undrain("h1")
+        assert operator.undrain("h1")
+        assert not operator.undrain("h1")
     pair.until(lambda: pair.load("h1") == pair.load("h2") == 6 and not drained(pair))
 
 
 def test_a_host_that_is_drained_before_it_starts_gets_nothing(cluster: Cluster) -> None:
-    with cluster.visit() as visit:
-        visit.drain("h2", by="ann")
+    with cluster.operator() as operator:
+        operator.drain("h2", by="ann")
     cluster.start("h1")
     cluster.start("h2")
     cluster.until(lambda: cluster.load("h1") == 12 and cluster.load("h2") == 0)
@@ -169,50 +169,50 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewher
     def at(host: str) -> bool:
         return slot in pair.running[host].claimed()[f"{host}-0"] and min(map(pair.load, pair.running)) >= 0
 
-    def reason(visit: Operator) -> str:
-        [row] = [row for row in visit.slots() if (row.topic, row.number) == slot]
+    def reason(operator: Operator) -> str:
+        [row] = [row for row in operator.slots() if (row.topic, row.number) == slot]
         return row.reason
 
-    with pair.visit() as visit:
-        visit.pin(slot, target, by="ann")
+    with pair.operator() as operator:
+        operator.pin(slot, target, by="ann")
         pair.until(lambda: at("h2"))
-        [pin] = list(visit.intents().pins.values())
+        [pin] = list(operator.intents().pins.values())
         assert (Slot(pin.topic, pin.number), pin.target, pin.by) == (slot, target, "ann")
-        assert reason(visit) == f"pinned to {target} by ann"
-        visit.drain("h2", by="bob")
+        assert reason(operator) == f"pinned to {target} by ann"
+        operator.drain("h2", by="bob")
         pair.until(lambda: at("h1"))  # so the pin is not why it is there
-        assert reason(visit) == f"pinned to {target} by ann, but that is drained"
-        visit.pin(slot, "h3", by="ann")
-        assert reason(visit) == "pinned to h3 by ann, but that is not running"
-        visit.pin(slot, "h1", by="bob")
-        assert [pin.by for pin in list(visit.intents().pins.values())] == ["bob"]
-        assert visit.unpin(slot)
-        assert not visit.unpin(slot)
-        assert list(visit.intents().pins.values()) == []
+        assert reason(operator) == f"pinned to {target} by ann, but that is drained"
+        operator.pin(slot, "h3", by="ann")
+        assert reason(operator) == "pinned to h3 by ann, but that is not running"
+        operator.pin(slot, "h1", by="bob")
+        assert [pin.by for pin in list(operator.intents().pins.values())] == ["bob"]
+        assert operator.unpin(slot)
+        assert not operator.unpin(slot)
+        assert list(operator.intents().pins.values()) == []
 
 
 def test_a_host_weighs_what_an_operator_says_until_that_is_taken_back(pair: Cluster) -> None:
-    with pair.visit() as visit:
-        visit.weigh("h2", 2, by="ann")
+    with pair.operator() as operator:
+        operator.weigh("h2", 2, by="ann")
         pair.until(lambda: pair.load("h1") == 4 and pair.load("h2") == 8)
-        [weight] = list(visit.intents().weights.values())
+        [weight] = list(operator.intents().weights.values())
         assert (weight.host, weight.weight, weight.by) == ("h2", 2, "ann")
-        assert [(row.weight, row.weighed_by) for row in visit.workers()] == [(1, None), (2, "ann")]
-        assert visit.rebalance(by="ann", dry_run=True) == []  # reckons with it, too
+        assert [(row.weight, row.weighed_by) for row in operator.workers()] == [(1, None), (2, "ann")]
+        assert operator.rebalance(by="ann", dry_run=True) == []  # reckons with it, too
         for nonsense in (0, -1, float("nan"), float("inf"), 1001):
             with pytest.raises(InvalidInput, match="weight"):
-                visit.weigh("h2", nonsense, by="ann")
-        assert visit.unweigh("h2")
-        assert not visit.unweigh("h2")
+                operator.weigh("h2", nonsense, by="ann")
+        assert operator.unweigh("h2")
+        assert not operator.unweigh("h2")
     pair.until(lambda: pair.load("h1") == pair.load("h2") == 6)
 
 
-def test_wishes_outlive_every_daemon(cluster: Cluster) -> None:
+def test_intents_outlive_every_daemon(cluster: Cluster) -> None:
     slot = Slot("order.close", 0)
-    with cluster.visit() as visit:
-        visit.drain("h1", by="ann")
-        visit.weigh("h2", 3, by="bob")
-        visit.pin(slot, "h3", by="eve")
+    with cluster.operator() as operator:
+        operator.drain("h1", by="ann")
+        operator.weigh("h2", 3, by="bob")
+        operator.pin(slot, "h3", by="eve")
     for _ in range(2):
         for host in ("h1", "h2", "h3"):
             cluster.start(host)
@@ -220,12 +220,12 @@ def test_wishes_outlive_every_daemon(cluster: Cluster) -> None:
         assert slot in cluster.running["h3"].claimed()["h3-0"]
         for coordinator in cluster.running.values():
             coordinator.stop()
-    with cluster.visit() as visit:
-        wanted = visit.intents()
+    with cluster.operator() as operator:
+        wanted = operator.intents()
     assert (wanted.drains["h1"].by, wanted.weights["h2"].by, wanted.pins[slot].by) == ("ann", "bob", "eve")
 
 
-def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(
+def test_every_one_of_ten_daemons_has_acted_on_an_intent_within_a_second(
     cluster: Cluster, machine: Machine
 ) -> None:
     hosts = [f"h{number}" for number in range(10)]
@@ -238,10 +238,10 @@ def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(
 
     cluster.until(settled)
     took = []
-    with cluster.visit() as visit:
+    with cluster.operator() as operator:
         for host in hosts[:3]:
             began = time.monotonic()
-            visit.drain(host, by="ann")
+            operator.drain(host, by="ann")
             cluster.until(lambda host=host: host in drained(cluster) and not cluster.load(host) and settled())  # type: ignore[misc]
             took.append(time.monotonic() - began)
     assert statistics.median(took) < 1 + machine.slack, took
@@ -249,15 +249,15 @@ def test_every_one_of_ten_daemons_has_acted_on_a_wish_within_a_second(
 
 def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair: Cluster) -> None:
     """h1 is told to let go and does not, as if handlers were running."""
-    with pair.visit() as visit:
-        visit.drain("h1", by="ann")
+    with pair.operator() as operator:
+        operator.drain("h1", by="ann")
         stays = pair.running["h1"]
         deadline = time.monotonic() + 60
         while stays.desired()["h1-0"]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
             stays.step()
-        moving = [row for row in visit.slots() if row.state is SlotState.MOVING]
+        moving = [row for row in operator.slots() if row.state is SlotState.MOVING]
         assert {(row.owner, row.assigned, row.reason) for row in moving} == {
             ("h1-0", "h2-0", "h1 is drained by ann; h1-0 has not released it yet")
         }
@@ -271,23 +271,23 @@ def test_rebalance_tells_what_it_will_move_and_moves_exactly_that(
     """With pins first and then without: loads are equal, topics are not."""
     cluster.start("h1")
     cluster.start("h2")
-    with cluster.visit() as visit:
+    with cluster.operator() as operator:
         for number in range(4):
-            visit.pin(Slot("order.remind", number), "h1" if number < 3 else "h2", by="ann")
+            operator.pin(Slot("order.remind", number), "h1" if number < 3 else "h2", by="ann")
         cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
         for number in range(4):
-            visit.unpin(Slot("order.remind", number))
+            operator.unpin(Slot("order.remind", number))
 
-        plan = visit.rebalance(by="ann", dry_run=True)
+        plan = operator.rebalance(by="ann", dry_run=True)
         assert len(plan) == 2
         cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
-        assert owners(visit.slots())[plan[0][:2]] == plan[0].old
+        assert owners(operator.slots())[plan[0][:2]] == plan[0].old
 
-        before = owners(visit.slots())
-        assert visit.rebalance(by="ann") == plan
-        cluster.until(lambda: visit.rebalance(by="ann", dry_run=True) == [])
+        before = owners(operator.slots())
+        assert operator.rebalance(by="ann") == plan
+        cluster.until(lambda: operator.rebalance(by="ann", dry_run=True) == [])
         cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
-        after = owners(visit.slots())
+        after = owners(operator.slots())
         assert [
             Move(*slot, before[slot], after[slot]) for slot in sorted(before) if before[slot] != after[slot]
         ] == sorted(plan)
@@ -341,15 +341,15 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
     try:
         cluster.start("h1")
         cluster.until(lambda: cluster.load("h1") == 12)
-        with cluster.visit() as visit:
-            visit.drain("h1", by="ann")
+        with cluster.operator() as operator:
+            operator.drain("h1", by="ann")
             cluster.until(lambda: cluster.load("h1") == 0)
         for stranger in ("", "toc:wrong"):
             with (
-                Operator(zookeeper_url(zookeeper, user=stranger, **place), cluster="c") as visit,
+                Operator(zookeeper_url(zookeeper, user=stranger, **place), cluster="c") as operator,
                 pytest.raises(CoordinationUnavailable, match="NoAuth"),
             ):
-                visit.drain("h1", by="eve")
+                operator.drain("h1", by="eve")
         written = caplog.text + "".join(capsys.readouterr())
         assert "zookeeper_connected" in written
         assert "canary" not in written

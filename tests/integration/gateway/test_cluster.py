@@ -59,8 +59,8 @@ def test_hosts_are_drained_and_weighed_and_slots_pinned(cluster: System) -> None
         assert pinned.body == {"slot": "mail.send_3", "target": "away"}
         assert here.call("POST", "/v1/hosts/gate:weight", {"weight": 2}).body["weight"] == 2
         assert until(lambda: owners()[3] == "away", 60)
-        wishes = here.call("GET", "/v1/intents").body["intents"]
-        assert [(one["what"], one["of"], one["to"], one["by"]) for one in wishes] == [
+        intents = here.call("GET", "/v1/intents").body["intents"]
+        assert [(one["what"], one["of"], one["to"], one["by"]) for one in intents] == [
             ("weight", "gate", "2", "all"),
             ("pin", "mail.send_3", "away", "all"),
         ]

@@ -23,7 +23,7 @@ from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate.templates import ensure_topic
 from toc.operate.tokens import TokenBook
-from toc.sdk import lane
+from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher
 from toc.store import rows as sql
 
@@ -80,7 +80,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
         service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
         keyed = [NewTask("test.sync", n, 3600, dedup_key=f"key-{n}", on_conflict="replace") for n in range(6)]
         try:
-            known = await many.submit(NewTask("test.sync", 1, 3600))  # in a lane of its own: it has a thread
+            known = await many.submit(NewTask("test.sync", 1, 3600))  # by another batcher: it has a thread
             done: list[int] = []
             threading.stack_size(1 << 47)  # all that there is room for
             try:
@@ -88,7 +88,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                     await many.read_topics()  # perhaps one that was under way
                 with pytest.raises(StoreUnavailable, match="thread"):
                     await many.read_topics()
-                for _ in range(2 * lane.UNDER_WAY):  # as often as would block a lane for good
+                for _ in range(2 * server_batcher.UNDER_WAY):  # as often as would block a batcher for good
                     asked = [*map(many.put, keyed), many.get(known)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
                     assert {type(one) for one in found} == {Busy}, found
@@ -111,7 +111,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
 def test_submits_behind_a_dedup_key_of_an_open_transaction_are_answered_in_time(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "GIVE_UP_SECONDS", 2.0)
+    monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 2.0)
     store = system.center.store
     server, biz = store._shards.servers[0], BizId.of(1)
     task = NewTask("test.sync", 1, 3600, dedup_key="held")

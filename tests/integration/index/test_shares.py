@@ -1,4 +1,4 @@
-"""The rooms of several processes that send to one target, with the limits that they share in Redis."""
+"""Several processes that send to one target, with the limits that they share in Redis."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 
 from toc.index.queues import Queues
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.rooms import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, RENEW_SECONDS, Full, Room, Rooms
+from toc.webhooks.capacity import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, RENEW_SECONDS, Capacity, Full, Limiter
 
 
-async def _send(rooms: Rooms, room: Room, seconds: float) -> bool:
+async def _send(limiter: Limiter, capacity: Capacity, seconds: float) -> bool:
     """Stand for one try: False if it was postponed."""
     try:
-        await rooms.enter(room, 0)
+        await limiter.enter(capacity, 0)
     except Full:
         return False
     await asyncio.sleep(seconds)
-    rooms.leave(room, seconds)
+    limiter.leave(capacity, seconds)
     return True
 
 
-async def _busy(rooms: Rooms, room: Room, sent: Counter[str], name: str, pause: float) -> None:
+async def _busy(limiter: Limiter, capacity: Capacity, sent: Counter[str], name: str, pause: float) -> None:
     while True:
-        done = await _send(rooms, room, 0.05)
+        done = await _send(limiter, capacity, 0.05)
         sent[name] += done
         await asyncio.sleep(pause if done else LEAST_WAIT_SECONDS)
 
@@ -41,11 +41,11 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
 
     async def whole() -> None:
         names = ["first", "second", "third"]
-        processes = [Rooms(queues.permits, name, lambda: len(names)) for name in names]
+        processes = [Limiter(queues.permits, name, lambda: len(names)) for name in names]
         busy = []
-        for name, rooms in zip(names, processes, strict=True):
-            room = rooms.of("shop", limit, None)
-            busy += [asyncio.ensure_future(_busy(rooms, room, sent, name, pause)) for _ in range(tasks)]
+        for name, limiter in zip(names, processes, strict=True):
+            capacity = limiter.of("shop", limit, None)
+            busy += [asyncio.ensure_future(_busy(limiter, capacity, sent, name, pause)) for _ in range(tasks)]
             await asyncio.sleep(0.5)
         try:
             async with asyncio.timeout(120):
@@ -55,8 +55,8 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
             for one in busy:
                 one.cancel()
             await asyncio.gather(*busy, return_exceptions=True)
-            for rooms in processes:
-                rooms.close()
+            for limiter in processes:
+                limiter.close()
 
     with suppress(TimeoutError):
         asyncio.run(whole())
@@ -64,15 +64,15 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
 
 
 def test_what_one_process_no_longer_uses_another_one_has_at_once(queues: Queues) -> None:
-    """A burst in one, then a burst in the other: nobody is put off for a target that has room for all."""
+    """A burst in one, then a burst in the other: nobody is put off for a target that can take all."""
 
     async def whole() -> float:
-        first, second = (Rooms(queues.permits, name, lambda: 2) for name in ("first", "second"))
+        first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
         loop = asyncio.get_running_loop()
         try:
-            room, other = first.of("shop", 100, None), second.of("shop", 100, None)
-            assert all(await asyncio.gather(*(_send(first, room, 0.01) for _ in range(150))))
-            assert room.granted > 50
+            capacity, other = first.of("shop", 100, None), second.of("shop", 100, None)
+            assert all(await asyncio.gather(*(_send(first, capacity, 0.01) for _ in range(150))))
+            assert capacity.granted > 50
             began = loop.time()
             assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
             return loop.time() - began
@@ -85,11 +85,11 @@ def test_what_one_process_no_longer_uses_another_one_has_at_once(queues: Queues)
 
 def test_who_waits_for_the_part_that_another_process_still_uses_is_not_put_off(queues: Queues) -> None:
     async def whole() -> None:
-        first, second = (Rooms(queues.permits, name, lambda: 2) for name in ("first", "second"))
+        first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
         try:
-            room, other = first.of("shop", 20, None), second.of("shop", 20, None)
-            busy = [asyncio.ensure_future(_send(first, room, 60.0)) for _ in range(20)]
-            while room.flying < 20:
+            capacity, other = first.of("shop", 20, None), second.of("shop", 20, None)
+            busy = [asyncio.ensure_future(_send(first, capacity, 60.0)) for _ in range(20)]
+            while capacity.in_flight < 20:
                 await asyncio.sleep(0.01)
             coming = [asyncio.ensure_future(_send(second, other, 0.01)) for _ in range(20)]
             await asyncio.sleep(2 * PATIENCE_SECONDS)
@@ -98,7 +98,7 @@ def test_who_waits_for_the_part_that_another_process_still_uses_is_not_put_off(q
                 one.cancel()
             await asyncio.gather(*busy, return_exceptions=True)
             for _ in busy:
-                first.leave(room, 1.0)
+                first.leave(capacity, 1.0)
             assert all(await asyncio.gather(*coming))
         finally:
             first.close()
@@ -109,15 +109,15 @@ def test_who_waits_for_the_part_that_another_process_still_uses_is_not_put_off(q
 
 def test_the_next_process_has_at_once_what_one_that_ended_has_given_back(queues: Queues) -> None:
     async def whole() -> None:
-        first, second = (Rooms(queues.permits, name, lambda: 1) for name in ("first", "second"))
+        first, second = (Limiter(queues.permits, name, lambda: 1) for name in ("first", "second"))
         try:
-            room = first.of("shop", 4, None)
-            await asyncio.gather(*(first.enter(room, 0) for _ in range(4)))
+            capacity = first.of("shop", 4, None)
+            await asyncio.gather(*(first.enter(capacity, 0) for _ in range(4)))
             for _ in range(4):
-                first.leave(room, 0.01)
+                first.leave(capacity, 0.01)
             first.give_up()
-            room = second.of("shop", 4, None)
-            await asyncio.gather(*(second.enter(room, 0) for _ in range(4)))  # else: Full
+            capacity = second.of("shop", 4, None)
+            await asyncio.gather(*(second.enter(capacity, 0) for _ in range(4)))  # else: Full
         finally:
             first.close()
             second.close()
@@ -129,32 +129,32 @@ def test_a_breaker_holds_for_all_processes_and_one_of_them_probes(queues: Queues
     down = True
     probes = 0
 
-    async def tried(rooms: Rooms, room: Room) -> bool:
+    async def tried(limiter: Limiter, capacity: Capacity) -> bool:
         nonlocal probes
         try:
-            await rooms.enter(room, 0)
+            await limiter.enter(capacity, 0)
         except Full:
             return False
-        probes += room.breaker.state == "half-open"  # others may go as soon as it is closed
-        era = room.breaker.era
+        probes += capacity.breaker.state == "half-open"  # others may go as soon as it is closed
+        era = capacity.breaker.era
         await asyncio.sleep(0.3)
-        rooms.judge(room, era, well=not down)
-        rooms.leave(room, 0.3)
+        limiter.judge(capacity, era, well=not down)
+        limiter.leave(capacity, 0.3)
         return True
 
     async def whole() -> None:
         nonlocal down, probes
-        processes = [Rooms(queues.permits, name, lambda: 3) for name in ("first", "second", "third")]
-        places = [(rooms, rooms.of("shop", 100, None)) for rooms in processes]
+        processes = [Limiter(queues.permits, name, lambda: 3) for name in ("first", "second", "third")]
+        places = [(limiter, limiter.of("shop", 100, None)) for limiter in processes]
         try:
             first = places[0]
-            for rooms, room in places:
-                await rooms.enter(room, 0)
-                rooms.leave(room, 0.01)
+            for limiter, capacity in places:
+                await limiter.enter(capacity, 0)
+                limiter.leave(capacity, 0.01)
             for _ in range(FAILURES):
                 first[0].judge(first[1], first[1].breaker.era, well=False)
             async with asyncio.timeout(120):  # the others learn of it without a request of their own
-                while not all(room.breaker.state == "open" for _, room in places):
+                while not all(capacity.breaker.state == "open" for _, capacity in places):
                     await asyncio.sleep(0.05)
                 for opened in (1, 2):  # the first probe fails, the second one succeeds
                     probes, down = 0, opened == 1
@@ -163,11 +163,11 @@ def test_a_breaker_holds_for_all_processes_and_one_of_them_probes(queues: Queues
                         await asyncio.gather(*(tried(*place) for place in places * 5))
                         await asyncio.sleep(0.05)
                     assert probes == 1, "of many requests in three processes"
-                while not all(room.breaker.state == "closed" for _, room in places):
+                while not all(capacity.breaker.state == "closed" for _, capacity in places):
                     await asyncio.gather(*(tried(*place) for place in places))
                     await asyncio.sleep(0.05)
         finally:
-            for rooms in processes:
-                rooms.close()
+            for limiter in processes:
+                limiter.close()
 
     asyncio.run(whole())

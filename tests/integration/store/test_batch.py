@@ -16,7 +16,7 @@ from toc.model.task import UNLIMITED, TaskRow, TaskStatus
 from toc.model.verdict import Failure, after_expiry
 from toc.store.batch import Finish, Guard
 from toc.store.history import LINE_CHARS
-from toc.store.plan import TRIED_BEFORE
+from toc.store.put_plan import TRIED_BEFORE
 from toc.store.select import Selection
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.store import Store

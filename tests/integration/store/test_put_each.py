@@ -18,7 +18,7 @@ from integration.store.test_put import KEPT, NEW, REPLACED, as_stored, body_of, 
 from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, SubmitUnknown, TaskExists
 from toc.model.sharding import BizId
 from toc.model.task import OnConflict, Put, Request, TaskRow
-from toc.store.plan import Stored, ToPut
+from toc.store.put_plan import Stored, ToPut
 from toc.store.server import Statement
 from toc.store.store import Store
 

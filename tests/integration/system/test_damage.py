@@ -17,7 +17,7 @@ from toc.model.errors import UnreadableTask
 from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
 from toc.pull.pulls import Pulls
-from toc.sdk import lane
+from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher
 
 TOPIC = "test.pulled"
@@ -89,7 +89,7 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
     system.center.catalog.refresh()
     store, answered = system.center.store, threading.Event()
     insert_each = store.insert_each
-    monkeypatch.setattr(lane, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 0.1)
 
     def broken(*asked: Any) -> Any:
         assert answered.wait(60)

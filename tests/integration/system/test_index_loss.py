@@ -20,7 +20,7 @@ from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.index.messages import Generation, Peek
 from toc.model.clock import to_ms
 from toc.model.topic import Slot
-from toc.worker.stages.watch import FILLING
+from toc.worker.stages.index_watch import FILLING
 
 
 def slots(system: System) -> list[Slot]:

@@ -127,8 +127,8 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     # A drained host says so, and is ready all the same.
     assert numbers["toc_drained",] == 0
     settings = cluster.settings
-    with Operator(settings.zookeeper or "", cluster=settings.cluster) as visit:
-        visit.drain(daemon.host, by="ann")
+    with Operator(settings.zookeeper or "", cluster=settings.cluster) as operator:
+        operator.drain(daemon.host, by="ann")
     said = "ok\ndrained: it owns nothing; this host gets no slots until `toc undrain`\n"
     said += "".join(
         f"8 slots of {topic} have no owner: no undrained worker handles it\n"
@@ -206,8 +206,8 @@ def test_while_nobody_sweeps_the_tables_the_rows_tell_what_is_overdue(cluster: S
     cluster.create_topics()
     center = cluster.center
     daemon = cluster.start(processes=1, env=ANY_ADDRESS)
-    with Operator(cluster.settings.zookeeper or "", cluster=cluster.settings.cluster) as visit:
-        visit.drain(daemon.host, by="ann")
+    with Operator(cluster.settings.zookeeper or "", cluster=cluster.settings.cluster) as operator:
+        operator.drain(daemon.host, by="ann")
     unowned = ("toc_slots", "test.sync", "unowned")
     cluster.wait(lambda: scrape(daemon).get(unowned) == 8, "nobody owns anything", 20)
     job_id = center.submit("test.sync", biz_id=1, delay=0.5)

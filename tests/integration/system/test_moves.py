@@ -24,12 +24,12 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
     for host in ("host-a", "host-b"):
         cluster.start(host, processes=1)
     settings = cluster.settings
-    visit = Operator(settings.zookeeper or "", cluster=settings.cluster, connect_timeout=5)
+    operator = Operator(settings.zookeeper or "", cluster=settings.cluster, connect_timeout=5)
     took: dict[str, float] = {}
-    with visit, Load(cluster.client, rate=150, ahead=(0.2, 1.0), fail=0.0) as load:
+    with operator, Load(cluster.client, rate=150, ahead=(0.2, 1.0), fail=0.0) as load:
 
         def owned(host: str) -> int:
-            rows = visit.slots()
+            rows = operator.slots()
             settled = all(row.state is SlotState.OWNED for row in rows)
             return sum((row.owner or "").startswith(host) for row in rows) if settled else -1
 
@@ -43,16 +43,16 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
         count = len(load.job_ids)
         cluster.wait(lambda: len(load.job_ids) > count + 150, "the load runs", 20)
         before = time.time()
-        visit.drain("host-b", by="ann")
+        operator.drain("host-b", by="ann")
         until("drained: nothing is left", "host-b", 0, 0)
-        visit.undrain("host-b")
+        operator.undrain("host-b")
         until("undrained: its share is back", "host-b", slots // 2, slots // 2)
-        visit.weigh("host-a", 3, by="ann")
+        operator.weigh("host-a", 3, by="ann")
         until("three times as heavy", "host-a", slots * 3 // 4, slots * 3 // 4)
-        visit.unweigh("host-a")
-        visit.pin(Slot("test.sync", 0), "host-b", by="ann")
+        operator.unweigh("host-a")
+        operator.pin(Slot("test.sync", 0), "host-b", by="ann")
         until("pinned", "host-b", slots // 2, slots // 2)
-        [row] = [row for row in visit.slots() if (row.topic, row.number) == ("test.sync", 0)]
+        [row] = [row for row in operator.slots() if (row.topic, row.number) == ("test.sync", 0)]
         assert (row.owner or "").startswith("host-b")
         after = time.time()
         count = len(load.job_ids)

@@ -61,10 +61,10 @@ def test_halving_twice_and_doubling_under_load_loses_nothing_and_runs_nothing_tw
     assert verdict.counts["acknowledged"] > 600
     with Operator(
         cluster.settings.zookeeper or "", cluster=cluster.settings.cluster, connect_timeout=5
-    ) as visit:
+    ) as operator:
         cluster.wait(
             lambda: (
-                {(row.topic, row.number) for row in visit.slots() if row.owner and row.topic in LOADED}
+                {(row.topic, row.number) for row in operator.slots() if row.owner and row.topic in LOADED}
                 == {(name, number) for name in LOADED for number in range(8)}
             ),
             "eight slots of each are owned",

@@ -24,7 +24,7 @@ from toc.store.batch import Guard
 from toc.worker.slots import OwnedSlot
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
 from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
-from toc.worker.stages.watch import PROBE_SECONDS, look_seconds
+from toc.worker.stages.index_watch import PROBE_SECONDS, look_seconds
 
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"

@@ -22,8 +22,8 @@ from toc.model.errors import Busy, InvalidLease, NotPulled
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MOST_WAITING
-from toc.pull.flights import Flights
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
+from toc.pull.in_transit import InTransit
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
 
@@ -186,7 +186,7 @@ def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
             gateway.release([first])
         else:
             await gateway.nack([first.lease], delay=0.1, dead=answer == "bury")
-        await gateway.extend([first.lease], ttr=30)  # in the lane after it: the index was told, if at all
+        await gateway.extend([first.lease], ttr=30)  # on its thread after it: the index was told, if at all
         assert entries(pulled) == {"prepared": 1}
         answered.set()
         if answer in ("ack", "bury"):
@@ -202,14 +202,14 @@ def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_en
     pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
-    take_processed, answered = Flights.take_processed, threading.Event()
+    take_processed, answered = InTransit.take_processed, threading.Event()
 
-    def late(self: Flights, job_ids: Iterable[int]) -> set[int]:
+    def late(self: InTransit, job_ids: Iterable[int]) -> set[int]:
         assert answered.wait(60)
         return take_processed(self, job_ids)
 
     async def steps() -> None:
-        monkeypatch.setattr(Flights, "take_processed", late)
+        monkeypatch.setattr(InTransit, "take_processed", late)
         job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         if by == "entry":
             got = [await one(gateway)]
@@ -220,7 +220,7 @@ def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_en
                 await asyncio.sleep(0.01)
             got = await gateway.take(job_id, slot, ttr=30)
         assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
-        await gateway.extend([got[0].lease], ttr=30)  # in the lane after it: the index was told, if at all
+        await gateway.extend([got[0].lease], ttr=30)  # on its thread after it: the index was told, if at all
         answered.set()
         await settled(pulled, {})
 
@@ -309,7 +309,7 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
             locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={held} FOR UPDATE"])
             first = asyncio.create_task(gateway.ack([lease]))
             async with asyncio.timeout(20):
-                while not gateway._answers._lanes[0].stuck:
+                while not gateway._answers._threads[0].stuck:
                     await asyncio.sleep(0.01)
             crowd = asyncio.create_task(gateway.ack(others))
             await asyncio.sleep(0)

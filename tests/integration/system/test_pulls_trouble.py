@@ -23,8 +23,9 @@ from toc.model.errors import StoreUnavailable
 from toc.model.pull import AckOutcome, PullRow
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, Slot
-from toc.pull.hall import Delivered, Hall, Waiter, tell
+from toc.pull.delivered import Delivered
 from toc.pull.pulls import Pulls
+from toc.pull.waiting_pulls import WaitingPull, WaitingPulls, tell
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
 
@@ -161,19 +162,19 @@ def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_not_hav
 
 def test_an_event_loop_that_ends_breaks_nothing() -> None:
     """The thread that tells its pulls serves others as well."""
-    waiters: list[Waiter] = []
+    pulls: list[WaitingPull] = []
 
     async def enter() -> None:
-        waiters.append(Waiter([TOPIC], 1, 1000, hasty=False))
+        pulls.append(WaitingPull([TOPIC], 1, 1000, hasty=False))
 
     asyncio.run(enter())
-    (waiter,) = waiters
-    waiter.loop.is_closed = lambda: False  # type: ignore[method-assign]  # it ends just after this question
-    hall = Hall()
-    assert hall.enter(waiter)
-    hall.close_all()
-    tell([waiter])
-    del waiter.loop.is_closed
+    (pull,) = pulls
+    pull.loop.is_closed = lambda: False  # type: ignore[method-assign]  # it ends just after this question
+    waiting = WaitingPulls()
+    assert waiting.enter(pull)
+    waiting.close_all()
+    tell([pull])
+    del pull.loop.is_closed
 
 
 TOPICS = 12

@@ -35,16 +35,16 @@ class Split:
     def join(self) -> None:
         """Another host takes every slot, host-a is drained."""
         self.system.start("host-b", processes=1)
-        with self.visit() as operator:
+        with self.operator() as operator:
             operator.drain("host-a", by="test")
 
     def shared(self) -> bool:
         """Whether both hosts have slots, and tables to sweep."""
-        with self.visit() as operator:
+        with self.operator() as operator:
             workers = operator.workers()
         return len(workers) == 2 and all(worker.owned and worker.tables for worker in workers)
 
-    def visit(self) -> Operator:
+    def operator(self) -> Operator:
         zookeeper = self.system.settings.zookeeper
         assert zookeeper is not None
         return Operator(zookeeper, cluster=self.system.settings.cluster)

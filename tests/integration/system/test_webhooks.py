@@ -31,9 +31,9 @@ from toc.model.task import Task
 from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
 from toc.store.secretbox import new_key
+from toc.webhooks.capacity import LIFE_MS, LIFE_SECONDS
 from toc.webhooks.connect import RESOLVER_THREADS
 from toc.webhooks.handlers import Webhooks
-from toc.webhooks.rooms import LIFE_MS, LIFE_SECONDS
 from toc.webhooks.sender import Sender
 
 Receive = Callable[..., Receiver]
@@ -385,13 +385,13 @@ def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
 def test_limits_hold_over_all_processes(
     hook: Hook, receive: Receive, rate: float | None, concurrency: int
 ) -> None:
-    flying, most = [0], [0]
+    in_flight, most = [0], [0]
 
     def reply(_got: Got) -> Reply:
-        flying[0] += 1
-        most[0] = max(most[0], flying[0])
+        in_flight[0] += 1
+        most[0] = max(most[0], in_flight[0])
         time.sleep(0.05)
-        flying[0] -= 1
+        in_flight[0] -= 1
         return Reply()
 
     receiver = receive(reply)

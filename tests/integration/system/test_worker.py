@@ -140,8 +140,10 @@ def test_an_idle_daemon_costs_next_to_no_cpu(cluster: System) -> None:
     job_id = center.submit("test.sync", biz_id=1, delay=3)  # until then the first sweep has ended
     cluster.wait(lambda: cluster.row(job_id).status == TaskStatus.PROCESSED, "it has run", 10)
     settings = cluster.settings
-    with Operator(settings.zookeeper or "", cluster=settings.cluster) as visit:
-        cluster.wait(lambda: {row.state for row in visit.slots()} == {SlotState.OWNED}, "all are claimed", 20)
+    with Operator(settings.zookeeper or "", cluster=settings.cluster) as operator:
+        cluster.wait(
+            lambda: {row.state for row in operator.slots()} == {SlotState.OWNED}, "all are claimed", 20
+        )
     pids = [daemon.process.pid, *daemon.workers()]
     before, began = sum(map(_cpu_seconds, pids)), time.monotonic()
     time.sleep(3)  # what is measured

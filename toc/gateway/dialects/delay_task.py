@@ -7,9 +7,9 @@ import secrets
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_json, whole_text
 from toc.gateway.dialects.names import topic_for
 from toc.gateway.dialects.port import Dialect, Reply, Request
-from toc.gateway.dialects.words import NotUnderstood, number, parsed, text, to_json, whole_text
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
 from toc.model.errors import BodyGone, Busy, InvalidInput, TaskExists
@@ -17,7 +17,7 @@ from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 PREFIX = "delay-task."
 CALLBACK_PREFIX = "delay-task-callback."

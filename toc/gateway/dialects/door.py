@@ -21,7 +21,7 @@ from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery, Topic
-from toc.pull.hall import Delivered, TtrOf
+from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
 
 LOOK_SECONDS = 0.5

@@ -20,7 +20,7 @@ from toc.model.pull import PullRow
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
 from toc.model.template import Template
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 KEY = "job"
 """What follows the dialect's name in the dedup_keys of jobs."""

@@ -31,8 +31,8 @@ from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import TaskRow, TaskStatus, decode_attribute
 from toc.model.template import Template
 from toc.operate import admin, bulk
-from toc.pull.hall import Delivered
-from toc.pull.lapsed import end_lapsed
+from toc.pull.delivered import Delivered
+from toc.pull.end_without_pull import end_without_pull
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import LATEST_MS, Submission
 from toc.store.select import Selection
@@ -345,7 +345,7 @@ class Lmstfy(Dialect):
             topic = asked.door.topic_known(asked.topic)
         if topic is None:
             return None
-        await self.service.at_all_in_line(end_lapsed, self.service.center.store, topic)
+        await self.service.at_all_in_line(end_without_pull, self.service.center.store, topic)
         ready = status is TaskStatus.PENDING
         before = self.service.center.clock.now_ms() + 1 if ready else None
         return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)

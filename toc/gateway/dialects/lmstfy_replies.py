@@ -11,7 +11,7 @@ from toc.gateway.dialects.port import Reply
 from toc.model.errors import BodyTooLarge, InvalidAttribute, InvalidDelay, TooManyTopics
 from toc.model.task import TaskRow
 from toc.operate.tokens import PREFIX
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 LONGEST_TOKEN = 150
 

@@ -26,7 +26,7 @@ from toc.model.errors import BodyTooLarge, Busy, TocError
 from toc.model.template import Template
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 log = get_logger(__name__)
 

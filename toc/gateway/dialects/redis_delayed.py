@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 from toc.gateway.dialects.jobs import Job, Jobs, template_of
+from toc.gateway.dialects.json_fields import LARGEST, NotUnderstood, to_json
 from toc.gateway.dialects.port import Dialect, Reply, Request
-from toc.gateway.dialects.words import LARGEST, NotUnderstood, to_json
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, InvalidInput
 from toc.model.template import Template
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 PREFIX = "redis-delayed."
 MOST_FIELDS = 30

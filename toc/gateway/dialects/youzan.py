@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from toc.gateway.dialects.jobs import Job, Jobs, template_of
+from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_json
 from toc.gateway.dialects.port import Dialect, Reply, Request
-from toc.gateway.dialects.words import NotUnderstood, number, parsed, text, to_json
 from toc.gateway.service import Service
 from toc.model.errors import InvalidInput
 from toc.model.template import Template
-from toc.pull.hall import Delivered
+from toc.pull.delivered import Delivered
 
 PREFIX = "youzan."
 HOLD_SECONDS = 178.0

@@ -27,8 +27,8 @@ from toc.observe.log import get_logger
 from toc.worker.slots import SlotBook
 from toc.worker.stages.check import Checker
 from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.worker.stages.feedback import LetGo
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import LetGo
 
 log = get_logger(__name__)
 

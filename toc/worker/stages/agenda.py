@@ -23,9 +23,9 @@ from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.dispatch import MAX_WAITING, Dispatcher
 from toc.worker.stages.entry import Inflight
+from toc.worker.stages.feedback import LetGo, Pressure
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.stages.inbox import LetGo, Pressure
-from toc.worker.stages.resume import ResumeRate
+from toc.worker.stages.resume_rate import ResumeRate
 
 TAKE_LIMIT = 200
 """Most entries that one prepare takes from one slot. Bounds how long the script blocks the server."""

@@ -37,8 +37,8 @@ from toc.worker.stages.bodies import BodyReader, Fetched
 from toc.worker.stages.coroutine import HandlerTask
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.feedback import LetGo
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import LetGo
 from toc.worker.stages.loopwatch import LoopWatch, executor_gone
 
 log = get_logger(__name__)

@@ -35,8 +35,8 @@ from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.lease_keeper import LeaseKeeper
-from toc.worker.stages.watch import IndexWatch
 
 log = get_logger(__name__)
 

@@ -35,11 +35,11 @@ from toc.model.verdict import (
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Finish, Guard
-from toc.store.plan import TRIED_BEFORE
+from toc.store.put_plan import TRIED_BEFORE
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.inbox import Pressure
+from toc.worker.stages.feedback import Pressure
 from toc.worker.stages.waiting_notes import PutAway
 
 log = get_logger(__name__)
@@ -64,7 +64,7 @@ MAX_UNWRITTEN = 5000
 """Ended tries not yet written, above which nothing is taken. Bounds memory, and what runs twice after a
 crash, when MySQL is slow or refuses writes."""
 
-Ended = tuple[Entry, Raised | None]
+EndedTry = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
 
 
@@ -257,8 +257,8 @@ class Flusher:
     pressure: Pressure
 
     def __post_init__(self) -> None:
-        self._ended: deque[Ended] = deque()
-        self._unwritten: list[Ended] = []
+        self._ended: deque[EndedTry] = deque()
+        self._unwritten: list[EndedTry] = []
         """Tries to be written again after a pause: the server failed, or another worker's lease stands."""
         self._again_at = 0.0
         self.failing = False
@@ -344,7 +344,7 @@ class Flusher:
 
     # --- rows
 
-    def _write(self, batch: list[Ended], moves: Moves) -> list[Ended]:
+    def _write(self, batch: list[EndedTry], moves: Moves) -> list[EndedTry]:
         """Write the outcome of tries and add the moves that follow. Returns those that could not be written.
 
         They are counted once they are written.
@@ -369,7 +369,7 @@ class Flusher:
         trouble = cases.unanswered | guards.unanswered | rows.unanswered
         tell_unwritten(trouble)
         self.failing = bool(trouble)
-        unwritten: list[Ended] = []
+        unwritten: list[EndedTry] = []
         if trouble or waiting:
             missing = {*trouble, *waiting}
             unwritten = [pair for pair in batch if pair[0].job_id in missing]

@@ -31,8 +31,8 @@ from toc.worker.stages.check import Checker
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Inflight
+from toc.worker.stages.feedback import Inbox, LetGo, Pressure
 from toc.worker.stages.finish import Finisher
-from toc.worker.stages.inbox import Inbox, LetGo, Pressure
 from toc.worker.stages.lease_keeper import LeaseKeeper
 from toc.worker.stages.poll import Poller
 

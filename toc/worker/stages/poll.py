@@ -32,7 +32,7 @@ from toc.worker.stages.agenda import Agenda
 from toc.worker.stages.check import Checker
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry
-from toc.worker.stages.inbox import Inbox, Pressure
+from toc.worker.stages.feedback import Inbox, Pressure
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""An operator's visit to the cluster of some settings."""
+"""The cluster of some settings, as an operator sees and changes it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from toc.coordination.coordinator import SlotRow
 
 
-def visit(settings: Settings) -> Operator:
-    """Return a visit to ZooKeeper, for a ``with`` block. Raises ConfigError without one."""
+def open_operator(settings: Settings) -> Operator:
+    """Return an Operator of the cluster, for a ``with`` block. Raises ConfigError without ZooKeeper."""
     if settings.zookeeper is None:
         raise ConfigError(
             "TOC_ZOOKEEPER is not set, so one daemon runs alone and owns every slot: "
@@ -22,9 +22,9 @@ def visit(settings: Settings) -> Operator:
     return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
 
 
-def seats(settings: Settings) -> list[SlotRow]:
+def slot_owners(settings: Settings) -> list[SlotRow]:
     """Return who owns each slot, and why; nothing without ZooKeeper. Raises CoordinationUnavailable."""
     if settings.zookeeper is None:
         return []
-    with visit(settings) as cluster:
-        return cluster.slots()
+    with open_operator(settings) as operator:
+        return operator.slots()

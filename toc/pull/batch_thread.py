@@ -1,4 +1,7 @@
-"""Lanes of the pull room: a thread for each server of the task table and kind of work."""
+"""A thread that handles in batches what others put.
+
+There is one for each server of the task table and kind of work, so a server that hangs holds up nothing else.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from toc.loop import watched_thread
 T = TypeVar("T")
 
 STUCK_SECONDS = 0.25
-"""A lane whose batch takes longer is not waited for: its server hangs."""
+"""A thread whose batch takes longer is not waited for: its server hangs."""
 
 
-class Lane(Generic[T]):
-    """A thread that handles what was put, everything at once."""
+class BatchThread(Generic[T]):
+    """A thread that handles what was put while it was busy, everything at once."""
 
     def __init__(self, name: str, handle: Callable[[list[T]], None], most: int) -> None:
         self._handle = handle
@@ -37,7 +40,7 @@ class Lane(Generic[T]):
         self._thread.start()
 
     def put(self, items: list[T]) -> bool:
-        """Have these handled. False: nobody will, as the lane has been stopped."""
+        """Have these handled. False: nobody will, as the thread has been stopped."""
         with self._closing:
             if items and not self._closed:
                 self._put += len(items)

@@ -1,9 +1,9 @@
-"""The room of each target: how many requests may be in flight, how many per second, and its breaker.
+"""The capacity of each target: how many requests may be in flight, how many per second, and its breaker.
 
-A task that finds no room waits here for a moment at most, or while its target answers other requests quickly.
+A task for which none is free waits for a moment at most, or while its target answers other requests quickly.
 Then it is postponed: it goes back to its row. So it takes no place from tasks of other targets, and its wait
 uses up no try. ``elsewhere`` says how many tasks wait for targets. The process takes few of the others ahead:
-in a burst most tasks stay in Redis until there is room, and are not postponed at all.
+in a burst most tasks stay in Redis until they can be sent, and are not postponed at all.
 
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
@@ -33,8 +33,8 @@ from toc.webhooks.breaker import Breaker, BreakerState
 log = get_logger(__name__)
 
 PATIENCE_SECONDS = 0.25
-"""Longest wait for room in memory, unless the target answers others meanwhile, or has room that this process
-is about to get: its part is yet to come from Redis, or from a process that does not use it."""
+"""Longest wait in memory, unless the target answers others meanwhile, or has capacity that this process is
+about to get: its part is yet to come from Redis, or from a process that does not use it."""
 MOST_PATIENCE_SECONDS = 2.0
 """Longest wait then."""
 MOVES_SECONDS = 0.1
@@ -50,11 +50,11 @@ RENEW_SECONDS = 1.5
 IDLE_SECONDS = 5.0
 """After this time without a request a process gives its share up."""
 FORGET_SECONDS = 600.0
-"""After this time without a task a target's room, with its breaker, is forgotten."""
+"""After this time without a task a target's capacity, with its breaker, is forgotten."""
 AGAIN_SECONDS = 0.05
 """Pause before more is asked for than was granted."""
 SLACK = 8
-"""What a process asks for at least, so that a burst finds room."""
+"""What a process asks for at least, so that a burst need not wait for more."""
 FIRST_GUESS_SECONDS = 0.05
 """How long a request takes, until one has ended."""
 LEAST_WAIT_SECONDS = 0.25
@@ -73,7 +73,7 @@ Ask = Callable[[Asked], Answers]
 
 
 class Full(Exception):
-    """There is no room for ``seconds``. ``reason``: ``breaker``, ``rate`` or ``concurrency``."""
+    """Nothing is free for ``seconds``. ``reason``: ``breaker``, ``rate`` or ``concurrency``."""
 
     def __init__(self, seconds: float, reason: str) -> None:
         super().__init__(reason)
@@ -91,15 +91,15 @@ class Waiter:
 
 
 @dataclass(eq=False, slots=True)
-class Room:
-    """The room of one target in this process. Times are those of the event loop."""
+class Capacity:
+    """What this process may send to one target, and what it sends. Times are those of the event loop."""
 
     name: str
     limit: int
     rate: float
     """Requests a second; 0: no limit."""
     breaker: Breaker = field(default_factory=Breaker)
-    flying: int = 0
+    in_flight: int = 0
     """Requests in flight."""
     granted: int = 0
     granted_until: float = 0.0
@@ -131,8 +131,8 @@ class Room:
         return self.limit < self.holders
 
     def lacks(self, now: float) -> bool:
-        """Whether this process has less than its part of the limit, so that its tasks wait for others to make
-        room, or for Redis to say so, and not for the target."""
+        """Whether this process has less than its part of the limit, so that its tasks wait for others to
+        leave places, or for Redis to say so, and not for the target."""
         return not self.scarce and (now >= self.granted_until or self.granted < self.limit // self.holders)
 
     @property
@@ -158,92 +158,95 @@ class Room:
 
         ``lag``: how late the event loop is. Answers that are there may not have been read.
         """
-        return max(self.seconds, now - self.moved - 2 * lag) if self.flying else self.seconds
+        return max(self.seconds, now - self.moved - 2 * lag) if self.in_flight else self.seconds
 
     def moves(self, now: float) -> bool:
         """Whether who waits will go in a moment."""
         return now - self.moved < MOVES_SECONDS and not self.breaker.blocked(now)
 
 
-class Rooms:
-    """The rooms of one process. ``holder`` is its name in Redis, ``members`` how many processes there are."""
+class Limiter:
+    """Lets the requests of one process go, each within the capacity of its target.
+
+    ``holder`` is the name of the process in Redis, ``members`` how many processes there are.
+    """
 
     def __init__(self, ask: Ask, holder: str, members: Callable[[], int]) -> None:
         self._ask_redis = ask
         self._holder = holder
         self._members = members
-        self._rooms: dict[str, Room] = {}
-        self._queued: set[Room] = set()
-        """Rooms in which tasks wait."""
-        self._flying = 0
-        """Requests in flight, over all rooms."""
+        self._capacities: dict[str, Capacity] = {}
+        self._queued: set[Capacity] = set()
+        """Those for which tasks wait."""
+        self._in_flight = 0
+        """Requests in flight, over all targets."""
         self._now = 0.0
-        """When a task came or went last. While the event loop is held up, no time passes for the rooms."""
+        """When a task came or went last. While the event loop is held up, no time passes here."""
         self._lag = 0.0
         """Moving average of how late the event loop is, in seconds: what a request takes because this process
         is busy says nothing of its target, and putting tasks off would keep it busier."""
         self._look_at = 0.0
         """When that is looked at next; 0: not while nothing is in flight."""
-        self._asking: dict[str, Room] = {}
-        """Rooms whose share is to be asked for."""
-        self._asked: Mapping[str, Room] = {}
-        """Rooms whose share is being asked for: a call of Redis is under way."""
+        self._asking: dict[str, Capacity] = {}
+        """Those of which a share is to be asked for."""
+        self._asked: Mapping[str, Capacity] = {}
+        """Those of which a share is being asked for: a call of Redis is under way."""
         self._ticking = False
         self._left = False
         """Whether its shares were given up for good."""
         self._away = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-permits")
 
-    def of(self, name: str, limit: int, rate: float | None) -> Room:
-        """Return the room of a target, with its present limits."""
-        room = self._rooms.get(name)
-        if room is None:
-            room = self._rooms[name] = Room(name, limit, rate or 0.0)
-        room.limit, room.rate = limit, rate or 0.0
-        return room
+    def of(self, name: str, limit: int, rate: float | None) -> Capacity:
+        """Return the capacity of a target, with its present limits."""
+        capacity = self._capacities.get(name)
+        if capacity is None:
+            capacity = self._capacities[name] = Capacity(name, limit, rate or 0.0)
+        capacity.limit, capacity.rate = limit, rate or 0.0
+        return capacity
 
     def elsewhere(self) -> int:
         """How many tasks wait for targets, and not for this process. Any thread may ask."""
         now = self._now
-        return self._flying + sum(len(room.queue) for room in list(self._queued) if not room.moves(now))
+        return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
 
-    async def enter(self, room: Room, waiting: int) -> None:
+    async def enter(self, capacity: Capacity, waiting: int) -> None:
         """Take a place, for which ``leave`` must be called. ``waiting``: how many wait. Raises Full."""
         loop = asyncio.get_running_loop()
-        now = self._now = room.used = loop.time()
+        now = self._now = capacity.used = loop.time()
         self._tick(loop)
-        if (closed := room.breaker.blocked(now)) > 0:
-            raise Full(_later(room, now, closed, 0.002, waiting), "breaker")
-        if not room.queue and self._take(room, now):
+        if (closed := capacity.breaker.blocked(now)) > 0:
+            raise Full(_later(capacity, now, closed, 0.002, waiting), "breaker")
+        if not capacity.queue and self._take(capacity, now):
             return
-        if len(room.queue) >= room.longest(now, self._late(now)):
-            raise self._full(room, now, waiting)
+        if len(capacity.queue) >= capacity.longest(now, self._late(now)):
+            raise self._full(capacity, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
         waiter = Waiter(future, now + PATIENCE_SECONDS, now + MOST_PATIENCE_SECONDS)
-        room.queue.append(waiter)
-        self._queued.add(room)
-        self._want(room, now)
-        if not room.looks:
-            room.looks = True
-            loop.call_at(waiter.look_at, self._look_at_waiting, room)
+        capacity.queue.append(waiter)
+        self._queued.add(capacity)
+        self._want(capacity, now)
+        if not capacity.looks:
+            capacity.looks = True
+            loop.call_at(waiter.look_at, self._look_at_waiting, capacity)
         try:
             admitted = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.result():
-                self.judge(room, room.breaker.era, well=None)  # it may have been the probe
-                self.leave(room)
+                self.judge(capacity, capacity.breaker.era, well=None)  # it may have been the probe
+                self.leave(capacity)
             raise
         if not admitted:
-            if waiter in room.queue:
-                room.queue.remove(waiter)
-            if not room.queue:
-                self._queued.discard(room)
-            raise self._full(room, loop.time(), waiting)
+            if waiter in capacity.queue:
+                capacity.queue.remove(waiter)
+            if not capacity.queue:
+                self._queued.discard(capacity)
+            raise self._full(capacity, loop.time(), waiting)
 
-    def judge(self, room: Room, era: int, *, well: bool | None) -> bool:
+    def judge(self, capacity: Capacity, era: int, *, well: bool | None) -> bool:
         """Tell the breaker of a request that began in ``era`` whether its target was ``well``; None: it was
         broken off. Returns whether this has opened the breaker."""
-        breaker, opened = room.breaker, False
+        breaker, opened = capacity.breaker, False
         if well is None:
             changed = breaker.given_up(era)
         elif well:
@@ -251,36 +254,36 @@ class Rooms:
         else:
             changed = opened = breaker.failed(asyncio.get_running_loop().time(), era)
         if changed:
-            self._ask(room)  # the other processes learn of it
+            self._ask(capacity)  # the other processes learn of it
         return opened
 
-    def leave(self, room: Room, seconds: float | None = None) -> None:
+    def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
         """Give a place back. ``seconds``: how long the request took, if there was an end of it."""
-        more_than_its_share = room.flying > room.granted
-        room.flying -= 1
-        self._flying -= 1
+        more_than_its_share = capacity.in_flight > capacity.granted
+        capacity.in_flight -= 1
+        self._in_flight -= 1
         now = self._now = asyncio.get_running_loop().time()
         if seconds is not None:
-            room.answered, room.moved = True, now
-            room.seconds += (max(seconds - 2 * self._lag, 0.0005) - room.seconds) * 0.1
-        if more_than_its_share or (room.scarce and not room.flying):
-            self._want(room, now)  # others may have the place
-        if room.queue:
-            self._admit(room)
-        elif room.flying < room.granted // 2:
-            room.following = 0.0  # they were put off for longer than was needed
-            if not room.flying and room.granted > 4 * SLACK and now >= room.ask_at:
-                self._ask(room)  # a burst is over: others need not wait for the renewal to have its places
+            capacity.answered, capacity.moved = True, now
+            capacity.seconds += (max(seconds - 2 * self._lag, 0.0005) - capacity.seconds) * 0.1
+        if more_than_its_share or (capacity.scarce and not capacity.in_flight):
+            self._want(capacity, now)  # others may have the place
+        if capacity.queue:
+            self._admit(capacity)
+        elif capacity.in_flight < capacity.granted // 2:
+            capacity.following = 0.0  # they were put off for longer than was needed
+            if not capacity.in_flight and capacity.granted > 4 * SLACK and now >= capacity.ask_at:
+                self._ask(capacity)  # a burst is over: others need not wait for the renewal
 
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
         self._left = True
         shares = {
-            room.name: PermitRequest(
-                self._holder, room.limit, room.flying, 0, LIFE_MS, room.rate, _burst(room.rate)
+            one.name: PermitRequest(
+                self._holder, one.limit, one.in_flight, 0, LIFE_MS, one.rate, _burst(one.rate)
             )
-            for room in list(self._rooms.values())
-            if room.name in self._asked or room.granted  # in the order opposite to that of _answered
+            for one in list(self._capacities.values())
+            if one.name in self._asked or one.granted  # in the order opposite to that of _answered
         }
         if shares:
             call = self._executor.submit(self._ask_redis, shares)  # after what is being asked
@@ -293,7 +296,7 @@ class Rooms:
 
     def open_breakers(self) -> Mapping[str, bool]:
         """By name, whether the breaker of each target is open."""
-        return {name: room.breaker.state != "closed" for name, room in self._rooms.items()}
+        return {name: capacity.breaker.state != "closed" for name, capacity in self._capacities.items()}
 
     # --- places
 
@@ -305,54 +308,56 @@ class Rooms:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._lag += (max(now - self._look_at, 0.0) - self._lag) * 0.2
-        if self._flying:
+        if self._in_flight:
             self._look_at = now + LOOK_SECONDS
             loop.call_at(self._look_at, self._look)
         else:
             self._lag = self._look_at = 0.0
 
-    def _take(self, room: Room, now: float) -> bool:
-        if now >= room.granted_until:
+    def _take(self, capacity: Capacity, now: float) -> bool:
+        if now >= capacity.granted_until:
             if not self._away:
                 return False
-            self._share(room, now)
-        if room.flying >= min(room.granted, room.limit) or (room.rate and room.tokens < 1):
+            self._share(capacity, now)
+        if capacity.in_flight >= min(capacity.granted, capacity.limit):
             return False
-        if not room.breaker.begin(now, alone=self._away):
+        if capacity.rate and capacity.tokens < 1:
             return False
-        if room.rate:
-            room.tokens -= 1
-        if not room.flying:
-            room.moved = now
-        room.flying += 1
-        self._flying += 1
+        if not capacity.breaker.begin(now, alone=self._away):
+            return False
+        if capacity.rate:
+            capacity.tokens -= 1
+        if not capacity.in_flight:
+            capacity.moved = now
+        capacity.in_flight += 1
+        self._in_flight += 1
         if not self._look_at:
             self._look_at = now + LOOK_SECONDS
             asyncio.get_running_loop().call_at(self._look_at, self._look)
         return True
 
-    def _admit(self, room: Room) -> None:
-        """Let those in who wait, as far as there is room."""
+    def _admit(self, capacity: Capacity) -> None:
+        """Let those in who wait, as far as places are free."""
         now = asyncio.get_running_loop().time()
-        while room.queue:
-            if room.queue[0].admitted.done():
-                room.queue.popleft()
-            elif self._take(room, now):
-                room.queue.popleft().admitted.set_result(True)
+        while capacity.queue:
+            if capacity.queue[0].admitted.done():
+                capacity.queue.popleft()
+            elif self._take(capacity, now):
+                capacity.queue.popleft().admitted.set_result(True)
             else:
-                self._want(room, now)
+                self._want(capacity, now)
                 return
-        self._queued.discard(room)
+        self._queued.discard(capacity)
 
-    def _look_at_waiting(self, room: Room) -> None:
+    def _look_at_waiting(self, capacity: Capacity) -> None:
         """End the waits that have been long enough, unless who waits will go in a moment, or the event loop
         was held up. One timer for all who wait: one for each would cost more than the rest of their wait."""
-        room.looks = False
+        capacity.looks = False
         loop = asyncio.get_running_loop()
         now = self._now = loop.time()
-        moves = room.moves(now - 2 * self._late(now)) or (room.lacks(now) and not self._away)
+        moves = capacity.moves(now - 2 * self._late(now)) or (capacity.lacks(now) and not self._away)
         following = 0.0
-        for waiter in room.queue:
+        for waiter in capacity.queue:
             if waiter.admitted.done():
                 continue
             if waiter.look_at <= now:
@@ -362,92 +367,92 @@ class Rooms:
                 waiter.look_at = now + PATIENCE_SECONDS
             following = min(following or waiter.look_at, waiter.look_at)
         if following:
-            room.looks = True
-            loop.call_at(max(following, now + LOOK_SECONDS), self._look_at_waiting, room)
+            capacity.looks = True
+            loop.call_at(max(following, now + LOOK_SECONDS), self._look_at_waiting, capacity)
 
-    def _full(self, room: Room, now: float, waiting: int) -> Full:
-        self._want(room, now)
-        if (closed := room.breaker.blocked(now)) > 0:  # meanwhile
-            return Full(_later(room, now, closed, 0.002, waiting), "breaker")
-        if room.rate and room.flying < room.granted:
-            return Full(_later(room, now, 0.0, room.holders / room.rate, waiting), "rate")
-        step = room.pace(now, self._late(now)) / room.share
-        return Full(_later(room, now, 0.0, step, waiting), "concurrency")
+    def _full(self, capacity: Capacity, now: float, waiting: int) -> Full:
+        self._want(capacity, now)
+        if (closed := capacity.breaker.blocked(now)) > 0:  # meanwhile
+            return Full(_later(capacity, now, closed, 0.002, waiting), "breaker")
+        if capacity.rate and capacity.in_flight < capacity.granted:
+            return Full(_later(capacity, now, 0.0, capacity.holders / capacity.rate, waiting), "rate")
+        step = capacity.pace(now, self._late(now)) / capacity.share
+        return Full(_later(capacity, now, 0.0, step, waiting), "concurrency")
 
     # --- shares
 
-    def _share(self, room: Room, now: float) -> None:
-        """Give the room its part of the limits, as Redis is away."""
-        parts = max(self._members(), room.holders, 1)
-        room.granted = max(room.limit // parts, 1)
-        if room.rate:
-            rate = room.rate / parts
-            since = min(now - room.refilled, 60.0) if room.refilled else 0.0
-            room.tokens = min(room.tokens + since * rate, max(rate * BURST_SECONDS, 1.0))
-            room.refilled = now
+    def _share(self, capacity: Capacity, now: float) -> None:
+        """Take this process's part of the limits, as Redis is away."""
+        parts = max(self._members(), capacity.holders, 1)
+        capacity.granted = max(capacity.limit // parts, 1)
+        if capacity.rate:
+            rate = capacity.rate / parts
+            since = min(now - capacity.refilled, 60.0) if capacity.refilled else 0.0
+            capacity.tokens = min(capacity.tokens + since * rate, max(rate * BURST_SECONDS, 1.0))
+            capacity.refilled = now
 
-    def _want(self, room: Room, now: float) -> None:
-        """Ask for a share of the room's limits, or for the probe, not too often."""
+    def _want(self, capacity: Capacity, now: float) -> None:
+        """Ask for a share of the target's limits, or for the probe, not too often."""
         if (
-            room.granted >= room.limit
-            and now < room.granted_until
-            and not room.rate
-            and not room.breaker.wants(now)
+            capacity.granted >= capacity.limit
+            and now < capacity.granted_until
+            and not capacity.rate
+            and not capacity.breaker.wants(now)
         ):
             return  # it has all
-        wait = room.ask_at - now
+        wait = capacity.ask_at - now
         if wait > 0:
-            if not room.asks_later:
-                room.asks_later = True
-                asyncio.get_running_loop().call_later(min(wait, AGAIN_SECONDS), self._again, room)
+            if not capacity.asks_later:
+                capacity.asks_later = True
+                asyncio.get_running_loop().call_later(min(wait, AGAIN_SECONDS), self._again, capacity)
             return
-        self._ask(room)
+        self._ask(capacity)
 
-    def _again(self, room: Room) -> None:
-        room.asks_later = False
-        if room.queue:
-            self._admit(room)  # while Redis is away, time alone makes room where there is a rate
+    def _again(self, capacity: Capacity) -> None:
+        capacity.asks_later = False
+        if capacity.queue:
+            self._admit(capacity)  # while Redis is away, time alone frees places where there is a rate
         else:
-            self._want(room, asyncio.get_running_loop().time())
+            self._want(capacity, asyncio.get_running_loop().time())
 
-    def _ask(self, room: Room) -> None:
-        room.ask_at = asyncio.get_running_loop().time() + AGAIN_SECONDS
-        self._asking[room.name] = room
+    def _ask(self, capacity: Capacity) -> None:
+        capacity.ask_at = asyncio.get_running_loop().time() + AGAIN_SECONDS
+        self._asking[capacity.name] = capacity
         self._send()
 
     def _send(self) -> None:
         if self._asked or not self._asking:
             return
         now = asyncio.get_running_loop().time()
-        rooms, self._asking = self._asking, {}
-        self._asked = rooms  # before the call, for give_up
-        asked = {name: self._request(room, now) for name, room in rooms.items()}
+        capacities, self._asking = self._asking, {}
+        self._asked = capacities  # before the call, for give_up
+        asked = {name: self._request(capacity, now) for name, capacity in capacities.items()}
         call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, asked)
-        call.add_done_callback(lambda done: self._answered(rooms, done))
+        call.add_done_callback(lambda done: self._answered(capacities, done))
 
     def _ask_unless_left(self, asked: Asked) -> Answers:
         return {} if self._left else self._ask_redis(asked)
 
-    def _request(self, room: Room, now: float) -> PermitRequest:
-        using = room.flying + len(room.queue)
+    def _request(self, capacity: Capacity, now: float) -> PermitRequest:
+        using = capacity.in_flight + len(capacity.queue)
         # Where places are scarce, a process without one keeps asking: its postponed tasks will be back.
-        unused = room.scarce and room.granted > 0
-        idle = not using and (unused or now - room.used > IDLE_SECONDS)
+        unused = capacity.scarce and capacity.granted > 0
+        idle = not using and (unused or now - capacity.used > IDLE_SECONDS)
         return PermitRequest(
             self._holder,
-            room.limit,
-            room.flying,
-            0 if idle else min(max(2 * using, SLACK), room.limit),
+            capacity.limit,
+            capacity.in_flight,
+            0 if idle else min(max(2 * using, SLACK), capacity.limit),
             LIFE_MS,
-            room.rate,
-            _burst(room.rate),
-            max(len(room.queue) - int(room.tokens), 0) if room.rate else 0,
-            *room.breaker.told(now, waiting=bool(room.queue)),
+            capacity.rate,
+            _burst(capacity.rate),
+            max(len(capacity.queue) - int(capacity.tokens), 0) if capacity.rate else 0,
+            *capacity.breaker.told(now, waiting=bool(capacity.queue)),
         )
 
     def _answered(
         self,
-        rooms: Mapping[str, Room],
+        capacities: Mapping[str, Capacity],
         done: asyncio.Future[Answers],
     ) -> None:
         now = asyncio.get_running_loop().time()
@@ -462,23 +467,24 @@ class Rooms:
                 log.warning("webhook_limits_alone", error=str(away[0]), parts=max(self._members(), 1))
             else:
                 log.info("webhook_limits_shared")
-        for name, room in rooms.items():
+        for name, capacity in capacities.items():
             answer = answers[name]
             if isinstance(answer, IndexUnavailable):
-                room.ask_at = now + RENEW_SECONDS
+                capacity.ask_at = now + RENEW_SECONDS
             else:
-                more = answer.granted > room.granted or answer.begin > 0  # there may be more yet
-                room.granted = answer.granted
-                room.granted_until = now + LIFE_SECONDS - RENEW_SECONDS if answer.granted else 0.0
-                room.holders = answer.holders
-                room.breaker.learn(now, BreakerState(answer.era, answer.opened, answer.left_ms, answer.probe))
-                room.refilled = 0.0
-                room.tokens = min(room.tokens + answer.begin, max(len(room.queue), 1))
-                pause = answer.pause_ms / 1000 if room.rate and room.queue else 0.0
-                room.ask_at = now if more else now + max(AGAIN_SECONDS, pause)
-            self._admit(room)
-            if room.breaker.give_back():
-                self._ask(room)
+                more = answer.granted > capacity.granted or answer.begin > 0  # there may be more yet
+                capacity.granted = answer.granted
+                capacity.granted_until = now + LIFE_SECONDS - RENEW_SECONDS if answer.granted else 0.0
+                capacity.holders = answer.holders
+                state = BreakerState(answer.era, answer.opened, answer.left_ms, answer.probe)
+                capacity.breaker.learn(now, state)
+                capacity.refilled = 0.0
+                capacity.tokens = min(capacity.tokens + answer.begin, max(len(capacity.queue), 1))
+                pause = answer.pause_ms / 1000 if capacity.rate and capacity.queue else 0.0
+                capacity.ask_at = now if more else now + max(AGAIN_SECONDS, pause)
+            self._admit(capacity)
+            if capacity.breaker.give_back():
+                self._ask(capacity)
         self._asked = {}  # only now, for give_up
         self._send()
 
@@ -491,13 +497,13 @@ class Rooms:
         """Renew what is in use, and give up what is not."""
         now = asyncio.get_running_loop().time()
         self._ticking = False
-        for room in list(self._rooms.values()):
-            if room.flying or room.queue or room.granted:
-                self._asking[room.name] = room
-            elif now - room.used > FORGET_SECONDS:
-                del self._rooms[room.name]
+        for capacity in list(self._capacities.values()):
+            if capacity.in_flight or capacity.queue or capacity.granted:
+                self._asking[capacity.name] = capacity
+            elif now - capacity.used > FORGET_SECONDS:
+                del self._capacities[capacity.name]
         self._send()
-        if self._rooms:
+        if self._capacities:
             self._tick(asyncio.get_running_loop())
 
 
@@ -505,12 +511,12 @@ def _burst(rate: float) -> float:
     return max(rate * BURST_SECONDS, 1.0) if rate else 0.0
 
 
-def _later(room: Room, now: float, closed: float, step: float, waiting: int) -> float:
+def _later(capacity: Capacity, now: float, closed: float, step: float, waiting: int) -> float:
     """Return for how many seconds a task is postponed: not before ``closed``, and ``step`` after the last."""
     most = max(MOST_WAIT_SECONDS, waiting / MOST_LOOKS, closed + 1.0)
-    room.following = max(room.following, now + closed, now + LEAST_WAIT_SECONDS) + step
-    wait = room.following - now
+    capacity.following = max(capacity.following, now + closed, now + LEAST_WAIT_SECONDS) + step
+    wait = capacity.following - now
     if wait <= most:
         return wait
-    room.following = now + most
+    capacity.following = now + most
     return random.uniform(max(closed, most / 2), most)  # noqa: S311 - spreads load, guards nothing

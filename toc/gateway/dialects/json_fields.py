@@ -1,4 +1,4 @@
-"""JSON as dialects read it: what is wrong is refused by one error, whatever it is."""
+"""JSON objects and their fields as dialects read them: what is wrong is refused by one error."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A lane: what many callers on an event loop ask one database server, in batches that share round trips.
+"""What many callers on an event loop ask one database server, in batches that share round trips.
 
 Calls that come while a batch is under way wait and go together in the next one, so a batch is as large as the
 load makes it, and nobody waits for a timer. A batch is one round trip and one commit; each caller gets its
 own outcome.
 
-    ask ─▶ waiting ─▶ batch under way (one per lane) ─▶ committed ─▶ answers ─▶ index
+    ask ─▶ waiting ─▶ batch under way (one per kind) ─▶ committed ─▶ answers ─▶ index
               ▲              │
               │              └── what cannot go with others goes by itself, beside the next batch
               └── refused at once while the server is away
@@ -32,7 +32,7 @@ MOST_TOGETHER = 500
 MOST_BYTES = 500_000
 """Most bytes of a batch, roughly. Escaped, that is still less than what any server accepts at once."""
 MOST_WAITING = 5_000
-"""Most items that wait in a lane; further ones are refused."""
+"""Most items that wait for one server; further ones are refused."""
 MOST_WAITING_BYTES = 32 << 20
 LARGE_BYTES = 100_000
 """A larger item goes by itself: the others of its batch would wait for it."""
@@ -45,7 +45,7 @@ GIVE_UP_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 """Seconds between two looks for callers who have waited too long."""
 UNDER_WAY = 4
-"""Most batches of a lane under way, if its server is slow; also most items that go by themselves."""
+"""Most batches under way, if the server is slow; also most items that go by themselves."""
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Answer = Callable[[Sequence[Any]], None]
@@ -118,7 +118,7 @@ class _Batch(Generic[Item]):
     timer: asyncio.TimerHandle | None = None
 
 
-class Lane(Generic[Item, Outcome]):
+class ServerBatcher(Generic[Item, Outcome]):
     """What many callers ask one server, in batches. For one event loop."""
 
     def __init__(

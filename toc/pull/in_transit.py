@@ -1,4 +1,4 @@
-"""Tasks on their way to consumers, and how they ended before their entries had moved.
+"""Tasks in transit to consumers, and how they ended before their entries had moved.
 
 A consumer is told of a task first; only then does its entry move to the end of its ttr. An answer may come in
 between. Its consequence for the index waits here until the move is made, because the move would put the entry
@@ -18,21 +18,21 @@ from typing import NamedTuple
 from toc.model.pull import PullLease, PullRow
 
 
-class Ended(NamedTuple):
+class EndedLease(NamedTuple):
     """A lease that has ended, and its row as it is then; None if its task is processed."""
 
     lease: PullLease
     row: PullRow | None
 
 
-class Flights:
+class InTransit:
     """The ids that are being handed out. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids: Counter[int] = Counter()
-        """One may be under way twice: found as an entry, and as a row without Redis."""
-        self._held: dict[int, Ended] = {}
+        """One may be in transit twice: found as an entry, and as a row without Redis."""
+        self._held: dict[int, EndedLease] = {}
 
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._ids
@@ -42,8 +42,8 @@ class Flights:
         with self._lock:
             self._ids.update(job_ids)
 
-    def hold(self, ends: Iterable[Ended]) -> list[Ended]:
-        """Keep those of tasks under way. Returns the others."""
+    def hold(self, ends: Iterable[EndedLease]) -> list[EndedLease]:
+        """Keep those of tasks in transit. Returns the others."""
         free = []
         with self._lock:
             for end in ends:
@@ -68,7 +68,7 @@ class Flights:
                 del self._held[job_id]
             return done
 
-    def end(self, job_ids: Iterable[int]) -> list[Ended]:
+    def end(self, job_ids: Iterable[int]) -> list[EndedLease]:
         """Their entries have moved. Returns what was kept."""
         kept = []
         with self._lock:

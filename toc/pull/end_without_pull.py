@@ -17,7 +17,7 @@ LIMIT = 100
 """Tasks of each table that one step ends."""
 
 
-def end_lapsed(store: Store, topic: Topic) -> None:
+def end_without_pull(store: Store, topic: Topic) -> None:
     """End them on their rows. Their entries follow when they are taken. Raises StoreUnavailable."""
     while True:
         rows = store.pulls.lapsed(topic.biz_type, topic.retries, LIMIT)

@@ -13,7 +13,7 @@ from toc.worker.stages.entry import NO_FENCE, Entry
 
 
 class Inbox:
-    """Thread-safe; ``wake`` wakes the poller."""
+    """The poller's: where entries may be due. Thread-safe; ``wake`` wakes the poller."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -10,14 +10,16 @@ from toc.model.topic import Slot
 NEVER = 2**62
 
 
-class Watched:
+class DueTimes:
     """The slots of one topic, and when each is next due (ms)."""
 
     def __init__(self) -> None:
         self.due: dict[Slot, int] = {}
         self.left: dict[Slot, int] = {}
+        """How many more due entries a slot had when some were taken."""
         self._heap: list[tuple[int, Slot]] = []
         self.wanted_at = 0.0
+        """When a pull last wanted tasks of the topic (monotonic)."""
 
     def look(self, slot: Slot, due: int) -> None:
         """Look at it at ``due``, unless earlier."""
@@ -25,8 +27,8 @@ class Watched:
             self.due[slot] = due
             heapq.heappush(self._heap, (due, slot))
 
-    def add(self, slots: Sequence[Slot]) -> bool:
-        """Watch these slots and no others. Returns whether they are others than before."""
+    def set_slots(self, slots: Sequence[Slot]) -> bool:
+        """Know of these slots and no others. Returns whether they are others than before."""
         if self.due.keys() == set(slots):
             return False
         for slot in set(slots) - self.due.keys():

@@ -1,7 +1,7 @@
-"""What operators ask of the cluster: hosts drained or weighed, slots pinned, everything spread evenly.
+"""How operators change where slots go: hosts drained or weighed, slots pinned, everything spread evenly.
 
-Each wish is recorded in the audit, and refused if it names a host or worker that does not exist, unless it is
-meant for one that will come.
+Each change is recorded in the audit, and refused if it names a host or worker that does not exist, unless it
+is meant for one that will come.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NAMED = 20
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
-class Wishes:
-    """Makes wishes in the name of ``by``. Every method raises InvalidInput and UnknownHost.
+class Placement:
+    """Changes where slots go, in the name of ``by``. Every method raises InvalidInput and UnknownHost.
 
     ``hint`` says how to name a host that is ``absent``.
     """
 
-    def __init__(self, visit: Operator, store: Store, *, by: str, cluster: str, hint: str) -> None:
-        self._visit = visit
+    def __init__(self, operator: Operator, store: Store, *, by: str, cluster: str, hint: str) -> None:
+        self._operator = operator
         self._store = store
         self._by = by
         self._cluster = cluster
@@ -36,31 +36,31 @@ class Wishes:
 
     def drain(self, host: str, *, absent: bool = False) -> bool:
         """Take all slots from a host until ``undrain``. Returns whether it has a worker now."""
-        present = self._is_there(host, absent=absent or host in self._visit.intents().drains)
+        present = self._is_there(host, absent=absent or host in self._operator.intents().drains)
         with audited(self._store, self._by, "host.drain", host):
-            self._visit.drain(host, by=self._by)
+            self._operator.drain(host, by=self._by)
         return present
 
     def undrain(self, host: str) -> bool:
         """Let a host have slots again. Returns False if it was not drained."""
         with audited(self._store, self._by, "host.undrain", host):
-            found = self._visit.undrain(host)
+            found = self._operator.undrain(host)
         if not found:
-            self._is_there(host, hint=f"drained hosts: {some(self._visit.intents().drains)}")
+            self._is_there(host, hint=f"drained hosts: {some(self._operator.intents().drains)}")
         return found
 
     def weigh(self, host: str, weight: float, *, absent: bool = False) -> None:
         """Give the workers of a host another share than its TOC_WEIGHT, until ``unweigh``."""
-        self._is_there(host, absent=absent or host in self._visit.intents().weights)
+        self._is_there(host, absent=absent or host in self._operator.intents().weights)
         with audited(self._store, self._by, "host.weight", host, weight=weight):
-            self._visit.weigh(host, weight, by=self._by)
+            self._operator.weigh(host, weight, by=self._by)
 
     def unweigh(self, host: str) -> bool:
         """Let TOC_WEIGHT of a host count again. Returns False if it did."""
         with audited(self._store, self._by, "host.unweight", host):
-            found = self._visit.unweigh(host)
+            found = self._operator.unweigh(host)
         if not found:
-            self._is_there(host, hint=f"hosts with a weight: {some(self._visit.intents().weights)}")
+            self._is_there(host, hint=f"hosts with a weight: {some(self._operator.intents().weights)}")
         return found
 
     def pin(self, slot: str, target: str, *, absent: bool = False) -> None:
@@ -68,13 +68,13 @@ class Wishes:
         wanted = self._slot(slot)
         self._is_there(target, absent=absent)
         with audited(self._store, self._by, "slot.pin", slot, to=target):
-            self._visit.pin(wanted, target, by=self._by)
+            self._operator.pin(wanted, target, by=self._by)
 
     def unpin(self, slot: str) -> bool:
         """Let a slot go where balance puts it. Returns False if it was not pinned. Raises UnknownTopic."""
         wanted = self._slot(slot)
         with audited(self._store, self._by, "slot.unpin", slot):
-            return self._visit.unpin(wanted)
+            return self._operator.unpin(wanted)
 
     def rebalance(self, *, dry_run: bool) -> list[Move]:
         """Spread every topic's slots evenly over the workers. Returns what will move."""
@@ -84,14 +84,14 @@ class Wishes:
             if topic.delivery is not Delivery.HANDLER
         }
         if dry_run:
-            return self._visit.rebalance(by=self._by, dry_run=True, deliveries=deliveries)
+            return self._operator.rebalance(by=self._by, dry_run=True, deliveries=deliveries)
         with audited(self._store, self._by, "cluster.rebalance", self._cluster) as record:
-            moves = self._visit.rebalance(by=self._by, deliveries=deliveries)
+            moves = self._operator.rebalance(by=self._by, deliveries=deliveries)
             record["moves"] = len(moves)
         return moves
 
     def _is_there(self, target: str, *, absent: bool = False, hint: str = "") -> bool:
-        rows = self._visit.workers()
+        rows = self._operator.workers()
         hosts = {row.host for row in rows}
         if target in hosts or any(row.worker_id == target for row in rows):
             return True

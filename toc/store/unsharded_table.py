@@ -1,4 +1,4 @@
-"""What the small tables that only the first database has share: topics, templates, tokens, targets, audit."""
+"""What the tables share that only the first database has: topics, templates, tokens, targets, audit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TRIES = 5
 """How often a change is made again that others were faster than."""
 
 
-class FirstTable:
-    """One of these tables. Any method raises StoreUnavailable or SchemaBehind."""
+class UnshardedTable:
+    """A table that only the first database has. Any method raises StoreUnavailable or SchemaBehind."""
 
     def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
         self._server = server

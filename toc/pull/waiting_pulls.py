@@ -1,0 +1,200 @@
+"""The pulls that wait: who wants tasks of which topic, first come, first served.
+
+A pull that is given entries leaves every queue until these are handed out or refused, so each answer is made
+in one round. What is handed out for a pull that was answered meanwhile, or whose client has left, goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+
+from toc.pull.delivered import Delivered, TtrOf
+from toc.pull.entry import Entry
+
+TAKE_LIMIT = 200
+"""Most entries of one topic that one round takes."""
+PART_SECONDS = 0.05
+"""How long a pull that has some of its tasks waits for those of a slower server."""
+LAST_SECONDS = 2.0
+"""How long a pull whose time is up waits for what is being handed out to it."""
+
+
+class WaitingPull:
+    """A pull that waits. WaitingPulls' lock guards it, except ``done``, which belongs to its event loop."""
+
+    def __init__(self, topics: Sequence[str], most: int, ttr: int | TtrOf, *, hasty: bool) -> None:
+        self.topics = topics
+        self.most = most
+        self.ttr = ttr
+        """For how long it gets tasks, in ms."""
+        self.hasty = hasty
+        """Whether it wants only what is due now."""
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.got: list[Delivered] = []
+        self.in_transit = 0
+        """How many entries are being handed out to it."""
+        self.closed = False
+        """Whether it takes nothing more."""
+        self.over = False
+        """Whether it was answered, or its client has left."""
+        self._patient = False
+
+    def progress(self) -> None:
+        """Check whether it can be answered. Runs on its loop."""
+        if self.done.done():
+            return
+        if (self.got or self.closed) and not self.in_transit:
+            self.done.set_result(None)
+        elif self.got and not self._patient:
+            self._patient = True
+            self.loop.call_later(PART_SECONDS, self.end)
+
+    def end(self) -> None:
+        """Answer it with what there is. Runs on its loop."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class WaitingPulls:
+    """All waiting pulls of a process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queues: dict[str, dict[WaitingPull, None]] = {}
+        self._hasty: set[WaitingPull] = set()
+        self.shut = False
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len({pull for queue in self._queues.values() for pull in queue})
+
+    def enter(self, pull: WaitingPull) -> bool:
+        """Let it wait. False: no pull may wait any more."""
+        with self._lock:
+            if self.shut:
+                return False
+            self._queue(pull)
+            return True
+
+    def _queue(self, pull: WaitingPull) -> None:
+        for name in pull.topics:
+            self._queues.setdefault(name, {})[pull] = None
+        if pull.hasty:
+            self._hasty.add(pull)
+
+    def _unqueue(self, pull: WaitingPull) -> None:
+        for name in pull.topics:
+            queue = self._queues.get(name)
+            if queue is not None:
+                queue.pop(pull, None)
+                if not queue:
+                    del self._queues[name]
+        self._hasty.discard(pull)
+
+    def topics(self) -> list[str]:
+        """The topics of which someone wants tasks now."""
+        with self._lock:
+            return list(self._queues)
+
+    def demand(self, topic: str) -> int:
+        """How many tasks of the topic are wanted, up to a round's limit."""
+        with self._lock:
+            first = islice(self._queues.get(topic, ()), TAKE_LIMIT)
+            return min(sum(pull.most for pull in first), TAKE_LIMIT)
+
+    def assign(
+        self, topic: str, entries: Sequence[Entry], due: Collection[str]
+    ) -> tuple[list[tuple[Entry, WaitingPull]], list[Entry]]:
+        """Give entries of a topic to those who wait. Returns the pairs, and what nobody wants.
+
+        ``due`` are the topics that have something now: who prefers another of them gets that.
+        """
+        pairs: list[tuple[Entry, WaitingPull]] = []
+        given = 0
+        with self._lock:
+            chosen: list[WaitingPull] = []
+            for pull in self._queues.get(topic, ()):
+                if given == len(entries):
+                    break
+                if next(name for name in pull.topics if name == topic or name in due) != topic:
+                    continue
+                part = entries[given : given + pull.most]
+                given += len(part)
+                pull.in_transit += len(part)
+                chosen.append(pull)
+                pairs += [(entry, pull) for entry in part]
+            for pull in chosen:
+                self._unqueue(pull)
+        return pairs, list(entries[given:])
+
+    def hand_over(self, results: Mapping[WaitingPull, tuple[int, list[Delivered]]]) -> list[Delivered]:
+        """Pass on what became of entries: how many, and the tasks handed out. Returns those that nobody
+        awaits any more."""
+        lost: list[Delivered] = []
+        with self._lock:
+            for pull, (count, delivered) in results.items():
+                pull.in_transit -= count
+                if pull.over:
+                    lost += delivered
+                    continue
+                pull.got += delivered
+                if not pull.got and not pull.in_transit and not pull.closed:
+                    self._queue(pull)
+        tell(results)
+        return lost
+
+    def wants(self, pull: WaitingPull) -> bool:
+        """Whether it still awaits what it was given."""
+        return not pull.over
+
+    def close(self, pull: WaitingPull) -> None:
+        """Its time is up: it takes nothing more, and gets what is being handed out to it."""
+        with self._lock:
+            pull.closed = True
+            self._unqueue(pull)
+
+    def leave(self, pull: WaitingPull) -> list[Delivered]:
+        """It is answered, or its client has left. Returns what it got."""
+        with self._lock:
+            pull.closed = pull.over = True
+            self._unqueue(pull)
+            return pull.got
+
+    def close_hasty(self, empty: Collection[str]) -> None:
+        """Answer those who want only what is due now, where all their topics are ``empty``."""
+        with self._lock:
+            idle = [w for w in self._hasty if not w.in_transit and all(name in empty for name in w.topics)]
+            for pull in idle:
+                pull.closed = True
+                self._unqueue(pull)
+        tell(idle)
+
+    def close_all(self) -> None:
+        """Answer everybody: the process leaves."""
+        with self._lock:
+            self.shut = True
+            waiting = {pull for queue in self._queues.values() for pull in queue}
+            for pull in waiting:
+                pull.closed = True
+                self._unqueue(pull)
+        tell(waiting)
+
+
+def tell(pulls: Iterable[WaitingPull]) -> None:
+    """Let them see whether they can be answered, each on its loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[WaitingPull]] = {}
+    for pull in pulls:
+        by_loop.setdefault(pull.loop, []).append(pull)
+    for loop, some in by_loop.items():
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(_progress, some)
+
+
+def _progress(pulls: Sequence[WaitingPull]) -> None:
+    for pull in pulls:
+        pull.progress()
