@@ -262,11 +262,11 @@ def meanwhile(
     """Whoever calls ``owner.name`` next finds that these steps were taken just before. Later calls do not."""
     call = getattr(owner, name)
 
-    def first_the_steps(*asked: Any) -> Any:
+    def first_the_steps(*asked: Any, **named: Any) -> Any:
         monkeypatch.setattr(owner, name, call)
         for step in steps:
             step()
-        return call(*asked)
+        return call(*asked, **named)
 
     monkeypatch.setattr(owner, name, first_the_steps)
 

@@ -11,6 +11,17 @@ a rate. A process that ends gives its share back. The same calls share the state
 processes. While Redis is away, each process has an equal part (the limit divided by the number of processes,
 at least 1) and its own breaker.
 
+What becomes of a task:
+
+    goes at once     nobody waits before it, and its share, its rate and the breaker let it
+    postponed        the breaker is open; or as many wait already as probably go within PATIENCE_SECONDS
+    waits            else: PATIENCE_SECONDS, and again while its target answers others, or while this process
+                     has less than its part of the limit; MOST_PATIENCE_SECONDS at most
+
+Redis is asked while tasks wait, when places above the share come free, and when the breaker changes;
+AGAIN_SECONDS apart. A share in use is renewed each RENEW_SECONDS. Only for a task that waits does Redis give
+the breaker's probe, or requests that may begin at a rate: so one may always wait.
+
 Everything here runs on the event loop, except the calls to Redis, which have their own thread.
 """
 

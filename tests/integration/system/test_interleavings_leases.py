@@ -474,6 +474,35 @@ def test_a_worker_without_its_daemon_takes_nothing_without_redis(
         assert owner.inflight.get(job_id) is not None
 
 
+@pytest.mark.parametrize("during", ["page", "take"])
+def test_a_slot_that_is_handed_over_during_a_look_without_redis_is_left_to_its_new_owner(
+    system: System,
+    hands: tuple[Hands, Hands],
+    clean_redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    during: str,
+) -> None:
+    """The look takes longer than the handover waits, and Redis is back."""
+    former, owner = hands
+    job_id = submit_due(system)
+    with out_of_reach(clean_redis):
+        former.miss_redis()
+
+    def hand_over() -> None:
+        former.book.give_up([SLOT])
+        owner.take()
+        owner.start_and_wait()
+
+    meanwhile(monkeypatch, former.store.scans if during == "page" else former.store.leases, during, hand_over)
+    former.take_without_redis()
+    former.start()
+    former.finish()
+    former.await_gone(job_id)
+    assert not former.runs
+    owner.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
 def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
     system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
 ) -> None:

@@ -187,7 +187,7 @@ class Fallback:
             return 0, pages.unanswered
         self._after.update((table, page[-1].position) for table, page in pages.items() if len(page) == limit)
         entries = self._unsure.pop(server, [])
-        entries += self._choose(chain.from_iterable(pages.values()), slots, room)
+        entries += self._choose(chain.from_iterable(pages.values()), slots & self.book.wanted.keys(), room)
         if not entries:
             return 0, {}
         if self.clock.monotonic() < self.inflight.shared_until:  # learned during this look
@@ -197,6 +197,10 @@ class Fallback:
         if failed:
             self._unsure[server] = [entry for entry in entries if entry.job_id in failed]
             entries = [entry for entry in entries if entry.job_id not in failed]
+        # A slot may have been handed over during this look, and its new owner may run what has no lease yet.
+        wanted = self.book.wanted
+        self.finisher.give_back_unread(entry for entry in entries if entry.slot not in wanted)
+        entries = [entry for entry in entries if entry.slot in wanted]
         leased = [entry for entry in entries if entry.leased]
         for topic_name, count in Counter(entry.topic.name for entry in leased).items():
             WITHOUT_INDEX.of(topic_name).add(count)
