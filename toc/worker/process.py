@@ -431,7 +431,7 @@ class Worker:
         self.services.end()
         owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
-        self.serve(selector, lambda: self.pipeline.settled or self._forced or self._overdue())
+        self.serve(selector, lambda: self.settled or self._forced or self._overdue())
         # Entries that have not started, or are settled, are with the finisher already.
         running = self.pipeline.quarantine.abandon()
         inflight = self.pipeline.inflight
@@ -448,6 +448,11 @@ class Worker:
         self.pipeline.dispatcher.close()
         if self._webhooks is not None:
             self._webhooks.leave()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is held nor being taken, so that this process may end."""
+        return self.fallback.settled and self.pipeline.settled  # in this order: what it took is held then
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""

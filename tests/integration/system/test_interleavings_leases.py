@@ -503,6 +503,34 @@ def test_a_slot_that_is_handed_over_during_a_look_without_redis_is_left_to_its_n
     assert system.row(job_id).status == TaskStatus.PROCESSED
 
 
+@pytest.mark.parametrize("during", ["page", "take"])
+def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(
+    system: System,
+    hands: tuple[Hands, Hands],
+    clean_redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    during: str,
+) -> None:
+    """Else its leases stay behind, and cost the tasks a try."""
+    leaving, other = hands
+    job_id = submit_due(system)
+    settled: list[bool] = []
+    with out_of_reach(clean_redis):
+        leaving.miss_redis()
+
+    def leave() -> None:
+        leaving.worker.fallback.pause_taking()
+        leaving.book.give_up([SLOT])
+        settled.append(leaving.worker.settled)
+
+    meanwhile(monkeypatch, leaving.store.scans if during == "page" else leaving.store.leases, during, leave)
+    leaving.take_without_redis()
+    assert settled == [False]
+    leaving.finish()
+    assert leaving.worker.settled
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
+
+
 def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
     system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
 ) -> None:

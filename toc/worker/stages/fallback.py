@@ -86,6 +86,7 @@ class Fallback:
         self._failed: dict[int, float] = {}
         """Database servers that failed, with the time of the next query (monotonic)."""
         self._taking = True
+        self._looking = False
         self.loop = Loop("fallback", self.run_once, self.wake)
 
     @property
@@ -98,8 +99,20 @@ class Fallback:
         self._taking = False
         self.loop.wake()
 
+    @property
+    def settled(self) -> bool:
+        """Whether no look is under way. After ``pause_taking`` all that was taken is held then."""
+        return not self._looking
+
     def run_once(self) -> float:
         """One look, if some slot's node is out of reach. Returns the seconds until the next."""
+        self._looking = True  # before it asks whether it may take
+        try:
+            return self._run_once()
+        finally:
+            self._looking = False
+
+    def _run_once(self) -> float:
         now = self.clock.monotonic()
         slots = self._slots(now)
         if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
