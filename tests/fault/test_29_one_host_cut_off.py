@@ -54,7 +54,7 @@ def test_what_one_host_alone_does_not_reach_is_served_by_others(
             proxy.refuse()
             proxy.cut()
             meanwhile = system.client.submit_many(
-                [NewTask("test.sync", biz_id, 0.25 * biz_id) for biz_id in range(40)]
+                [NewTask("test.sync", biz_id, 0.25 * (biz_id + 1)) for biz_id in range(40)]
             )
             system.wait(lambda: not _owned(system, "host-a"), "host-b has every slot", MOVED)
             said = [each for each in doctor.examine(system.center) if "does not reach" in each.what]

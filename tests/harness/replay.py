@@ -1,12 +1,13 @@
 """Orders replayed over HTTP: a producer and pull consumers, programs of their own without toc.
 
     python -m harness.replay produce PLAN HISTORY PORT[,PORT...]
-    python -m harness.replay consume NAME HISTORY PORT[,PORT...]
+    python -m harness.replay consume NAME HISTORY PORT[,PORT...] [DIES_AT]
 
 The token is in TOC_TOKEN. PLAN is a JSON file of the deadlines, whose times count from ``began``, an instant
 in seconds. HISTORY gets one JSON line for each thing, on the disk before the program goes on: ``submitted``,
 ``asked`` (a cancel, before it is) and ``cancelled`` by the producer; ``started`` (before its work) and
-``acked`` by a consumer. Each program goes on at the next port when a gateway does not answer, and repeats
+``acked`` by a consumer. A consumer with DIES_AT ends itself by SIGKILL when it has started so many tasks, at
+work on the last of them. Each program goes on at the next port when a gateway does not answer, and repeats
 what it asked.
 """
 
@@ -147,11 +148,12 @@ def play(plan: dict[str, Any], submit: Step, cancel: Step) -> None:
         one.result()
 
 
-def consume(name: str, history: History, ports: list[int]) -> None:
-    """Pull, note, ack; until SIGTERM, and then no more than what is held."""
+def consume(name: str, history: History, ports: list[int], dies_at: int = 0) -> None:
+    """Pull, note, ack; until SIGTERM, and then no more than what is held. ``dies_at``: 0 is never."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     client = Client(ports)
+    starts = 0
     while not stopping:
         status, answer = client.ask(
             "POST", f"/v1/topics/{CLOSE},{CONFIRM}:pull", {"max": 5, "wait": 2, "ttr": TTR_SECONDS}
@@ -160,6 +162,9 @@ def consume(name: str, history: History, ports: list[int]) -> None:
         for task in answer["tasks"]:
             assert task["attribute"]["note"] == f"deadline of {task['biz_id']}", task
             history.write("started", task["biz_id"], task["topic"], by=name, attempt=task["attempt"])
+            starts += 1
+            if starts == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
         if answer["tasks"]:
             time.sleep(WORK_SECONDS)
             leases = {"leases": [task["lease"] for task in answer["tasks"]]}
@@ -170,6 +175,9 @@ def consume(name: str, history: History, ports: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _, what, first, history_path, port_list = sys.argv
+    _, what, first, history_path, port_list, *more = sys.argv
     chosen = [int(port) for port in port_list.split(",")]
-    (produce if what == "produce" else consume)(first, History(history_path), chosen)
+    if what == "produce":
+        produce(first, History(history_path), chosen)
+    else:
+        consume(first, History(history_path), chosen, *map(int, more))

@@ -397,8 +397,9 @@ def _columns(server: DatabaseServer) -> str:
     return server.joined(parts)
 
 
-_SQLITE_NOW = "CAST((julianday('now')-2440587.5)*86400000 AS INTEGER)"
-"""Now in ms: these columns are written once, and a literal would stand still."""
+_SQLITE_NOW = "CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)"
+"""Now in ms: these columns are written once, and a literal would stand still. Julian days are floats; without
+the rounding, half of all answers would be a millisecond behind, and a lease that has ended would live."""
 _PARTS = len(PullRow._fields)
 
 

@@ -155,6 +155,14 @@ def test_a_task_that_waits_after_its_lease_has_ended_is_held_by_nobody(store: St
     assert held(store, 42) == 0
 
 
+def test_rows_are_read_with_a_clock_that_is_not_behind(store: Store, new_row: NewRow) -> None:
+    """Else a lease that a statement takes for ended and the row for living would be given to two."""
+    (row,) = due_rows(store, new_row, 1)
+    for _ in range(100):
+        before = time.time_ns() // 1_000_000
+        assert store.pulls.read([row.job_id])[row.job_id].now >= before
+
+
 def test_at_the_end_of_ttr_a_lease_lives_on_or_is_handed_out_anew_never_both(
     place: Any, store: Store, new_row: NewRow
 ) -> None:
