@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import pytest
 from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
@@ -11,8 +12,11 @@ from harness.system import System
 
 from toc import TaskStatus
 from toc.dev.local.servers import RedisServer
+from toc.model.errors import StoreUnavailable
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
+from toc.store.leases import Leases
+from toc.store.shards import Answers, Trouble
 from toc.store.tries import TakeTries
 from toc.worker.quarantine import suspects
 from toc.worker.stages.entry import NO_FENCE, Held
@@ -528,6 +532,102 @@ def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(
     assert settled == [False]
     leaving.finish()
     assert leaving.worker.settled
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
+
+
+def unanswered(monkeypatch: pytest.MonkeyPatch, leases: Leases) -> None:
+    """The next request for leases is executed, and its answer is lost."""
+    take = leases.take
+
+    def lost(seconds: Mapping[int, int], *more: Any) -> Answers[bool]:
+        monkeypatch.setattr(leases, "take", take)
+        take(seconds, *more)
+        return Answers({}, dict.fromkeys(seconds, StoreUnavailable("as the test wants")))
+
+    monkeypatch.setattr(leases, "take", lost)
+
+
+def test_a_lease_whose_answer_was_lost_is_given_up_by_who_leaves(
+    system: System,
+    hands: tuple[Hands, Hands],
+    clean_redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would look like a crash, as soon as its worker is known to be gone."""
+    leaving, other = hands
+    job_id = submit_due(system)
+    unanswered(monkeypatch, leaving.store.leases)
+    with out_of_reach(clean_redis):
+        leaving.miss_redis()
+        leaving.take_without_redis()
+    assert other.store.read_tries([job_id])[job_id].lease > 0
+    leaving.worker.fallback.pause_taking()
+    leaving.take_without_redis()
+    leaving.finish()
+    assert leaving.worker.settled
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
+
+
+def test_a_lease_whose_answer_was_lost_is_given_up_with_its_entry(
+    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    job_id = worker.take_one()
+    unanswered(monkeypatch, worker.store.leases)
+    worker.clock.slept += LEASE_AFTER_SECONDS
+    worker.leases.look(0)
+    worker.finisher.give_back(worker.inflight.snapshot())
+    worker.finish()
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
+
+
+def test_who_leaves_waits_for_the_lease_that_it_has_asked_for(
+    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry is given back before the request is executed."""
+    leaving, other = hands
+    job_id = leaving.take_one()
+    settled: list[bool] = []
+
+    def leave() -> None:
+        leaving.poller.pause_taking()
+        leaving.finisher.give_back(leaving.inflight.snapshot())
+        leaving.finish()
+        settled.append(leaving.worker.settled)
+
+    meanwhile(monkeypatch, leaving.store.leases, "take", leave)
+    leaving.clock.slept += LEASE_AFTER_SECONDS
+    leaving.leases.look(0)
+    settled.append(leaving.worker.settled)
+    leaving.leases.look(0)
+    assert settled == [False, False]
+    assert leaving.worker.settled
+    assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
+
+
+def test_a_lease_that_could_not_be_given_up_is_given_up_later(
+    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server is away for a moment. Who leaves waits for that: the task has not run."""
+    leaving, other = hands
+    job_id = leaving.take_one()
+    entry = leaving.inflight.get(job_id)
+    assert entry is not None
+    assert not leaving.leases.take([entry])
+    release = leaving.store.leases.release
+
+    def away(job_ids: Iterable[int]) -> dict[int, Trouble]:
+        monkeypatch.setattr(leaving.store.leases, "release", release)
+        return dict.fromkeys(job_ids, StoreUnavailable("as the test wants"))
+
+    monkeypatch.setattr(leaving.store.leases, "release", away)
+    leaving.poller.pause_taking()
+    leaving.finisher.give_back([entry])
+    leaving.finish()
+    settled = [leaving.worker.settled]
+    leaving.leases.look(0)
+    settled.append(leaving.worker.settled)
+    assert settled == [False, True]
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
 
 

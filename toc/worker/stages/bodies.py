@@ -184,5 +184,5 @@ class BodyReader:
         if away:
             log.warning("bodies_not_read", tasks=len(away))
             at = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
-            self._finisher.put_away((entry, at) for entry in away if not entry.leased)
-            self._finisher.give_back_until((entry, at) for entry in away if entry.leased)
+            self._finisher.put_away((entry, at) for entry in away if not entry.may_be_leased)
+            self._finisher.give_back_until((entry, at) for entry in away if entry.may_be_leased)

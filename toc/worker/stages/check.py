@@ -185,12 +185,12 @@ class Checker:
             self.finisher.give_back_unread(entries)
             return
         now, at = self.clock.monotonic(), self.clock.now_ms()
-        if leased := [entry for entry in entries if entry.leased]:
+        if leased := [entry for entry in entries if entry.may_be_leased]:
             # These are few. If the lease ran out, it would be taken for a crash.
             with self._lock:
                 self._unread.append((at + RETRY_MS, leased))
             self.wake()
-        free = [entry for entry in entries if not entry.leased]
+        free = [entry for entry in entries if not entry.may_be_leased]
         rest: list[Entry] = []
         for error, group in groupby(free, lambda entry: errors[entry.job_id]):
             some = list(group)

@@ -28,9 +28,9 @@ class Entry:
     it. ``taken`` is Redis's time of the prepare in milliseconds; ``checked`` says that the row was read.
     Monotonic times: ``held`` is from before the take, ``kept`` the last heartbeat, ``started`` and ``ended``
     those of the handler (0 and unset before), ``leased`` until when this worker surely has a lease on the
-    row, ``lease_at`` when to ask for a longer one (0: it has not asked yet). ``delivered`` is what the
-    receiver of a webhook answered, if it succeeded. ``waits``: it is held and has not started, as Inflight
-    counts it.
+    row, ``lease_at`` when to ask for a longer one (0: it has not asked yet). ``may_be_leased``: it has one,
+    or has asked and does not know the answer. ``delivered`` is what the receiver of a webhook answered, if it
+    succeeded. ``waits``: it is held and has not started, as Inflight counts it.
     """
 
     __slots__ = (
@@ -45,6 +45,7 @@ class Entry:
         "lease_at",
         "leased",
         "lost",
+        "may_be_leased",
         "row",
         "settled",
         "slot",
@@ -75,6 +76,7 @@ class Entry:
         self.checked = False
         self.leased = 0.0
         self.lease_at = 0.0
+        self.may_be_leased = False
         self.delivered: Delivered | None = None
         self.waits = False
 
@@ -162,6 +164,7 @@ class Inflight:
                 return Held.RUNNING  # [rule: held-once]
             if older is not None:
                 entry.leased, entry.lease_at = older.leased, older.lease_at
+                entry.may_be_leased = older.may_be_leased
                 self._waits_no_more(older)
             self._entries[entry.job_id] = entry
             self._waits(entry)
@@ -184,7 +187,7 @@ class Inflight:
         of the row check proves nothing: the slot may have moved before.) And nothing starts without a lease
         while others may own the slot too.
 
-        An entry that has a lease stays held until the lease is given up: ``refuse`` returns it.
+        An entry that may have a lease stays held until the lease is given up: ``refuse`` returns it.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
@@ -193,7 +196,7 @@ class Inflight:
             fresh = ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
             late = entry.lost or entry.timed_out(now)
             if late or not (fresh or now < entry.leased):  # [rule: last-look]
-                if entry.leased:
+                if entry.may_be_leased:
                     entry.lost = True
                     self._refused.append(entry)
                 else:

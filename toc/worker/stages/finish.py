@@ -287,7 +287,7 @@ class Flusher:
     def move_soon(self, moves: Moves) -> None:
         """Make these moves with the next flush. If many wait for it, now, on the caller's thread; but not if
         leases must be given up before, which the caller would wait for. Those are few."""
-        leased = any(entry.leased for entry, _ in moves.rollback)
+        leased = any(entry.may_be_leased for entry, _ in moves.rollback)
         (self.move if leased or len(self._moves) < MOST_QUEUED else self.move_now)(moves)
 
     def move_now(self, moves: Moves) -> None:
@@ -494,7 +494,7 @@ class Flusher:
                 log.warning("task_dead", attempts=death.new_attempts, **about)
                 moves.bury.append(entry)
             else:
-                entry.leased = 0.0  # the row has no lease any more
+                entry.leased, entry.may_be_leased = 0.0, False  # the row has no lease any more
                 failure = failures.retries[entry.job_id]
                 if error.until is not None:
                     self._outcomes[entry.topic.name, "postponed"] += 1
@@ -523,8 +523,10 @@ class Flusher:
             # Before the lease and the entry go: until then a cancel goes by these.  [rule: mark-tried]
             # Where that fails, the tasks run again all the same: that must not wait.
             tell_unwritten(self.store.mark_begun(moves.stopped, "its worker stopped before it had ended"))
+        for entry in chain(moves.commit, moves.bury):
+            entry.may_be_leased = False  # the row has ended, or is gone
         # While they are held here: the lease that is given up must not be one that was taken again.
-        self._release([e for e, _ in moves.rollback if e.leased and self.inflight.get(e.job_id) is e])
+        self._release([e for e, _ in moves.rollback if e.may_be_leased and self.inflight.get(e.job_id) is e])
         going = moves.departing(self.inflight)
         gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
         try:
@@ -547,13 +549,14 @@ class Flusher:
         return Moves(commit, [(entry, scores[entry]) for entry in back], bury)
 
     def _release(self, entries: list[Entry]) -> None:
-        """Give up the leases of entries that go back."""
+        """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
         if not entries:
             return
         failed = self.store.leases.release([entry.job_id for entry in entries])
-        tell_unwritten(failed)  # these will run out
+        tell_unwritten(failed)
         for entry in entries:
             entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
+            entry.may_be_leased = entry.job_id in failed
 
 
 def tell_unwritten(errors: Mapping[int, Trouble]) -> None:

@@ -49,13 +49,27 @@ class LeaseKeeper:
         self._max_crashes = max_crashes
         self._complains = Seldom(clock, COMPLAIN_SECONDS)
         servers = range(len(store.tables_of_server()))
-        self._asked: list[list[Entry]] = [[] for _ in servers]
-        """The entries for which the last look requested leases, by server."""
+        self._asked: list[dict[Entry, None]] = [{} for _ in servers]
+        """The entries for which leases were requested, by server, until they are gone and have none."""
+        self._looking = [False for _ in servers]
         self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
         """One loop per database server: a server that hangs must not delay the renewals of others."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether no lease is being requested, and none is left of those that were."""
+        asked = (entry for entries in self._asked for entry in list(entries))
+        return not any(self._looking) and not any(entry.may_be_leased for entry in asked)
+
     def look(self, number: int) -> float:
         """Request the due leases of one server. Returns the seconds until the next look."""
+        self._looking[number] = True  # before it asks what is held
+        try:
+            return self._look(number)
+        finally:
+            self._looking[number] = False
+
+    def _look(self, number: int) -> float:
         now = self._clock.monotonic()
         self._release_gone(number)
         if number == 0:
@@ -68,7 +82,6 @@ class LeaseKeeper:
             and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
             and (entry.started or now < entry.leased or _in_time(entry, now))
         ]
-        self._asked[number] = due
         if due:
             failed = self.take(due)
             if failed and self._complains():
@@ -84,13 +97,31 @@ class LeaseKeeper:
 
     def _release_gone(self, number: int) -> None:
         """Release leases requested for entries that left meanwhile: running out would look like a crash."""
-        gone = [entry.job_id for entry in self._asked[number] if self._inflight.get(entry.job_id) is None]
-        if gone and (failed := self._store.leases.release(gone)):
-            _complain(failed)  # they will run out
-        self._asked[number] = []
+        asked = self._asked[number]
+        gone: dict[int, Entry] = {}
+        for entry in list(asked):
+            held = self._inflight.get(entry.job_id)
+            if held is entry:
+                continue
+            del asked[entry]
+            if held is None and entry.may_be_leased:
+                gone[entry.job_id] = entry
+            elif held is not None and entry.may_be_leased:  # the lease serves what was taken anew
+                held.may_be_leased = True
+                asked[held] = None
+        if not gone:
+            return
+        failed = self._store.leases.release(gone)
+        for job_id, entry in gone.items():
+            if job_id in failed:
+                asked[entry] = None
+            else:
+                entry.may_be_leased = False
+        if failed and self._complains():
+            _complain(failed)
 
     def _give_back_refused(self, now: float) -> None:
-        """Give back entries that have a lease and will not start: a worker that runs the task needs it.
+        """Give back entries that may have a lease and will not start: a worker that runs the task needs it.
 
         The finisher gives up the lease before it lets the entry go.
         """
@@ -98,7 +129,10 @@ class LeaseKeeper:
             entry
             for entry in self._inflight.snapshot()
             # Not quarantined entries: there the row decides whether it runs.
-            if entry.checked and entry.leased and not entry.started and entry.row.crashes < self._max_crashes
+            if entry.checked
+            and entry.may_be_leased
+            and not entry.started
+            and entry.row.crashes < self._max_crashes
         ]
         refused = self._inflight.refuse(waiting, now)
         if refused:
@@ -107,10 +141,13 @@ class LeaseKeeper:
     def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
         """Take or renew leases on the rows of entries. ``leased`` says which have one afterwards.
 
-        Returns the entries whose result is unknown, with the reason. They stay as they are and ask again.
+        Returns the entries whose result is unknown, with the reason. They may be leased, and ask again.
         """
         asked = self._clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
+        for entry in entries:
+            entry.may_be_leased = True
+            self._asked[self._store.server_of(entry.job_id)][entry] = None
         ours = self._store.leases.take(
             {entry.job_id: entry.topic.prepare_timeout for entry in entries},
             # The finisher may write the outcome at the same time: a lease after that would look like a crash.
@@ -121,7 +158,8 @@ class LeaseKeeper:
             if entry.job_id in ours.unanswered:
                 continue
             timeout = entry.topic.prepare_timeout
-            entry.leased = asked + timeout if ours[entry.job_id] else 0.0
+            entry.may_be_leased = ours[entry.job_id]
+            entry.leased = asked + timeout if entry.may_be_leased else 0.0
             again = timeout / 3 if entry.leased else AGAIN_SECONDS  # [rule: asked-again]
             entry.lease_at = asked + again
         return ours.unanswered

@@ -168,5 +168,6 @@ class Pipeline:
     def settled(self) -> bool:
         """Whether nothing is held, and everything that was held is written and moved."""
         # In this order: an entry that was let go is held again, and a held entry leaves only inside a flush,
-        # which makes the finisher busy.
-        return self.poller.settled and self.adopter.settled and not len(self.inflight) and self.finisher.idle
+        # which makes the finisher busy. Leases are requested for held entries only.
+        taken = self.poller.settled and self.adopter.settled and not len(self.inflight)
+        return taken and self.finisher.idle and self.leases.settled
