@@ -72,6 +72,8 @@ def replay(system: System, plan: demo.Plan, *dialects: str) -> None:
     try:
         replays = [Replay(system.directory, dialect, plan, ports, env) for dialect in dialects]
         try:
+            for one in replays:
+                one.begin()
             expected = len(replays) * sum(one.fires for one in plan.deadlines)
 
             def fired(part: float) -> bool:
@@ -133,19 +135,8 @@ class Replay:
         self.directory = directory
         # What cannot be deleted is not put, unless it fires.
         self.deadlines = [one for one in plan.deadlines if dialect != "delay-task" or one.fires]
-        self.began = time.time() + 2.0
-        plan_path = directory / f"{dialect}.json"
-        deadlines = [
-            {
-                "order": one.order_id,
-                "topic": TOPICS[one.topic],
-                "submit_at": one.submit_at,
-                "due_at": one.due_at,
-                "cancel_at": None if dialect == "delay-task" else one.cancel_at,
-            }
-            for one in self.deadlines
-        ]
-        plan_path.write_text(json.dumps({"began": self.began, "deadlines": deadlines}))
+        self.began = 0.0
+        self._plan_path = directory / f"{dialect}.json"
         self.processes: list[subprocess.Popen[bytes]] = []
 
         def program(what: str, dialect: str, given: str, name: str, ports: Sequence[int]) -> None:
@@ -160,11 +151,30 @@ class Replay:
             self.processes.append(started)
 
         own = [one[dialect] for one in ports]
-        program("produce", dialect, str(plan_path), "producer", own)
+        program("produce", dialect, str(self._plan_path), "producer", own)
         for n in range(CONSUMERS):
             # Youzan's paths and commands are two ways into the same jobs.
             spoken = "youzan-commands" if dialect == "youzan" and n == 2 else dialect
             program("consume", spoken, f"consumer-{n}", f"consumer-{n}", own if n % 2 else own[::-1])
+
+    def begin(self) -> None:
+        """Let the producer begin, once all programs run: that takes a busy machine seconds."""
+        names = ["producer", *(f"consumer-{n}" for n in range(CONSUMERS))]
+        assert until(lambda: all(self._history(name).exists() for name in names), 30), told(self.directory)
+        self.began = time.time() + 0.5
+        deadlines = [
+            {
+                "order": one.order_id,
+                "topic": TOPICS[one.topic],
+                "submit_at": one.submit_at,
+                "due_at": one.due_at,
+                "cancel_at": None if self.dialect == "delay-task" else one.cancel_at,
+            }
+            for one in self.deadlines
+        ]
+        written = self._plan_path.with_suffix(".new")
+        written.write_text(json.dumps({"began": self.began, "deadlines": deadlines}))
+        written.rename(self._plan_path)
 
     def _history(self, name: str) -> Path:
         return self.directory / f"{self.dialect}-{name}.jsonl"

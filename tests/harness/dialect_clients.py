@@ -313,7 +313,9 @@ DIALECTS: dict[str, type[Dialect]] = {
 
 
 def produce(dialect: str, plan_path: str, history: History, ports: list[int]) -> None:
-    """Push every deadline at its time, and delete those that are paid for."""
+    """Wait for the plan, push every deadline at its time, and delete those that are paid for."""
+    while not Path(plan_path).exists():
+        time.sleep(0.01)
     plan = json.loads(Path(plan_path).read_text())
     here = threading.local()
     job_ids: dict[int, str] = {}
