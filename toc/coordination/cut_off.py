@@ -3,7 +3,8 @@
 The server is well then, and the way to it is not. What a cut-off worker owns would wait until it reaches the
 server again, so the leader gives its slots to members that are not cut off, as long as there are any. If the
 server itself is away, nobody is cut off and no slot moves: within moments of each other all members cease to
-report that it answers them. Those that have not asked it yet prove nothing.
+report that it answers them. Those that have not asked it yet prove nothing. When the server is back, they
+cease to report that it does not.
 
 A worker reports what it reaches and what it does not with its heartbeat (``Reach``), its daemon writes that
 into the worker's node, and the leader compares (``CutOff``). Each of the three waits a little: moving slots
@@ -14,18 +15,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 OUT_SECONDS = 2.0
 """How long a server must be out of reach until a worker reports it."""
-BACK_SECONDS = 10.0
-"""How long at most it must be within reach again until the worker takes that back; after a short outage, half
-as long as that lasted. Slots then move back, so a connection that comes and goes must not move them each
-time. But a server that was away for a moment must not cut off those few that had noticed in time to report
-it."""
 APART_SECONDS = 5.0
 """How long a member must lack what others reach until it counts as cut off. Members notice that a server has
 gone, or is back, seconds after each other."""
+BACK_SECONDS = 10.0
+"""How long at most a cut-off member must reach what others reach until it counts as well; after a short
+time, half as long as that lasted. Slots then move back, so a connection that comes and goes must not move
+them each time."""
+GAP_SECONDS = 1.0
+"""How long at most a member that is not cut off yet may reach everything in between, and still lacks it
+since before."""
 
 
 class Reach:
@@ -33,22 +37,14 @@ class Reach:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._out: dict[str, tuple[float, float]] = {}
-        """Each server, since when it has been out of reach, and when it last was."""
+        self._since: dict[str, float] = {}
+        """Each server that is out of reach, and since when."""
 
     def look(self, out: Collection[str]) -> list[str]:
         """Record which servers are out of reach now, by name. Returns those to report, sorted."""
         now = self._monotonic()
-        for name in out:
-            since, _ = self._out.get(name, (now, now))
-            self._out[name] = (since, now)
-        self._out = {
-            name: (since, last)
-            for name, (since, last) in self._out.items()
-            if name in out
-            or (last - since >= OUT_SECONDS and now - last < min((last - since) / 2, BACK_SECONDS))
-        }
-        return sorted(name for name, (since, last) in self._out.items() if last - since >= OUT_SECONDS)
+        self._since = {name: self._since.get(name, now) for name in out}
+        return sorted(name for name, since in self._since.items() if now - since >= OUT_SECONDS)
 
 
 class Report(Protocol):
@@ -75,15 +71,32 @@ def apart(reports: Iterable[Report]) -> dict[str, list[str]]:
     return {worker_id: names for worker_id, names in lacking.items() if names}
 
 
+@dataclass(slots=True)
+class _Apart:
+    """Since when (monotonic) a worker has lacked which servers, and since when it does no more."""
+
+    since: float
+    servers: list[str]
+    cut_off: bool
+    back: float | None = None
+
+    @property
+    def over(self) -> float:
+        """When it counts as well, if it goes on to reach everything."""
+        if self.back is None:
+            return float("inf")
+        return self.back + (min((self.back - self.since) / 2, BACK_SECONDS) if self.cut_off else GAP_SECONDS)
+
+
 class CutOff:
     """The leader's judgement of who is cut off: those that have been apart for long enough."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._since: dict[str, float] = {}
-        """worker_id -> since when it has been apart."""
+        self._apart: dict[str, _Apart] = {}
+        """By worker_id, those that are apart, or were a moment ago."""
         self.due: float | None = None
-        """When the next of them counts as cut off (monotonic); None if no one will."""
+        """When the judgement changes next if no report does (monotonic); None: never."""
 
     def look(self, reports: Iterable[Report], owners: Collection[str | None]) -> dict[str, list[str]]:
         """Return the workers that are cut off now, each with the servers that it lacks.
@@ -92,12 +105,25 @@ class CutOff:
         that. Otherwise a new leader would give slots to whom the last one had just taken them from.
         """
         now = self._monotonic()
-        lacking = apart(reports)
-        long_ago = now - APART_SECONDS
-        self._since = {
-            worker_id: self._since.get(worker_id, now if worker_id in owners else long_ago)
-            for worker_id in lacking
-        }
-        at = {worker_id: since + APART_SECONDS for worker_id, since in self._since.items()}
-        self.due = min((due for due in at.values() if due > now), default=None)
-        return {worker_id: lacking[worker_id] for worker_id, due in at.items() if due <= now}
+        told = list(reports)
+        lacking = apart(told)
+        before = self._apart
+        self._apart = {}
+        for report in told:
+            worker_id = report.worker_id
+            one = before.get(worker_id)
+            if one is not None and one.over <= now:
+                one = None
+            if worker_id in lacking:
+                since = one.since if one else now if worker_id in owners else now - APART_SECONDS
+                self._apart[worker_id] = _Apart(since, lacking[worker_id], now - since >= APART_SECONDS)
+            elif one is not None:
+                one.back = now if one.back is None else one.back
+                self._apart[worker_id] = one
+        changes = [
+            one.over if one.cut_off else one.since + APART_SECONDS
+            for one in self._apart.values()
+            if one.cut_off or one.back is None
+        ]
+        self.due = min((at for at in changes if now < at < float("inf")), default=None)
+        return {worker_id: one.servers for worker_id, one in self._apart.items() if one.cut_off}
