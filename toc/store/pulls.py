@@ -379,7 +379,7 @@ class Pulls:
 
 
 def _columns(server: DatabaseServer) -> str:
-    """Return what to SELECT for ``_rows``: one text per row, as in ``rows.try_columns``."""
+    """Return what to SELECT for ``_rows``: one text per row, as in ``try_text``."""
     instead = {
         "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
         "began": f"COALESCE({server.milliseconds('pull_began')},0)",

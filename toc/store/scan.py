@@ -225,7 +225,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
-    """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
+    """The columns to SELECT as one text per row, which costs less than several (``try_text``)."""
     return server.joined([sql.column(server, name) for name in names])
 
 
