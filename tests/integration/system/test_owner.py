@@ -233,7 +233,7 @@ def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_ea
         for member, request in agenda.choose(now):
             taken += [member.slot] * request.limit
             entries = [(job_id, 0.0) for job_id in range(request.limit)]
-            agenda.took(member, Prepared(entries, due, 10 * TURN, now), now)
+            agenda.note_prepared(member, Prepared(entries, due, 10 * TURN, now), now)
         behind = len(taken) // put_off_every > waits
         finisher.backlog = ENOUGH_UNWRITTEN + 1 if behind else 0
         waits += behind

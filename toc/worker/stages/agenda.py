@@ -44,7 +44,7 @@ BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
 
-_LONGEST = attrgetter("due", "turned")
+_LONGEST = attrgetter("due", "last_turn")
 """Who waits longest. Slots that were put off together are due together: then who had a turn longest ago."""
 
 
@@ -156,20 +156,21 @@ class Agenda:
         self.pressure.crowded = bool(self._no_room)
         return requests
 
-    def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
+    def note_prepared(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
         """Schedule the next look at a slot from which a prepare has taken ``result``."""
+        taken = len(result.entries)
         owned.left = result.left
-        owned.turn = owned.turn + len(result.entries) if result.left else 0
+        owned.in_a_row = (owned.in_a_row + taken) if result.left else 0
         if owned.slot.topic in self._resume.topics:
-            self._resume.took(owned.slot, len(result.entries), result.next_due)
+            self._resume.took(owned.slot, taken, result.next_due)
         if result.next_due is None:
             return
         due = instant_of(result.next_due)
         if result.redis_now_ms < due <= now:  # Redis's clock is behind ours and says not yet
             due += now - result.redis_now_ms
-        elif due <= now and owned.turn >= TURN:
-            due, owned.turn = now, 0  # behind those that wait
-            owned.turned = next(self._turns)
+        elif due <= now and owned.in_a_row >= TURN:
+            due = now  # behind those that wait
+            owned.in_a_row, owned.last_turn = 0, next(self._turns)
         self.look(owned, due)
 
 
