@@ -111,7 +111,7 @@ class ZooKeeperCoordinator:
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
-        self._stood: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
+        self._directories: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._drained = False
@@ -352,13 +352,13 @@ class ZooKeeperCoordinator:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
         self._vacant.clear()  # their claims are gone, and others may have them by now
         paths = [self._paths.directory(name) for name in DIRECTORIES]
-        stands = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
-        lost = [name for name, before in self._stood.items() if not _same(before, stands[name])]
+        found = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        lost = [name for name, before in self._directories.items() if not _same(before, found[name])]
         if lost:
             log.warning("zookeeper_nodes_lost", directories=lost, was_drained=self._drained)
             self._leader.nodes_lost()
         self._session.make_directories(paths)
-        self._stood = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        self._directories = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
         self._verify_at = time.monotonic() + _VERIFY
         self._leader.enroll(session_id)
         self._resync = True
@@ -382,15 +382,15 @@ class ZooKeeperCoordinator:
     def _verify(self, session_id: int) -> None:
         """Check that our nodes still exist, and make the missing ones again."""
         self._verify_at = time.monotonic() + _VERIFY
-        found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
+        directories = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
         if self._session.behind:  # it shows nodes of our session that are gone since
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
-        stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
-        if not all(_same(before[name], stands[name]) for name in DIRECTORIES):
+        found, before = dict(zip(DIRECTORIES, directories, strict=True)), self._directories
+        if not all(_same(before[name], found[name]) for name in DIRECTORIES):
             self._enter_session(session_id)
             return
-        self._stood = stands
+        self._directories = found
         members = [worker_id for worker_id in self._members if worker_id not in self._unjoined]
         nodes = self._read_members(members)
         gone = {
@@ -399,7 +399,7 @@ class ZooKeeperCoordinator:
             if node is None or node.session != session_id
         }
         lost: dict[Slot, str] = {}
-        if stands["slots"] != before["slots"]:
+        if found["slots"] != before["slots"]:
             names = set(self._session.children(self._paths.directory("slots")))
             lost = {slot: owner for slot, owner in self._claims.items() if str(slot) not in names}
         if gone or lost:
@@ -634,5 +634,5 @@ class ZooKeeperCoordinator:
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:
-    """Whether it is still the same directory, whatever it contains now."""
+    """Whether it is the directory of before. Its content may have changed."""
     return before is not None and now is not None and before.made == now.made

@@ -34,12 +34,12 @@ def moved(server: DatabaseServer, due: str) -> str:
     """Return the assignments that give a pending row another deadline, and end its hand-out.
 
     ``due`` is an SQL instant. While a consumer has the task, the deadline comes not before that lease would
-    have ended. ``lease_until``, without an owner, keeps until when, for whoever moves the row once more.
+    have ended. ``lease_until``, without an owner, keeps until when: a further change of the row needs it.
     """
     now = server.from_now(0)
     held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"
     asked = f"WHEN lease_owner IS NULL AND lease_until>{now} THEN lease_until"
-    # MySQL assigns from left to right, SQLite at once: nothing reads what stands to its left and was changed.
+    # MySQL assigns from left to right, SQLite at once: no value reads a column that is assigned before it.
     return (  # [rule: consumer-first]
         f"lease_until=CASE {held} ELSE lease_until END,"
         f"next_time={server.greatest}({due},CASE {held} {asked} ELSE {due} END),{FREE}"

@@ -232,7 +232,7 @@ class Worker:
         self._recycling = ""
         """Why it wants a successor. Empty while it does not."""
 
-    # --- told by signals and other threads
+    # --- called by signals and other threads
 
     def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
         """Count SIGTERM. The daemon never sends it: an operator or a handler did."""
@@ -486,7 +486,7 @@ def main() -> None:
     link = ControlPipe(socket.socket(fileno=arguments.link))
     descriptors.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
-    told = link.first()
+    first = link.first()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
@@ -494,7 +494,7 @@ def main() -> None:
     try:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
-        identity = _learn(center, told)
+        identity = _learn(center, first)
         if arguments.app != NO_HANDLERS:
             check_topics(center, all_of_them=False)  # the daemon has checked all of them
         if center.tracing is not None:
@@ -548,15 +548,15 @@ def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHa
     )
 
 
-def _learn(center: TimeoutCenter, told: dict[str, Any] | None) -> str | None:
-    """Start with what the daemon knows of the task table. Returns its identity.
+def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str | None:
+    """Start with what the daemon knows of the task table, by its first message. Returns its identity.
 
     None from a daemon of an earlier version, which sends nothing: then the tables are queried.
     """
-    if told is None or told["kind"] != "known":
+    if first is None or first["kind"] != "known":
         return None
-    center.catalog.learn(map(Topic.of, told["topics"]))
-    return str(told["identity"])
+    center.catalog.learn(map(Topic.of, first["topics"]))
+    return str(first["identity"])
 
 
 def _end(code: int) -> NoReturn:

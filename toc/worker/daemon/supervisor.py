@@ -75,7 +75,7 @@ class Daemon:
     def __post_init__(self) -> None:
         self._processes = self.settings.processes + (self.beside.processes if self.beside else 0)
         """How many processes there should be; the last of them are those beside the workers."""
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         self._left_alone: set[str] = set()
         """Topics that the app has handlers for and that are not delivered to handlers."""
         self._missing: set[Slot] = set()
@@ -105,7 +105,7 @@ class Daemon:
         self._crashes = [0] * self._processes
         self._loaded = False
         """Whether the application has loaded once. If so, a later failure may be temporary."""
-        self._told_dead: frozenset[str] = frozenset()
+        self._sent_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
         self._changed = True
@@ -313,9 +313,9 @@ class Daemon:
     def _tell(self) -> None:
         """Report the state to the monitor, about once a second, if it has an address."""
         now = time.monotonic()
-        if self.monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
+        if self.monitor.address is None or now - self._reported_at < TICK_SECONDS / 2:
             return
-        self._told_at = now
+        self._reported_at = now
         children = list(self._children.values())
         held = {slot for child in children for slot in child.held - child.dropping}
         moving = {slot for child in children for slot in child.dropping} | self._missing
@@ -469,7 +469,7 @@ class Daemon:
 
         The others may have outlived their daemon. A later look checks them again.
         """
-        self._met -= self._children.keys() | self._told_dead
+        self._met -= self._children.keys() | self._sent_dead
         gone = set(filter(self._neighbourhood.proves_gone, self._met))
         if gone:
             self._met -= gone
@@ -546,8 +546,8 @@ class Daemon:
             return
         self._coordinator.set_topics(self._amounts(), self._deliveries())
         dead = frozenset(self._coordinator.dead_workers())
-        if dead != self._told_dead:
-            self._told_dead = dead
+        if dead != self._sent_dead:
+            self._sent_dead = dead
             for child in self._children.values():
                 child.link.send("dead", workers=sorted(dead))
         desired, claimed = self._coordinator.desired(), self._coordinator.claimed()

@@ -225,7 +225,7 @@ class Finisher:
         return max(well or [flusher.backlog for flusher in self.flushers])
 
     def unmoved(self) -> Collection[Slot]:
-        """The slots in which moves have failed, if so many have that nothing may be taken of them."""
+        """The slots in which moves have failed, if more than MOST_UNMOVED have: nothing is taken of them."""
         failed: Counter[Slot] = Counter()
         for flusher in self.flushers:
             failed.update(flusher.unmoved)
@@ -259,7 +259,7 @@ class Flusher:
     def __post_init__(self) -> None:
         self._ended: deque[EndedTry] = deque()
         self._unwritten: list[EndedTry] = []
-        """Tries to be written again after a pause: the server failed, or another worker's lease stands."""
+        """Tries to be written again after a pause: the server failed, or another worker has a lease."""
         self._again_at = 0.0
         self.failing = False
         """Whether the server failed to write tries of its last batch."""

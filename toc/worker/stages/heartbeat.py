@@ -71,14 +71,14 @@ class Heartbeat:
         results = self.queues.extend(sent)
         failures: list[IndexUnavailable] = []
         for slot, entries in aging.items():
-            standing = results[slot]
-            if isinstance(standing, IndexUnavailable):
-                failures.append(standing)
+            matched = results[slot]
+            if isinstance(matched, IndexUnavailable):
+                failures.append(matched)
                 continue
-            for entry, (_, fence), stands in zip(entries, sent[slot], standing, strict=True):
+            for entry, (_, fence), match in zip(entries, sent[slot], matched, strict=True):
                 if entry.fence != fence:
                     continue  # taken again meanwhile: it runs on under another fencing token
-                if stands:
+                if match:
                     entry.kept = now
                 elif self.inflight.get(entry.job_id) is entry:
                     # Timed out by another worker, or lost. A success still counts; a failure will not.

@@ -191,7 +191,7 @@ class Reclaimer:
                     continue
                 row = rows.get(job_id)
                 # The whole score is the fencing token: it holds unless a heartbeat came since the entry was
-                # listed. A worker that has woken up meanwhile goes on, but its failure is fenced off.
+                # listed. A worker that has woken up meanwhile continues, but its failure is fenced off.
                 # [rule: whole-score]
                 place = belongs(row)
                 if row is None or place is Place.NOWHERE:
