@@ -53,9 +53,9 @@ from toc.worker.crowding import Crowding
 from toc.worker.handover import Handover
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
-from toc.worker.stages.dispatch import NO_DESCRIPTORS
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
+from toc.worker.stages.handler_calls import NO_DESCRIPTORS
 from toc.worker.stages.heartbeat import Heartbeat
 from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline

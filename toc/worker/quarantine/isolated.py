@@ -32,7 +32,7 @@ from toc.worker.app import load_app
 from toc.worker.control import ControlPipe
 from toc.worker.copies import end_if_copy
 from toc.worker.silence import BEAT_SECONDS
-from toc.worker.stages.dispatch import check_done, per_task
+from toc.worker.stages.handler_calls import check_done, per_task
 from toc.worker.stages.loopwatch import executor_gone
 from toc.worker.stages.traced import traced
 

@@ -21,10 +21,11 @@ from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
-from toc.worker.stages.dispatch import MAX_WAITING, Dispatcher
+from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.feedback import LetGo, Pressure
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.stages.handler_threads import MAX_WAITING
 from toc.worker.stages.resume_rate import ResumeRate
 
 TAKE_LIMIT = 200

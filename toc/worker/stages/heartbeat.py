@@ -16,9 +16,10 @@ from toc.model.raised import overran
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import FENCES_LOST
-from toc.worker.stages.dispatch import CLEAN_UP_SECONDS, Dispatcher
+from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher
+from toc.worker.stages.handler_loop import CLEAN_UP_SECONDS
 from toc.worker.stages.waiting_notes import WaitingNotes
 
 log = get_logger(__name__)
