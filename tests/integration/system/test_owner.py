@@ -23,7 +23,8 @@ from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.worker.slots import OwnedSlot
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
-from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
+from toc.worker.stages.finish import MAX_UNWRITTEN
+from toc.worker.stages.flush import GATHER_BUSY_SECONDS, GATHER_SECONDS
 from toc.worker.stages.index_watch import PROBE_SECONDS, look_seconds
 
 OTHER = Slot("test.doomed", 0)

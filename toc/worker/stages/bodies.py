@@ -25,7 +25,8 @@ from toc.store.bodies import BODY_BYTES
 from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.finish import IDLE_SECONDS, RETRY_SECONDS, Finisher
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.flush import IDLE_SECONDS, RETRY_SECONDS
 
 log = get_logger(__name__)
 

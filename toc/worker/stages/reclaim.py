@@ -31,7 +31,7 @@ from toc.store.store import Store
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.entry import NO_FENCE, Inflight
 from toc.worker.stages.feedback import Inbox
-from toc.worker.stages.finish import mark_begun
+from toc.worker.stages.moves import mark_begun
 
 log = get_logger(__name__)
 
