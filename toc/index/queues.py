@@ -27,7 +27,6 @@ from typing import Any, Self, TypeVar
 from redis.crc import key_slot
 
 from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, IndexFull, Script, understood
-from toc.index.connections import RedisNodes
 from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.index.members import first_due, shown, sort_out
 from toc.index.messages import (
@@ -44,6 +43,7 @@ from toc.index.messages import (
     Waiting,
     holders,
 )
+from toc.index.slot_map import RedisNodes
 from toc.index.url import parse
 from toc.index.wake import WakeListener
 from toc.model.errors import IndexUnavailable
