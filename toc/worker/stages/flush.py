@@ -8,9 +8,9 @@ first: a crash in between leaves an entry that the next row check corrects.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
 from toc.loop import Loop
@@ -163,15 +163,9 @@ class Flusher:
         began = self.clock.monotonic()
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
-        sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
-        cases = self.store.finish([(e.job_id, e.row.version) for e in done], sent) if done else Answers()
+        cases = self._write_successes(done)
         failures = self._failures(failed)
-        guards = Answers[Guard]()
-        if failures.retries:
-            guards = self.store.fail(list(failures.retries.values()))
-        if failures.deaths:
-            died = self.store.die(list(failures.deaths.values()))  # [rule: dead-first]
-            guards = Answers(guards | died, guards.unanswered | died.unanswered)
+        guards = self._write_failures(failures)
         moved = {job_id for job_id, case in cases.items() if case in (Finish.RESCHEDULED, Finish.DEAD)}
         overtaken = [entry for entry in done if entry.job_id in moved] if moved else []
         refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
@@ -197,6 +191,20 @@ class Flusher:
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
         return unwritten
+
+    def _write_successes(self, done: Sequence[Entry]) -> Answers[Finish]:
+        tries = [(entry.job_id, entry.row.version) for entry in done]
+        sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
+        return self.store.finish(tries, sent) if tries else Answers()
+
+    def _write_failures(self, failures: Failures) -> Answers[Guard]:
+        guards = Answers[Guard]()
+        if failures.retries:
+            guards = self.store.fail(list(failures.retries.values()))
+        if failures.deaths:
+            died = self.store.die(list(failures.deaths.values()))  # [rule: dead-first]
+            guards = Answers(guards | died, guards.unanswered | died.unanswered)
+        return guards
 
     def _read_again(
         self, overtaken: list[Entry], refused: list[Entry]
@@ -279,14 +287,11 @@ class Flusher:
         moves: Moves,
     ) -> None:
         """Add the moves of tries that failed. ``rows`` are those that another party has changed."""
-        expired: Counter[str] = Counter()
         for entry, error in failed:
-            # Log the class alone: an error's text may hold parts of a payload.
-            about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
             death = failures.deaths.get(entry.job_id)
             applied = guards[entry.job_id] is Guard.APPLIED
-            if death is not None and death.expired and applied:
-                expired[entry.topic.name] += 1
+            if applied and death is not None and death.expired:
+                EXPIRED_TASKS.of(entry.topic.name).add()
                 log.info("task_expired", job_id=entry.job_id, topic=entry.topic.name, started=death.started)
             if error.expired:
                 if not applied:
@@ -301,22 +306,30 @@ class Flusher:
                 moves.by_row(entry, rows.get(entry.job_id))
             elif death is not None:
                 self._outcomes[entry.topic.name, "dead"] += 1
-                log.warning("task_dead", attempts=death.new_attempts, **about)
+                log.warning("task_dead", attempts=death.new_attempts, **_about(entry, error))
                 moves.bury.append(entry)
             else:
-                entry.leased, entry.may_be_leased = 0.0, False  # the row has no lease any more
                 failure = failures.retries[entry.job_id]
-                if error.until is not None:
-                    self._outcomes[entry.topic.name, "postponed"] += 1
-                    log.debug("try_postponed", reason=error.text, **about)
-                elif error.disturbed:
-                    self._outcomes[entry.topic.name, "crashed"] += 1
-                    log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
-                else:
-                    self._outcomes[entry.topic.name, "failed"] += 1
-                    wait = (failure.next_time - failures.now) / 1000
-                    log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
+                self._note_retry(entry, error, failure, failures.now)
+                entry.leased, entry.may_be_leased = 0.0, False  # the row has no lease any more
                 score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
                 moves.rollback.append((entry, score))
-        for topic, count in expired.items():
-            EXPIRED_TASKS.of(topic).add(count)
+
+    def _note_retry(self, entry: Entry, error: Raised, failure: Failure, now: int) -> None:
+        """Count and log a try after which another one follows."""
+        about = _about(entry, error)
+        if error.until is not None:
+            self._outcomes[entry.topic.name, "postponed"] += 1
+            log.debug("try_postponed", reason=error.text, **about)
+        elif error.disturbed:
+            self._outcomes[entry.topic.name, "crashed"] += 1
+            log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
+        else:
+            self._outcomes[entry.topic.name, "failed"] += 1
+            wait = (failure.next_time - now) / 1000
+            log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
+
+
+def _about(entry: Entry, error: Raised) -> dict[str, Any]:
+    """What log lines tell of a failed try: of its error the class alone, as its text may hold a payload."""
+    return {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
