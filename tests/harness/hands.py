@@ -22,9 +22,9 @@ from toc.dev.local.servers import RedisServer
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe
-from toc.worker.process import Worker
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.index_watch import OUT_SECONDS
+from toc.worker.worker import Worker
 
 TOPIC = "test.sync"
 SLOT = Slot(TOPIC, 0)

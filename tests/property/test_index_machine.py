@@ -60,8 +60,8 @@ from toc.operate.admin import redrive
 from toc.sdk import client
 from toc.store import tries
 from toc.store.migrate import Migrator
-from toc.worker import process
-from toc.worker.stages import finish, pipeline, poll, reclaim
+from toc.worker import worker
+from toc.worker.stages import flush, pipeline, poll, reclaim
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.lease_keeper import LeaseKeeper
 
@@ -859,9 +859,9 @@ def machine(
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (spec/leases.pml); here both workers share one store, and one name.
     monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: True)
-    for module in (poll, process, tries):  # a busy machine is no server that is away
+    for module in (poll, worker, tries):  # a busy machine is no server that is away
         monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
-    for module in (client, finish, poll, reclaim, sweep):
+    for module in (client, flush, poll, reclaim, sweep):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"
     if request.param == "mariadb":

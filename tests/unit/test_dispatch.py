@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot, Topic
-from toc.worker.stages.dispatch import AHEAD, Dispatcher
+from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import Entry
+from toc.worker.stages.feedback import WantedRoom
+from toc.worker.stages.handler_loop import AHEAD, HandlerLoop
 
 TOPIC = Topic("test.async", 1, 2)
 
@@ -26,7 +27,7 @@ async def call(_task: object) -> None:
     raise AssertionError
 
 
-def dispatcher_of(handler: Handler, async_limit: int, *on_room: Callable[[], None]) -> Dispatcher:
+def dispatcher_of(handler: Handler, async_limit: int) -> Dispatcher:
     """A dispatcher that was not started."""
     nothing: Any = None
     catalog: Any = Known()
@@ -41,7 +42,7 @@ def dispatcher_of(handler: Handler, async_limit: int, *on_room: Callable[[], Non
         early=nothing,
         let_go=nothing,
         bodies=nothing,
-        on_room=on_room,
+        on_room=(),
         recycle=nothing,
     )
 
@@ -79,15 +80,19 @@ def test_room_is_told_of_when_tasks_begin_to_wait_for_others_although_none_has_e
     waiting = 0
     told = threading.Event()
     handler = Handler(TOPIC.name, call, None, True, elsewhere=lambda: waiting)
-    dispatcher = dispatcher_of(handler, 1000, told.set)
-    assert dispatcher._loop is not None
-    turning = threading.Thread(target=dispatcher._loop.run_forever)
-    dispatcher._shared_taken = AHEAD
+    nothing: Any = None
+    wanted = WantedRoom(lambda topic: loop.room(topic) or 0, [told.set])
+    loop = HandlerLoop(
+        [handler], 1000, calls=nothing, bodies=nothing, clock=Clock(), wanted=wanted, concurrency=lambda _: 0
+    )
+    turning = threading.Thread(target=loop._loop.run_forever)
+    loop._shared_taken = AHEAD
     turning.start()
-    dispatcher.want_room(TOPIC.name)
+    wanted.add(TOPIC.name)
+    loop.look_for_room(TOPIC.name)
     assert not told.wait(0.05)
     waiting = AHEAD
     assert told.wait(20)
-    dispatcher.close()
+    loop.close()
     turning.join()
-    dispatcher._loop.close()
+    loop._loop.close()

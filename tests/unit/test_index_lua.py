@@ -12,8 +12,9 @@ import pytest
 from redis.crc import key_slot
 
 from toc.index import messages, queues
-from toc.index.calls import Call, Calls, Script
+from toc.index.calls import Call, Script
 from toc.index.keys import owner_key, permits_key
+from toc.index.slot_calls import SlotCalls
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
@@ -113,7 +114,7 @@ def test_a_batch_is_refused_before_it_does_anything_if_it_is_too_long(path: Path
         assert code.lstrip().startswith(f"if #ARGV > {longest} then\n  return redis.error_reply(")
 
 
-class Recorder(Calls):
+class Recorder(SlotCalls):
     """Keeps what it should send."""
 
     seen: list[Call]
@@ -153,7 +154,7 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
 def test_queues_passes_the_keys_and_arguments_of_the_header(path: Path) -> None:
     stated = contract(path.read_text())
     subject = queues.Queues("redis://127.0.0.1:1")
-    recorder = subject._calls = Recorder(subject.nodes)
+    recorder = subject._calls = Recorder(subject.nodes, subject.keys)
     with contextlib.suppress(IndexUnavailable):
         USES[path.stem](subject)
     (call,) = (call for call in recorder.seen if call.script and call.script.name == path.stem)

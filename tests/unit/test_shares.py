@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toc.worker.stages.dispatch import most_threads
+from toc.worker.stages.handler_threads import most_threads
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ class Report(Protocol):
 
 def apart(reports: Iterable[Report]) -> dict[str, list[str]]:
     """Return the workers that do not reach a server that another one reaches, each with those servers."""
-    told = list(reports)
-    reached = {name for report in told for name in report.reached}
-    lacking = {report.worker_id: sorted(reached.intersection(report.out_of_reach)) for report in told}
+    reports = list(reports)
+    reached = {name for report in reports for name in report.reached}
+    lacking = {report.worker_id: sorted(reached.intersection(report.out_of_reach)) for report in reports}
     return {worker_id: names for worker_id, names in lacking.items() if names}
 
 

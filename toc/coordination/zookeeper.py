@@ -1,6 +1,6 @@
 """Coordination through ZooKeeper: one session per daemon, whose worker processes are the members.
 
-Pending changes are recorded here first (``_unjoined``, ``_departed``, ``_leftover``) and removed when
+Pending changes are recorded first (``_unjoined``, ``_departed``, ``Claims.leftover``) and removed when
 ZooKeeper has made them, so interrupted work is simply repeated.
 
 No worker loses a slot because ZooKeeper is out of reach. Slots that a worker leaves then go to other workers
@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from toc.coordination.assignment import Member, assign
+from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
@@ -42,7 +43,6 @@ from toc.coordination.znodes import (
     encode,
     member_data,
     owners_of,
-    slot_of,
 )
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
@@ -107,26 +107,21 @@ class ZooKeeperCoordinator:
         self._verify_at = 0.0  # monotonic
         self._dirty: set[str] = set()
         self._dirty_topics: set[str] = set()
-        self._blocked: set[Slot] = set()  # held by another worker; a watch tells when it is free
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
-        self._stood: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
+        self._directories: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._drained = False
         self._members: dict[str, Member] = {}
         self._joined: dict[str, int] = {}  # when each of them did (ms)
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
-        self._claims: dict[Slot, str] = {}
-        self._vacant: set[Slot] = set()
-        """Slots that our workers have released while their claims are still in our session: no other daemon
-        can have them, and while ZooKeeper is out of reach our other workers may."""
+        self._claims = Claims(self._session, self._paths, self._clock, self._ours, self._signal)
 
         # changes still to be made in ZooKeeper
         self._unjoined: set[str] = set()
         self._departed: list[_Departed] = []
-        self._leftover: set[Slot] = set()  # claims that may be ours and must be deleted
 
     # --- the daemon's thread ---
 
@@ -171,7 +166,7 @@ class ZooKeeperCoordinator:
         member = self._members.pop(worker_id, None)
         if member is not None:
             del self._joined[worker_id]
-            self._let_go([slot for slot, owner in self._claims.items() if owner == worker_id])
+            self._claims.let_go([slot for slot, owner in self._claims.held.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
             self._departed.append(_Departed(worker_id, member.host, known_dead))
             self._attempt(self._write_changes)
@@ -196,27 +191,24 @@ class ZooKeeperCoordinator:
     def claimed(self) -> dict[str, set[Slot]]:
         """worker_id -> the slots that it holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-        for slot, worker_id in self._claims.items():
+        for slot, worker_id in self._claims.held.items():
             held[worker_id].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
         """Claim slots; without ZooKeeper only vacant ones. Returns those the worker holds now."""
         if worker_id in self._members and self._session.id is None:
-            again = self._vacant.intersection(slots)
-            self._vacant -= again
-            self._claims.update(dict.fromkeys(again, worker_id))  # ``_write_changes`` writes them later
-        with self._lock:
-            wanted = [slot for slot in slots if slot not in self._claims and slot not in self._blocked]
+            self._claims.take_vacant(worker_id, slots)
+        wanted = dict.fromkeys(self._claims.to_claim(slots), worker_id)
         if wanted and worker_id in self._members:
-            self._attempt(partial(self._claim_more, dict.fromkeys(wanted, worker_id)))
-        return {slot for slot in slots if self._claims.get(slot) == worker_id}
+            self._attempt(lambda: self._claims.claim(wanted, self._session_id))
+        return self._claims.of(worker_id, slots)
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
         """Drop the worker's claims on these slots."""
-        freed = {slot for slot in slots if self._claims.get(slot) == worker_id}
+        freed = self._claims.of(worker_id, slots)
         if freed:
-            self._let_go(freed)
+            self._claims.let_go(freed)
             self._attempt(self._write_changes)
             self._signal()  # another of our workers may wait for it
 
@@ -267,24 +259,16 @@ class ZooKeeperCoordinator:
 
     # --- slots that workers leave behind ---
 
-    def _let_go(self, slots: Collection[Slot]) -> None:
-        """Record that a worker of ours released slots; their claims are deleted unless another of ours takes
-        them."""
-        for slot in slots:
-            del self._claims[slot]
-        self._leftover.update(slots)
-        self._vacant.update(slots)
-
     def _stand_ins(self, left: Iterable[Slot], wanted: Mapping[str, Collection[Slot]]) -> dict[Slot, str]:
         """Return which workers of ours serve slots still assigned to workers of ours that have left.
 
         Normally only those that serve them already. While ZooKeeper is out of reach, the slots are spread
         over all our workers, whose own slots, ``wanted``, do not move.
         """
-        served = {slot: self._claims[slot] for slot in left if slot in self._claims}
+        served = {slot: self._claims.held[slot] for slot in left if slot in self._claims.held}
         if self._session.id is not None:
             return served
-        deserted = served.keys() | self._vacant.intersection(left)
+        deserted = served.keys() | self._claims.vacant.intersection(left)
         if not deserted:
             return {}
         own = {slot: worker_id for worker_id, slots in wanted.items() for slot in slots}
@@ -350,30 +334,26 @@ class ZooKeeperCoordinator:
         """
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
-        self._vacant.clear()  # their claims are gone, and others may have them by now
+        self._claims.vacant.clear()  # their claims are gone, and others may have them by now
         paths = [self._paths.directory(name) for name in DIRECTORIES]
-        stands = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
-        lost = [name for name, before in self._stood.items() if not _same(before, stands[name])]
+        found = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        lost = [name for name, before in self._directories.items() if not _same(before, found[name])]
         if lost:
             log.warning("zookeeper_nodes_lost", directories=lost, was_drained=self._drained)
             self._leader.nodes_lost()
         self._session.make_directories(paths)
-        self._stood = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        self._directories = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
         self._verify_at = time.monotonic() + _VERIFY
         self._leader.enroll(session_id)
         self._resync = True
         self._refresh()
-        self._leftover.update(self._claims)
         wanted = self.desired()
         again = {
             slot: owner
-            for slot, owner in self._claims.items()
+            for slot, owner in self._claims.held.items()
             if slot in wanted[owner] or session_id == self._session_id
         }
-        kept = self._make_claims(again, session_id)
-        if len(kept) < len(self._claims):
-            log.warning("claims_lost", slots=len(self._claims) - len(kept))
-        self._claims = kept
+        self._claims.claim_anew(again, session_id)
         self._unjoined = set(self._members)
         self._join_workers(session_id)
         self._session_id = session_id
@@ -382,15 +362,15 @@ class ZooKeeperCoordinator:
     def _verify(self, session_id: int) -> None:
         """Check that our nodes still exist, and make the missing ones again."""
         self._verify_at = time.monotonic() + _VERIFY
-        found = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
+        directories = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
         if self._session.behind:  # it shows nodes of our session that are gone since
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
-        stands, before = dict(zip(DIRECTORIES, found, strict=True)), self._stood
-        if not all(_same(before[name], stands[name]) for name in DIRECTORIES):
+        found, before = dict(zip(DIRECTORIES, directories, strict=True)), self._directories
+        if not all(_same(before[name], found[name]) for name in DIRECTORIES):
             self._enter_session(session_id)
             return
-        self._stood = stands
+        self._directories = found
         members = [worker_id for worker_id in self._members if worker_id not in self._unjoined]
         nodes = self._read_members(members)
         gone = {
@@ -399,16 +379,14 @@ class ZooKeeperCoordinator:
             if node is None or node.session != session_id
         }
         lost: dict[Slot, str] = {}
-        if stands["slots"] != before["slots"]:
+        if found["slots"] != before["slots"]:
             names = set(self._session.children(self._paths.directory("slots")))
-            lost = {slot: owner for slot, owner in self._claims.items() if str(slot) not in names}
+            lost = {slot: owner for slot, owner in self._claims.held.items() if str(slot) not in names}
         if gone or lost:
             log.warning("zookeeper_nodes_lost", workers=len(gone), claims=len(lost))
             self._leader.nodes_lost()
             self._unjoined |= gone
-            kept = self._make_claims(lost, session_id)
-            for slot in lost.keys() - kept.keys():
-                del self._claims[slot]
+            self._claims.restore(lost, session_id)
         self._find_gone()
 
     def _find_gone(self, *, leaders: bool = False) -> None:
@@ -422,7 +400,7 @@ class ZooKeeperCoordinator:
         if gone:
             log.warning("workers_proved_gone", workers=gone)
             claims = read_claims(self._session, self._paths)
-            self._leftover.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
+            self._claims.leftover.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
             self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
         if gone or leaders:
@@ -444,26 +422,12 @@ class ZooKeeperCoordinator:
             ephemeral=False,
         )
         # and claims that others of ours have taken over must not become free.
-        taken = {slot: self._claims[slot] for slot in self._leftover if slot in self._claims}
-        lost = taken.keys() - self._make_claims(taken, session_id).keys()
-        if lost:
-            log.warning("claims_lost", slots=len(lost))
-        for slot in lost:
-            del self._claims[slot]
+        self._claims.hand_on(session_id)
         self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
         self._departed.clear()
         self._dead = self._dead.union(gone.worker_id for gone in dead)
         self._join_workers(session_id)
-        slots = sorted(self._leftover - self._claims.keys())
-        paths = [self._paths.node("slots", slot) for slot in slots]
-        nodes = self._session.read(paths)
-        self._vacant.clear()  # once a claim is gone, another daemon may take the slot
-        self._session.delete(
-            path
-            for path, node in zip(paths, nodes, strict=True)
-            if node and (node.session == session_id or decode(node.data).get("worker_id") in self._ours)
-        )
-        self._leftover.clear()
+        self._claims.delete_leftover(session_id)
 
     def _join_workers(self, session_id: int) -> None:
         nodes = [
@@ -493,72 +457,13 @@ class ZooKeeperCoordinator:
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
         return self._session.read(paths, self._member_changed)
 
-    def _make_claims(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
-        """Create claims for workers of ours. Returns those that succeeded; watches those held by others."""
-        self._leftover.update(wanted)  # until the outcome of each is known
-        self._vacant.difference_update(wanted)
-        granted = self._create_claims(wanted)
-        refused = [slot for slot in wanted if slot not in granted]
-        with self._lock:
-            self._blocked.update(refused)
-        nodes = self._session.read((self._paths.node("slots", slot) for slot in refused), self._claim_changed)
-        passed_on: list[tuple[Slot, int]] = []
-        ours = {}
-        for slot, node in zip(refused, nodes, strict=True):
-            holder = decode(node.data).get("worker_id") if node else None
-            if node is None:
-                ours[slot] = wanted[slot]  # free by now
-            elif node.session == session_id and holder == wanted[slot]:
-                granted[slot] = wanted[slot]  # the answer to an earlier attempt was lost
-            elif node.session == session_id:
-                passed_on.append((slot, node.version))  # a worker of ours has released it
-            elif holder in self._ours:
-                ours[slot] = wanted[slot]  # of an earlier session
-        self._session.delete(
-            self._paths.node("slots", slot)
-            for slot, node in zip(refused, nodes, strict=True)
-            if node and slot in ours
-        )
-        granted |= self._create_claims(ours)
-        granted |= self._pass_on(passed_on, wanted)
-        asked = ours.keys() | {slot for slot, _ in passed_on}
-        with self._lock:
-            self._blocked -= granted.keys() | asked
-        if not asked <= granted.keys():
-            self._signal()  # another worker was quicker: claim again
-        self._leftover -= wanted.keys()
-        return granted
-
-    def _claim_more(self, wanted: Mapping[Slot, str]) -> None:
-        self._claims.update(self._make_claims(wanted, self._session_id))
-
-    def _create_claims(self, wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        now_ms = self._clock.now_ms()
-        made = self._session.create(
-            (
-                (self._paths.node("slots", slot), encode(worker_id=worker_id, since=now_ms))
-                for slot, worker_id in wanted.items()
-            ),
-            ephemeral=True,
-        )
-        return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
-
-    def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        """Rewrite claims of these versions for other workers of ours; they are never free in between."""
-        now_ms = self._clock.now_ms()
-        done = self._session.rewrite(
-            (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)
-            for slot, version in slots
-        )
-        return {slot: wanted[slot] for (slot, _), written in zip(slots, done, strict=True) if written}
-
     def _refresh(self) -> None:
         """Read again what has changed, and watch it."""
         with self._lock:
             if self._resync:
                 self._dirty.update(DIRECTORIES)
                 self._dirty_topics.update(self._assignment)
-                self._blocked.clear()
+                self._claims.unblock()
             self._resync = False
             dirty, self._dirty = self._dirty, set()
             topics, self._dirty_topics = self._dirty_topics, set()
@@ -621,18 +526,11 @@ class ZooKeeperCoordinator:
                 self._dirty_topics.add(event.path.rpartition("/")[2])
             self._signal()
 
-    def _claim_changed(self, event: Any) -> None:
-        slot = slot_of(event.path.rpartition("/")[2]) if event.path else None
-        if slot is not None:
-            with self._lock:
-                self._blocked.discard(slot)
-            self._signal()
-
     def _signal(self) -> None:
         if self.on_change is not None:
             self.on_change()
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:
-    """Whether it is still the same directory, whatever it contains now."""
+    """Whether it is the directory of before. Its content may have changed."""
     return before is not None and now is not None and before.made == now.made

@@ -96,13 +96,13 @@ class Connection(HttpToolsProtocol):
         """Whether the client had received every byte of its answers when it left."""
         self._closed = asyncio.Event()
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._answers = Answers(transport, self.below, self._leave)
+        self._writer = AnswerWriter(transport, self.below, self._leave)
         self.crowd.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
         # Without an error it was closed after all was sent, or a client left TLS without a word.
-        self.lost = self.lost or exc is not None or not (self.below is None or self._answers.closed)
+        self.lost = self.lost or exc is not None or not (self.below is None or self._writer.closed)
         self._closed.set()
         self.crowd.left(self)
         super().connection_lost(exc)
@@ -231,7 +231,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
             return
         super().on_headers_complete()
-        self.cycle.transport = self._answers  # its task has not begun
+        self.cycle.transport = self._writer  # its task has not begun
 
     def on_message_complete(self) -> None:
         """Note that a request is complete."""
@@ -244,7 +244,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Note that a request is answered."""
-        self._answers.flush()
+        self._writer.flush()
         if not self.leaving_since:
             super().on_response_complete()
             self._rest()
@@ -353,11 +353,11 @@ class Connection(HttpToolsProtocol):
         self.crowd.idle.pop(self, None)
         self.crowd.leaving[self] = None
         self.flow.resume_reading()
-        self._answers.end()
+        self._writer.end()
         self.transport.write_eof()
 
 
-class Answers(asyncio.Transport):
+class AnswerWriter(asyncio.Transport):
     """Where uvicorn writes answers to: the head waits for the body, and both leave in one write.
 
     Each write is a call of the kernel, a packet, and over TLS a record: a second one costs a quarter of all

@@ -214,7 +214,7 @@ async def body(asked: Asked) -> Answer:
     row, _ = await asked.row()
     if row.body_length is None:
         raise Problem(NO_BODY, "the task has no body")
-    content = await asked.service.at_task(row.job_id, asked.service.center._read_body, row)
+    content = await asked.service.at_task(row.job_id, asked.service.center.store.body_of, row)
     return Answer(content.data, media_type=content.content_type, headers=_DOWNLOAD)
 
 

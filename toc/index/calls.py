@@ -33,9 +33,10 @@ from typing import Any, TypeVar
 
 from redis.exceptions import AskError, InvalidResponse, RedisError
 
-from toc.index.connections import NONSENSE, Command, RedisNode, RedisNodes, Wire
+from toc.index.connections import NONSENSE, Command, RedisNode, Wire
 from toc.index.keys import SlotKeys
 from toc.index.refusals import Then, meaning_of
+from toc.index.slot_map import RedisNodes
 from toc.model.errors import IndexUnavailable
 
 MAX_IDS = 500

@@ -1,20 +1,15 @@
-"""Connections to Redis, and the map from hash slots to servers.
+"""Connections to one Redis server.
 
-A single server, a master behind sentinels and a cluster have the same interface: a map of the 16384 hash
-slots to RedisNodes. Only the way to find the map differs. It is read on first use, and again when a server
-reports that it is wrong or cannot be reached.
+A server that cannot be reached must not delay callers that also need others. So a node that cannot be
+reached, or has not answered for the read timeout, is refused at once to all callers; while callers ask for
+it, a background thread tries to reach it again. Callers of several nodes set a patience: they do not wait for
+a node that has been silent for longer (``IndexSlow``), even if its reply is still to come.
 
-One unreachable server must not delay callers that also need others. So a node that cannot be reached, or has
-not answered for the read timeout, is refused at once to all callers; while callers ask for it, a background
-thread tries to reach it again. Callers of several nodes set a patience: they do not wait for a node that has
-been silent for longer (``IndexSlow``), even if its reply is still to come.
-
-Thread-safe: one thread at a time uses a connection. Fork-safe: a child opens its own.
+Thread-safe: one thread at a time uses a connection.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import ssl
@@ -23,19 +18,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import hiredis
-from redis.exceptions import AskError, InvalidResponse, RedisError
+from redis.exceptions import InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from toc.index.refusals import REPLIES, meaning_of
-from toc.index.url import Address, Location, Topology
+from toc.index.url import Address
 from toc.model.errors import IndexUnavailable
 from toc.sockets import keep_timeouts, none_left
 
-HASH_SLOTS = 16384
 Command = Sequence[str | bytes | int | float]
 
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
@@ -46,7 +39,6 @@ _MAX_REST_S = 0.5
 """First and longest pause, in seconds, between attempts to reach a node again."""
 _WANTED_S = 5.0
 """Seconds after the last request for a node during which reconnecting continues."""
-_MIN_MAP_AGE_S = 0.05
 FRESH_SECONDS = 0.05
 """A connection used within these seconds is not checked before reuse, unless another one to its server has
 just broken: each check is a moment in which other threads take the interpreter."""
@@ -359,165 +351,3 @@ def _no_connection(exc: BaseException) -> str:
         )
     kind = cause.reason if cause is not None and cause.reason else type(exc).__name__
     return f"cannot be reached ({kind}); check that it runs and the network to it"
-
-
-class RedisNodes:
-    """The servers behind one URL."""
-
-    def __init__(self, location: Location, *, connect_timeout: float, read_timeout: float) -> None:
-        self.location = location
-        self._connect_timeout = connect_timeout
-        self._read_timeout = read_timeout
-        self.refusal: str | None = None
-        """Why no call may be sent to any server, or None."""
-        self._start_anew()
-
-    def __repr__(self) -> str:
-        return f"Nodes({', '.join(map(str, self.location.addresses))})"
-
-    def _start_anew(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._nodes: dict[Address, RedisNode] = {}
-        self._map: list[RedisNode] | None = None
-        self._mapped_at = 0.0
-        self._looking: threading.Thread | None = None
-
-    def master(self, hash_slot: int) -> RedisNode:
-        """Return the node that serves ``hash_slot``.
-
-        Raises IndexUnavailable if the map cannot be read or calls are refused (``refusal``).
-        """
-        if self.refusal is not None:
-            raise IndexUnavailable(self.refusal)
-        if self._pid != os.getpid():
-            self._start_anew()
-        served = self._map
-        if served is None:
-            served = self.rediscover()
-        return served[hash_slot]
-
-    @property
-    def clustered(self) -> bool:
-        """Whether the keys of one call must share a hash slot."""
-        return self.location.kind is Topology.CLUSTER
-
-    def masters(self) -> list[RedisNode]:
-        """Return every node that serves a hash slot. Raises IndexUnavailable."""
-        self.master(0)
-        return list(dict.fromkeys(self._map or ()))
-
-    def at(self, address: Address, *, sentinel: bool = False) -> RedisNode:
-        """Return the node at an address."""
-        node = self._nodes.get(address)
-        if node is None:
-            location, timeout = self.location, self._connect_timeout
-
-            def connect() -> Any:
-                return location.connection(address, timeout, sentinel=sentinel)
-
-            node = self._nodes.setdefault(
-                address, RedisNode(address, connect, self._read_timeout, self._look_again)
-            )
-        return node
-
-    def redirected(self, error: AskError, asked: RedisNode) -> RedisNode:
-        """Return the node that a MOVED or ASK of ``asked`` points to."""
-        return self.at(Address(error.host or asked.address.host, int(error.port)))
-
-    def moved(self, hash_slot: int, node: RedisNode) -> None:
-        """Correct one entry of the map."""
-        if self._map is not None:
-            self._map[hash_slot] = node
-
-    def _look_again(self) -> None:
-        """Read the map after a node became unreachable: another node may have taken its place."""
-        with suppress(IndexUnavailable):
-            self.rediscover()
-
-    def look_again_within(self, patience: float) -> None:
-        """Read the map on a background thread. Returns when it is done, or after ``patience`` seconds."""
-        looking = self._looking
-        if looking is None or not looking.is_alive():
-            looking = self._looking = threading.Thread(
-                target=self._look_again, name="toc-rediscover", daemon=True
-            )
-            looking.start()
-        looking.join(patience)
-
-    def rediscover(self) -> list[RedisNode]:
-        """Read the map again, unless another thread just did. Raises IndexUnavailable."""
-        with self._lock:
-            if self._map is not None and time.monotonic() - self._mapped_at < _MIN_MAP_AGE_S:
-                return self._map
-            served = self._discover()
-            self._map = served
-            self._mapped_at = time.monotonic()
-            wanted = {node.address for node in served} | set(self.location.addresses)
-            for address in list(self._nodes):
-                if address not in wanted:
-                    self._nodes.pop(address).close()
-            return served
-
-    def _discover(self) -> list[RedisNode]:
-        kind = self.location.kind
-        if kind is Topology.SINGLE:
-            return [self.at(self.location.addresses[0])] * HASH_SLOTS
-        addresses = list(self.location.addresses)
-        random.shuffle(addresses)
-        if kind is Topology.CLUSTER:
-            addresses = [*{node.address: None for node in self._map or ()}, *addresses]
-        trouble = None
-        nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
-        for node in sorted(nodes, key=lambda node: not node.well):  # slow or unreachable nodes come last
-            address = node.address
-            if node.failure:  # not marked as wanted: else two failed nodes would be tried forever
-                trouble = IndexUnavailable(node.failure)
-                continue
-            try:
-                wire = node.take()
-                try:
-                    served = (
-                        self._ask_cluster(wire, node)
-                        if kind is Topology.CLUSTER
-                        else self._ask_sentinel(wire)
-                    )
-                except BaseException:
-                    wire.close()
-                    raise
-                node.give(wire)
-            except IndexUnavailable as exc:
-                trouble = exc
-            except (RedisError, *NONSENSE) as exc:
-                node.lost(exc)
-                trouble = IndexUnavailable(
-                    f"Redis at {address} does not report which node serves what ({type(exc).__name__}); "
-                    f"check that it is part of a {kind.value} and the user's permissions"
-                )
-                trouble.__cause__ = exc
-            else:
-                return served
-        raise trouble or IndexUnavailable("TOC_REDIS_URL names no server")
-
-    def _ask_cluster(self, wire: Wire, asked: RedisNode) -> list[RedisNode]:
-        served: list[RedisNode | None] = [None] * HASH_SLOTS
-        for first, last, (host, port, *_), *_replicas in wire.ask("CLUSTER", "SLOTS"):
-            name = host.decode() if host else ""
-            node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
-            served[first : last + 1] = [node] * (last + 1 - first)
-        # A hash slot without a node is left to the node that was asked: it answers CLUSTERDOWN.
-        return [node or asked for node in served]
-
-    def _ask_sentinel(self, wire: Wire) -> list[RedisNode]:
-        service = self.location.service or ""
-        reply = wire.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-        if reply is None:
-            raise IndexUnavailable(f"the sentinels do not know the service {service!r}; check TOC_REDIS_URL")
-        host, port = reply
-        return [self.at(Address(host.decode(), int(port)))] * HASH_SLOTS
-
-    def close(self) -> None:
-        """Close idle connections. The object stays usable."""
-        with self._lock:
-            for node in list(self._nodes.values()):
-                node.close()

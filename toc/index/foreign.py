@@ -7,7 +7,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from toc.index.connections import NONSENSE, Command, RedisNodes
+from toc.index.connections import NONSENSE, Command
+from toc.index.slot_map import RedisNodes
 from toc.index.url import Topology, parse
 from toc.model.errors import ConfigError, IndexUnavailable
 

@@ -22,14 +22,13 @@ from functools import partial
 from itertools import chain
 from math import fmod
 from operator import attrgetter
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from redis.crc import key_slot
 
-from toc.index.calls import MAX_IDS, Call, Calls, IndexBroken, IndexFull, Script, understood
-from toc.index.connections import RedisNodes
+from toc.index.calls import MAX_IDS, Call, IndexBroken, IndexFull, Script, understood
 from toc.index.keys import SlotKeys, owner_key, permits_key
-from toc.index.members import first_due, shown, sort_out
+from toc.index.members import first_due, sort_out
 from toc.index.messages import (
     CancelReply,
     Claim,
@@ -44,13 +43,14 @@ from toc.index.messages import (
     Waiting,
     holders,
 )
+from toc.index.slot_calls import SlotCalls, command
+from toc.index.slot_map import RedisNodes
 from toc.index.url import parse
 from toc.index.wake import WakeListener
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.observe.metrics import ORPHANS
 
 _ADD = Script("add", "store", "prepare", wakes=True)
 _PREPARE = Script("prepare", "store", "prepare")
@@ -73,16 +73,9 @@ _OWN = Script("own")
 _WAITING = Script("waiting", "waiting")
 _PERMITS = Script("permits")
 
-Result = TypeVar("Result")
-
 _STORE_QUEUE = attrgetter("store")
 _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
-
-
-def _command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
-    """Return what builds a call of a command on one key of a slot, of the slot's keys and more words."""
-    return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
 
 
 log = get_logger(__name__)
@@ -96,8 +89,6 @@ OWNER_LAPSE_SECONDS = 10
 """Seconds after its workers last asked until the index has no owner; the next to ask becomes owner."""
 OWNER_REFRESH_SECONDS = 2
 """Seconds between the owner's notes that it is alive."""
-SLOTS_TOGETHER = 100
-"""Slots in one call: well below a millisecond of the server's time."""
 
 
 class Queues:
@@ -122,8 +113,8 @@ class Queues:
             connect_timeout=min(connect_timeout, CONNECT_SECONDS),
             read_timeout=min(read_timeout, READ_SECONDS),
         )
-        self._calls = Calls(self.nodes)
         self._keys: dict[Slot, SlotKeys] = {}
+        self._calls = SlotCalls(self.nodes, self.keys)
 
     def within(self, patience: float, *, alone: float | None = None) -> Self:
         """Return this index, over the same connections, with a patience (seconds) for one node of a cluster.
@@ -132,7 +123,7 @@ class Queues:
         seconds if that is given.
         """
         other = copy.copy(self)
-        other._calls = Calls(self.nodes, patience if self.nodes.clustered else alone)
+        other._calls = SlotCalls(self.nodes, self.keys, patience if self.nodes.clustered else alone)
         return other
 
     def __repr__(self) -> str:
@@ -156,7 +147,7 @@ class Queues:
 
         Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
         """
-        return self._in_batches(entries, _ADD.of, sum)
+        return self._calls.in_batches(entries, _ADD.of, sum)
 
     def full(self, slots: Iterable[Slot]) -> dict[Slot, IndexFull]:
         """Return those of the slots to which nothing can be added, as Redis is at its maxmemory."""
@@ -172,7 +163,7 @@ class Queues:
         Costs the server a fraction of adding entries that are there already.
         """
         ids = {slot: [(job_id,) for job_id, _ in items] for slot, items in entries.items()}
-        scores = self._in_batches(ids, _command("ZMSCORE", _STORE_QUEUE), _chained)
+        scores = self._calls.in_batches(ids, command("ZMSCORE", _STORE_QUEUE), _chained)
         return {slot: understood(found, partial(_lacking, entries[slot])) for slot, found in scores.items()}
 
     def prepare(
@@ -208,14 +199,14 @@ class Queues:
                 prepared[slot] = reply
             else:
                 prepared[slot], strays[slot] = reply
-        self._drop(strays, _PREPARE_QUEUE)  # the script has moved them there
+        self._calls.drop(strays, _PREPARE_QUEUE)  # the script has moved them there
         return prepared
 
     def extend(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Keep (job_id, fencing token) alive. False: the token no longer matches."""
-        return self._in_batches(entries, _EXTEND.of, _flags)
+        return self._calls.in_batches(entries, _EXTEND.of, _flags)
 
     def commit(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
@@ -227,19 +218,19 @@ class Queues:
 
         False: the token no longer matches, or a first send whose reply was lost has removed the entry.
         """
-        return self._in_batches(entries, _COMMIT.of, _flags)
+        return self._calls.in_batches(entries, _COMMIT.of, _flags)
 
     def rollback(
         self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Move (job_id, fencing token, StoreQueue score) back to the StoreQueues. False as in ``commit``."""
-        return self._in_batches(entries, _ROLLBACK.of, _flags)
+        return self._calls.in_batches(entries, _ROLLBACK.of, _flags)
 
     def bury(
         self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Move (job_id, fencing token, millisecond of death) to the DeadQueues. False as in ``commit``."""
-        return self._in_batches(entries, _BURY.of, _flags)
+        return self._calls.in_batches(entries, _BURY.of, _flags)
 
     def restore_dead(
         self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
@@ -249,13 +240,13 @@ class Queues:
 
         Leaves prepared ids alone. Returns how many were missing.
         """
-        return self._in_batches(entries, _RESTORE_DEAD.of, sum)
+        return self._calls.in_batches(entries, _RESTORE_DEAD.of, sum)
 
     def redrive(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, int | IndexUnavailable]:
         """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many were there."""
-        return self._in_batches(entries, _REDRIVE.of, sum)
+        return self._calls.in_batches(entries, _REDRIVE.of, sum)
 
     def cancel(self, slot: Slot, job_id: int) -> CancelReply:
         """Remove one id from the StoreQueue. Raises IndexUnavailable."""
@@ -275,11 +266,11 @@ class Queues:
 
     def forget(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
-        return self._remove(entries, _STORE_QUEUE)
+        return self._calls.remove(entries, _STORE_QUEUE)
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Remove ids from the DeadQueues for good. Returns how many were there."""
-        return self._remove(entries, _DEAD_QUEUE)
+        return self._calls.remove(entries, _DEAD_QUEUE)
 
     # --- looking -----------------------------------------------------------------------------------------
 
@@ -293,7 +284,7 @@ class Queues:
         }
         listed: dict[Slot, list[bytes] | IndexUnavailable] = self._calls.one_each(calls, list)
         self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})
-        return self._entries(listed, _PREPARE_QUEUE)
+        return self._calls.entries(listed, _PREPARE_QUEUE)
 
     def _add_held(
         self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
@@ -319,7 +310,7 @@ class Queues:
 
     def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
         """Return when each slot is next due, and how many entries it has."""
-        return self._together(_PEEK, slots, lambda call: Peek.each_of(call.result))
+        return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
 
     def depths(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
         """Return what ``peek`` does, and how many entries are due. Costs more."""
@@ -328,7 +319,7 @@ class Queues:
     def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
         """Return the ids that are in the PrepareQueues."""
         alone = {slot: [(one,) for one in some] for slot, some in ids.items()}
-        scores = self._in_batches(alone, _command("ZMSCORE", _PREPARE_QUEUE), _chained)
+        scores = self._calls.in_batches(alone, command("ZMSCORE", _PREPARE_QUEUE), _chained)
         return {
             slot: found
             if isinstance(found, IndexUnavailable)
@@ -351,11 +342,11 @@ class Queues:
 
     def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
         """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
-        read = _command("ZRANGE", _DEAD_QUEUE)
+        read = command("ZRANGE", _DEAD_QUEUE)
         calls = {
             slot: read(self.keys(slot), rank, rank + limit - 1, "WITHSCORES") for slot, rank in ranks.items()
         }
-        pages = self._entries(self._calls.one_each(calls, list), _DEAD_QUEUE)
+        pages = self._calls.entries(self._calls.one_each(calls, list), _DEAD_QUEUE)
         return {
             slot: page if isinstance(page, IndexUnavailable) else [job_id for job_id, _ in page]
             for slot, page in pages.items()
@@ -384,13 +375,13 @@ class Queues:
 
     def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
         """Return the claim numbers of each slot and their workers, including dead workers not yet cleared."""
-        read = _command("HGETALL", attrgetter("claims"))
+        read = command("HGETALL", attrgetter("claims"))
         calls = {slot: read(self.keys(slot)) for slot in slots}
         return self._calls.one_each(calls, holders)
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
         """Release claim numbers. Returns how many were held."""
-        return self._in_batches(
+        return self._calls.in_batches(
             {slot: [(n,) for n in held] for slot, held in numbers.items()}, _UNCLAIM.of, sum
         )
 
@@ -413,7 +404,7 @@ class Queues:
         An answer also means that transitions are possible: the script is refused where they would be. A slot
         with keys that toc did not write gets an IndexBroken, which names them.
         """
-        return self._together(
+        return self._calls.together(
             _REACH,
             slots,
             lambda call: (_generation(found, call.run_id) for found in call.result),
@@ -424,7 +415,7 @@ class Queues:
 
         If the server was replaced meanwhile, the two differ and the slot is rebuilt once more.
         """
-        write = _command("SET", attrgetter("generation"))
+        write = command("SET", attrgetter("generation"))
         calls = {slot: write(self.keys(slot), run_id) for slot, run_id in rebuilt.items()}
         return self._calls.one_each(calls, bool)
 
@@ -468,94 +459,6 @@ class Queues:
         """Create a subscription to wake-ups, with a connection of its own."""
         return WakeListener(self.nodes, self.keys)
 
-    # --- making calls and combining their results
-    # ------------------------------------------------------------
-
-    def _together(
-        self,
-        script: Script,
-        slots: Iterable[Slot],
-        read: Callable[[Call], Iterable[Result | IndexUnavailable]],
-        size: int = SLOTS_TOGETHER,
-    ) -> dict[Slot, Result | IndexUnavailable]:
-        """Run a script that takes the keys of many slots, in few calls. ``read`` yields the result of each
-        slot.
-
-        In a cluster the keys of a call must share a hash slot, so a call has one slot. If a server refuses a
-        call for many slots, one slot may be the cause: each is then asked about alone.
-        """
-        asked = list(slots)
-        size = 1 if self.nodes.clustered else size
-        parts = [asked[first : first + size] for first in range(0, len(asked), size)]
-        calls = []
-        for part in parts:
-            keys = [self.keys(slot) for slot in part]
-            calls.append(script.of_all(keys))
-        self._calls.run(calls)
-        found: dict[Slot, Result | IndexUnavailable] = {}
-        for part, call in zip(parts, calls, strict=True):
-            answers = understood(call.result, partial(_by_slot, part, read, call))
-            if not isinstance(answers, IndexUnavailable):
-                found.update(answers)
-            elif call.run_id and len(part) > 1:  # the server replied
-                found |= self._together(script, part, read, size=1)
-            else:
-                found |= dict.fromkeys(part, answers)
-        return found
-
-    def _entries(
-        self, replies: Mapping[Slot, list[bytes] | IndexUnavailable], queue: Callable[[SlotKeys], str]
-    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """Return the (job_id, score) that are listed in replies, each once. Removes the strays among them."""
-        entries: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
-        strays: dict[Slot, list[bytes]] = {}
-        for slot, reply in replies.items():
-            found = understood(reply, sort_out)
-            if isinstance(found, IndexUnavailable):
-                entries[slot] = found
-            else:
-                entries[slot] = list(dict(found[0]).items())
-                strays[slot] = found[1]
-        self._drop(strays, queue)
-        return entries
-
-    def _drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
-        """Remove strays, with one alarm per slot. A reader that finds them gone logs nothing."""
-        met = {slot: members for slot, members in strays.items() if members}
-        if not met:
-            return
-        for slot, removed in self._remove(met, queue).items():
-            if not isinstance(removed, IndexUnavailable) and removed:
-                ORPHANS.of(slot.topic).add(removed)
-                log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
-
-    def _remove(
-        self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
-    ) -> dict[Slot, int | IndexUnavailable]:
-        alone = {slot: [(one,) for one in some] for slot, some in members.items()}
-        return self._in_batches(alone, _command("ZREM", queue), sum)
-
-    def _in_batches(
-        self,
-        entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
-        call: Callable[..., Call],
-        unite: Callable[[list[Any]], Result],
-    ) -> dict[Slot, Result | IndexUnavailable]:
-        calls: dict[Slot, list[Call]] = {}
-        for slot, items in entries.items():
-            keys = self.keys(slot)
-            calls[slot] = [
-                call(keys, *chain.from_iterable(items[start : start + MAX_IDS]))
-                for start in range(0, len(items), MAX_IDS)
-            ]
-        self._calls.run(list(chain.from_iterable(calls.values())))
-        results: dict[Slot, Result | IndexUnavailable] = {}
-        for slot, parts in calls.items():
-            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
-            united = partial(_united, len(entries[slot]), unite)
-            results[slot] = understood([part.result for part in parts], united) if failed is None else failed
-        return results
-
 
 def _taken(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
     """Parse the reply of prepare.lua: what was taken, and the members that are strays."""
@@ -574,21 +477,6 @@ def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
 def _lacking(items: Sequence[tuple[int, float]], found: list[bytes | None]) -> list[tuple[int, float]]:
     """Return those (job_id, score) that are not there at that score or earlier, given the scores found."""
     return [item for item, score in zip(items, found, strict=True) if score is None or float(score) > item[1]]
-
-
-def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
-    """Combine the replies of several calls; lists must have one answer for each of ``count`` entries."""
-    whole = unite(parts)
-    if isinstance(whole, list) and len(whole) != count:
-        raise ValueError("replies to others")
-    return whole
-
-
-def _by_slot(
-    slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
-) -> dict[Slot, Result]:
-    """Return a call's result for each of its slots."""
-    return dict(zip(slots, read(call), strict=True))
 
 
 def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation | IndexBroken:

@@ -20,9 +20,10 @@ from math import floor
 
 from redis.exceptions import RedisError
 
-from toc.index.connections import NONSENSE, RedisNode, RedisNodes, Wire
+from toc.index.connections import NONSENSE, RedisNode, Wire
 from toc.index.keys import SlotKeys
 from toc.index.members import first_due
+from toc.index.slot_map import RedisNodes
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import get_logger

@@ -89,7 +89,7 @@ class PullEnds:
                 dead.setdefault(slot, []).append((row.job_id, self.clock.now_ms()))
             else:
                 gone.setdefault(slot, []).append(row.job_id)
-        if dead:  # of what Redis does not hear, the row tells whoever meets the entry
+        if dead:  # if Redis does not hear of it: who finds the entry reads the row
             self.queues.restore_dead(dead)
         if gone:
             self.queues.forget(gone)

@@ -46,7 +46,7 @@ OVERLAP_MS = 120_000
 FORGET_SECONDS = 86_400.0
 """How often a pass begins again with the oldest rows."""
 FAILED_SECONDS = 30.0
-TELL_SECONDS = 60.0
+LOG_SECONDS = 60.0
 
 
 class PurgeStep(NamedTuple):
@@ -72,19 +72,19 @@ class Retention:
         self._keep: dict[int, int] = {}
         """biz_type -> seconds, as of this cycle."""
         self._retired: dict[int, int] = {}
-        """The same, of topics that were deleted. Read at the start of each cycle."""
+        """biz_type of a deleted topic -> seconds. Read at the start of each cycle."""
         self._done: dict[tuple[int, int, int], Place] = {}
         """(retention, table, status) -> the place before which all rows were checked."""
         self._steps: deque[PurgeStep] = deque()
         self._cycle_at = self._forget_at = float("-inf")
-        self._untold: Counter[str] = Counter()
-        self._untold_since = 0.0
-        self._told_at = float("-inf")
+        self._unlogged: Counter[str] = Counter()
+        self._unlogged_since = 0.0
+        self._logged_at = float("-inf")
 
     def run_once(self) -> float:
         """One step. Returns the seconds until the next."""
         began = self._clock.monotonic()
-        self._tell(began)
+        self._log(began)
         before, self._tables = self._tables, self._mine()
         if self._tables - before:
             self._cycle_at = began  # look at what is new
@@ -172,19 +172,19 @@ class Retention:
         counted = Counter(names.get(biz_type, "?") for biz_type in biz_types)
         for topic, count in counted.items():
             PURGED.of(topic).add(count)
-        self._untold += counted
+        self._unlogged += counted
 
-    def _tell(self, now: float) -> None:
-        if not self._untold:
-            self._untold_since = now
+    def _log(self, now: float) -> None:
+        if not self._unlogged:
+            self._unlogged_since = now
         # At the end of a cycle, or now and then in a long one.
-        elif now - self._told_at >= TELL_SECONDS and (
-            not self._steps or now - self._untold_since >= TELL_SECONDS
+        elif now - self._logged_at >= LOG_SECONDS and (
+            not self._steps or now - self._unlogged_since >= LOG_SECONDS
         ):
-            self._told_at = now
+            self._logged_at = now
             log.info(
                 "purged",
-                rows=sum(self._untold.values()),
-                topics=", ".join(f"{topic}: {count}" for topic, count in sorted(self._untold.items())),
+                rows=sum(self._unlogged.values()),
+                topics=", ".join(f"{topic}: {count}" for topic, count in sorted(self._unlogged.items())),
             )
-            self._untold.clear()
+            self._unlogged.clear()

@@ -321,7 +321,7 @@ def task_of(
             row.biz_id if row.biz_key is None else row.biz_key,
             row.biz_type,
             status if isinstance(status, TaskStatus) else TaskStatus(status),
-            _instant(row.action_time),
+            _cached_from_ms(row.action_time),
             decode_attribute(row.attribute),
             row.attempts + 1 if attempt is None else attempt,
             row.version,
@@ -335,7 +335,7 @@ def task_of(
         raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute
 
 
-_instant = lru_cache(256)(from_ms)
+_cached_from_ms = lru_cache(256)(from_ms)
 """The tasks of a burst share few instants."""
 
 
@@ -363,7 +363,7 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
     """
     if attribute is None:
         return "{}"
-    if not isinstance(attribute, (dict, Mapping)):  # the first is told at once
+    if not isinstance(attribute, (dict, Mapping)):  # a dict is recognized at once
         raise InvalidAttribute(f"attribute must be a dict, not {type(attribute).__name__}")
     try:
         text = _ATTRIBUTES.encode(dict(attribute))

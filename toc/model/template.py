@@ -28,7 +28,7 @@ class Template:
     """A pattern of names with the policies of the topics that are created by it.
 
     ``policies`` are fields of Topic as JSON carries them; slot_amount must be one of them. ``most_topics``:
-    with so many topics that fit the pattern, however they were made, none is created any more.
+    once that many topics fit the pattern, however they were made, no further one is created.
     """
 
     pattern: str

@@ -169,7 +169,8 @@ class Topic:
     def remaining(self, attempts: int) -> int:
         """Return what scores carry of a pending task that used up ``attempts``: the tries left, mod 31.
 
-        1 to 31. It counts with the topic's tries even if the task has its own: a fresh entry stands for them.
+        1 to 31. It counts with the topic's tries even if the task has its own, because a fresh entry
+        carries no number, which means the topic's tries.
         """
         return 1 + (self.retries - 1 - attempts) % MAX_RETRIES
 

@@ -46,33 +46,33 @@ class NackWish(NamedTuple):
     error: str
 
 
-class Answers:
-    """The answers to one call, which awaits ``done``. Belongs to its event loop."""
+class Call:
+    """One call, which awaits what becomes of its leases (``done``). Belongs to its event loop."""
 
-    __slots__ = ("_left", "done", "found", "loop")
+    __slots__ = ("_left", "done", "loop", "results")
 
     def __init__(self, count: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
-        self.found: list[Any] = [None] * count
+        self.results: list[Any] = [None] * count
         """For each lease of the call what came of it."""
         self._left = count
 
-    def put(self, place: int, found: object) -> None:
+    def put(self, place: int, result: object) -> None:
         """Note what came of one lease."""
-        self.found[place] = found
+        self.results[place] = result
         self._left -= 1
         if not self._left and not self.done.done():
             self.done.set_result(None)
 
 
 class Ask(NamedTuple):
-    """One lease, what is asked for it, and where the answer goes; nobody awaits it if ``answers`` is None."""
+    """One lease, what is asked for it, and where the answer goes: to a place in a call, or to nobody."""
 
     kind: Kind
     lease: PullLease
     wish: NackWish | int | None = None
-    answers: Answers | None = None
+    call: Call | None = None
     place: int = 0
 
 
@@ -109,7 +109,7 @@ class AnswerThreads:
         refused: list[tuple[Ask, Busy]] = []
         for number, some in by_server.items():
             thread = self._threads[number]
-            if thread.waiting >= MOST_WAITING and some[0].answers is not None:
+            if thread.waiting >= MOST_WAITING and some[0].call is not None:
                 refused += [(ask, Busy("too many answers wait for a server; try again")) for ask in some]
             elif not thread.put(some):
                 refused += [(ask, Busy("this process is ending; try again")) for ask in some]
@@ -194,16 +194,16 @@ def tell(
     failed: Mapping[int, TocError],
 ) -> None:
     """Give each its result or its error, on its loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Answers, int, object]]] = {}
-    for job_id, (_, _, _, answers, place) in asks.items():
-        if answers is not None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, int, object]]] = {}
+    for job_id, (_, _, _, call, place) in asks.items():
+        if call is not None:
             result = failed[job_id] if job_id in failed else results.get(job_id)
-            by_loop.setdefault(answers.loop, []).append((answers, place, result))
+            by_loop.setdefault(call.loop, []).append((call, place, result))
     for loop, some in by_loop.items():
         with suppress(RuntimeError):  # it is closed
             loop.call_soon_threadsafe(_resolve, some)
 
 
-def _resolve(found: Sequence[tuple[Answers, int, object]]) -> None:
-    for answers, place, result in found:
-        answers.put(place, result)
+def _resolve(found: Sequence[tuple[Call, int, object]]) -> None:
+    for call, place, result in found:
+        call.put(place, result)

@@ -101,39 +101,12 @@ class HandOuts:
         for one in aside:
             del wanted[one.entry.job_id]
             _refused(results, one.pull)
-        drawn = secrets.token_bytes(NONCE_BYTES * len(wanted))  # at once: each draw is a call of the kernel
-        items = [
-            HandOut(
-                job_id,
-                entry.topic.biz_type,
-                entry.topic.retries,
-                min(ttrs[job_id], entry.topic.max_runtime * 1000),
-                drawn[NONCE_BYTES * place : NONCE_BYTES * (place + 1)],
-            )
-            for place, (job_id, (entry, _)) in enumerate(wanted.items())
-        ]
+        items = _items(wanted, ttrs)
         rows: Answers[PullRow] = Answers()
         if items:
             rows = self._store.pulls.hand_out(items, self._clock.now_ms())
         failpoint("pull.handed-out")
-        unreadable: list[tuple[PullLease, Nack]] = []
-        for item in items:
-            entry, pull = wanted[item.job_id]
-            row = rows.get(item.job_id)
-            count, delivered = results.get(pull, (0, []))
-            if row is not None and row.nonce == item.nonce:
-                key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
-                try:
-                    delivered.append(_delivered(row, entry, key, self._store.bodies))
-                except UnreadableTask as exc:
-                    unreadable.append((key, Nack(row, True, 0, str(exc))))
-            results[pull] = count + 1, delivered
-        handed: Counter[str] = Counter()
-        for _, delivered in results.values():
-            if delivered:  # all of one topic
-                handed[delivered[0].task.topic] += len(delivered)
-        for topic, count in handed.items():
-            HANDED_OUT.of(topic).add(count)
+        unreadable = self._deliver(items, wanted, rows, results)
         lost = self._waiting.hand_over(results)
         failpoint("pull.answered")
         if any(not delivered for _, delivered in results.values()):
@@ -146,6 +119,32 @@ class HandOuts:
         ends = [EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id))]
         self._mover.handed_out(moves, [one.entry.job_id for one in batch], ends)
         self.release(one.key for one in lost)
+
+    def _deliver(
+        self,
+        items: Sequence[HandOut],
+        wanted: Mapping[int, Assigned],
+        rows: Mapping[int, PullRow],
+        results: dict[WaitingPull, tuple[int, list[Delivered]]],
+    ) -> list[tuple[PullLease, Nack]]:
+        """Add what was handed out to the results of its pulls, and count it. Returns what cannot be read."""
+        unreadable: list[tuple[PullLease, Nack]] = []
+        handed: Counter[str] = Counter()
+        for item in items:
+            entry, pull = wanted[item.job_id]
+            row = rows.get(item.job_id)
+            count, delivered = results.get(pull, (0, []))
+            if row is not None and row.nonce == item.nonce:
+                key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
+                try:
+                    delivered.append(_delivered(row, entry, key, self._store.bodies))
+                    handed[entry.topic.name] += 1
+                except UnreadableTask as exc:
+                    unreadable.append((key, Nack(row, True, 0, str(exc))))
+            results[pull] = count + 1, delivered
+        for topic, tasks in handed.items():
+            HANDED_OUT.of(topic).add(tasks)
+        return unreadable
 
     def _ttrs(self, wanted: Mapping[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
         """Return for how long (ms) each task is to be handed out, and those that are not.
@@ -268,6 +267,21 @@ class HandOuts:
     def ended(self, ends: Iterable[EndedLease]) -> None:
         """Have the index told how leases ended."""
         self._mover.ended(ends)
+
+
+def _items(wanted: Mapping[int, Assigned], ttrs: Mapping[int, int]) -> list[HandOut]:
+    """What the store is asked to hand out, each with a nonce."""
+    drawn = secrets.token_bytes(NONCE_BYTES * len(wanted))  # at once: each draw is a call of the kernel
+    return [
+        HandOut(
+            job_id,
+            entry.topic.biz_type,
+            entry.topic.retries,
+            min(ttrs[job_id], entry.topic.max_runtime * 1000),
+            drawn[NONCE_BYTES * place : NONCE_BYTES * (place + 1)],
+        )
+        for place, (job_id, (entry, _)) in enumerate(wanted.items())
+    ]
 
 
 def _refused(results: dict[WaitingPull, tuple[int, list[Delivered]]], pull: WaitingPull) -> None:

@@ -100,7 +100,7 @@ class Mover:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Make what was asked for, and end. What is not made, whoever finds the entries does by the rows."""
+        """Make what was asked for, and end. Who finds an entry that was not moved moves it by its row."""
         self._thread.stop(seconds)
 
     def handed_out(self, moves: Moves, job_ids: Sequence[int], ends: Sequence[EndedLease]) -> None:

@@ -23,7 +23,7 @@ from toc.model.errors import InvalidInput, NotPulled, TocError, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
-from toc.pull.acks import Answers, AnswerThreads, Ask, Kind, NackWish
+from toc.pull.acks import AnswerThreads, Ask, Call, Kind, NackWish
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.taker import Taker
@@ -229,7 +229,7 @@ class Pulls:
         some = list(leases)
         if not some:
             return []
-        answers = Answers(len(some))
+        call = Call(len(some))
         asks: list[Ask] = []
         known: set[int] = set()
         for place, one in enumerate(some):
@@ -240,13 +240,13 @@ class Pulls:
                         await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
                     known.add(lease.biz_type)
             except TocError as exc:
-                answers.put(place, exc)
+                call.put(place, exc)
             else:
-                asks.append(Ask(kind, lease, wish, answers, place))
+                asks.append(Ask(kind, lease, wish, call, place))
         for ask, error in self._answers.put(asks):
-            answers.put(ask.place, error)
-        await answers.done
-        return answers.found
+            call.put(ask.place, error)
+        await call.done
+        return call.results
 
 
 def _check_pulled(topic: Topic) -> None:

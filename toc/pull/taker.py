@@ -5,7 +5,7 @@ wait for, and takes no more than they want. A gateway without such pulls takes n
 for one slot, the script decides; if two hold one task, the row decides.
 
 So claim numbers mean nothing here, and each process draws one at random. An entry normally stays prepared for
-some milliseconds. One that stays longer was left by a gateway that died or stands still, and the row will
+some milliseconds. One that stays longer was left by a gateway that died or is paused, and the row will
 judge that gateway's hand-out. The gateway that waits for such a slot gives the entry back as due, uncharged.
 """
 

@@ -20,17 +20,15 @@ from toc.config import Settings
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
 from toc.index.queues import Queues
-from toc.model.body import Body, Content, Contents
+from toc.model.body import Body, Contents
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import (
-    BodyGone,
     DuplicateHandler,
     InvalidInput,
     PartialCancel,
     PartialSubmit,
     StoreUnavailable,
-    UnreadableTask,
 )
 from toc.model.features import Feature
 from toc.model.handler import Handler
@@ -497,21 +495,8 @@ class TimeoutCenter:
     def _task(self, row: TaskRow) -> Task:
         body = None
         if row.body_length is not None:
-            body = Body(row.body_length, read=partial(self._read_body, row))
+            body = Body(row.body_length, read=partial(self.store.body_of, row))
         return row.to_task(self._topic_name(row), body)
-
-    def _read_body(self, row: TaskRow) -> Content:
-        """Read the body of a row that was read before. Raises BodyGone, StoreUnavailable."""
-        seen: TaskRow | None = row
-        while seen is not None and seen.body_sha256 == row.body_sha256:
-            version = seen.version
-            content = self.store.bodies.read({row.job_id: version}, gated=False).whole().get(row.job_id)
-            if content is not None:
-                return content
-            seen = self.store.get(row.job_id)
-            if seen is not None and seen.version == version:
-                raise UnreadableTask(row.job_id, "its body is missing")
-        raise BodyGone(f"the body of task {row.job_id} is gone: it was purged or replaced since it was read")
 
     def _topic_name(self, row: TaskRow) -> str:
         topic = self.catalog.of_type(row.biz_type)

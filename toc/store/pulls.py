@@ -34,12 +34,12 @@ def moved(server: DatabaseServer, due: str) -> str:
     """Return the assignments that give a pending row another deadline, and end its hand-out.
 
     ``due`` is an SQL instant. While a consumer has the task, the deadline comes not before that lease would
-    have ended. ``lease_until``, without an owner, keeps until when, for whoever moves the row once more.
+    have ended. ``lease_until``, without an owner, keeps until when: a further change of the row needs it.
     """
     now = server.from_now(0)
     held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"
     asked = f"WHEN lease_owner IS NULL AND lease_until>{now} THEN lease_until"
-    # MySQL assigns from left to right, SQLite at once: nothing reads what stands to its left and was changed.
+    # MySQL assigns from left to right, SQLite at once: no value reads a column that is assigned before it.
     return (  # [rule: consumer-first]
         f"lease_until=CASE {held} ELSE lease_until END,"
         f"next_time={server.greatest}({due},CASE {held} {asked} ELSE {due} END),{FREE}"
@@ -201,41 +201,40 @@ class Pulls:
             for (table, version), part in groups.items()
         ]
         results = server.run(updates, transaction=True, patient=True, outwait=False)
+        outcomes = dict.fromkeys((job_id for part in ids.values() for job_id in part), AckOutcome.ACKED)
         doubtful: dict[int, list[int]] = {}
         for ((table, _version), part), result in zip(groups.items(), results, strict=True):
             if result.matched != len(part):
                 doubtful.setdefault(table, []).extend(part)
-        outcomes = dict.fromkeys(
-            leases.keys() & {one for part in ids.values() for one in part}, AckOutcome.ACKED
-        )
-        if not doubtful:
-            return outcomes
-        before = self._read(server, doubtful)
-        late = _by_version(
-            {
-                table: [one for one in part if one in before and before[one].status == PENDING]
-                for table, part in doubtful.items()
-            },
-            leases,
-        )
+        if doubtful:
+            outcomes |= self._ack_late(server, doubtful, leases, mark, end)
+        return outcomes
+
+    def _ack_late(
+        self,
+        server: DatabaseServer,
+        ids: Mapping[int, Sequence[int]],
+        leases: Mapping[int, PullLease],
+        mark: bytes,
+        end: Callable[[Sequence[int], int, int, str], Statement],
+    ) -> dict[int, AckOutcome]:
+        """Of rows that may not have ended, end those that are pending. Returns what became of each."""
+        before = self._read(server, ids)
+        pending = {
+            table: [job_id for job_id in part if job_id in before and before[job_id].status == PENDING]
+            for table, part in ids.items()
+        }
+        late = _by_version(pending, leases)
         server.run(
             [end(part, table, version, "") for (table, version), part in late.items()], transaction=True
         )
-        asked = {one for part in late.values() for one in part}
-        after = self._read(server, doubtful)
-        for job_id in (one for part in doubtful.values() for one in part):
-            row, lease = after.get(job_id), leases[job_id]
-            if row is None or row.biz_type != lease.biz_type:
-                outcomes[job_id] = AckOutcome.UNKNOWN
-            elif row.version != lease.version:
-                outcomes[job_id] = AckOutcome.REPLACED
-            elif row.status == PENDING:
-                outcomes[job_id] = AckOutcome.NOT_HANDED_OUT
-            elif (row.status, row.nonce) == (PROCESSED, mark):
-                outcomes[job_id] = AckOutcome.LATE if job_id in asked else AckOutcome.ACKED
-            else:
-                outcomes[job_id] = _ENDED.get(row.status, AckOutcome.UNKNOWN)
-        return outcomes
+        asked = {job_id for part in late.values() for job_id in part}
+        after = self._read(server, ids)
+        return {
+            job_id: _acked(after.get(job_id), leases[job_id], mark, late=job_id in asked)
+            for part in ids.values()
+            for job_id in part
+        }
 
     def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
         """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
@@ -379,7 +378,7 @@ class Pulls:
 
 
 def _columns(server: DatabaseServer) -> str:
-    """Return what to SELECT for ``_rows``: one text per row, as in ``rows.try_columns``."""
+    """Return what to SELECT for ``_rows``: one text per row, as in ``try_text``."""
     instead = {
         "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
         "began": f"COALESCE({server.milliseconds('pull_began')},0)",
@@ -418,6 +417,19 @@ def _rows(results: Iterable[Result]) -> dict[int, PullRow]:
 
 def _key(text: str) -> str | None:
     return None if text == "-" else bytes.fromhex(text).decode(errors="replace")
+
+
+def _acked(row: PullRow | None, lease: PullLease, mark: bytes, *, late: bool) -> AckOutcome:
+    """What came of an ack with this mark, by the row after it. ``late``: the lease had ended before."""
+    if row is None or row.biz_type != lease.biz_type:
+        return AckOutcome.UNKNOWN
+    if row.version != lease.version:
+        return AckOutcome.REPLACED
+    if row.status == PENDING:
+        return AckOutcome.NOT_HANDED_OUT
+    if (row.status, row.nonce) == (PROCESSED, mark):
+        return AckOutcome.LATE if late else AckOutcome.ACKED
+    return _ENDED.get(row.status, AckOutcome.UNKNOWN)
 
 
 def _by_version(

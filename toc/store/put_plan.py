@@ -262,7 +262,7 @@ class Planner:
         """Return the statements of one transaction for plans of different names, and where in it each plan's
         telling statement is.
 
-        Rows are locked in one order, whoever asks: requests, names, tables, and in a table by name.
+        All callers lock rows in one order: requests, names, tables, and in a table by name.
         """
         statements: list[Statement] = []
         table_of, names = self._shards.table_of, self._shards.names

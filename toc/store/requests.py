@@ -32,7 +32,7 @@ class Requests:
         self.databases = databases
 
     def claim(self, request: Request, table: int | None = None) -> None:
-        """Let the request's name stand for what it asks for. Raises RequestReused if it stands for another.
+        """Bind the request's name to what it asks for. Raises RequestReused if it is bound to something else.
 
         Not needed, so nothing is done, if the request's own row will be in the chosen database: that of
         ``table``. Nor is anything done while that database's server is away or hangs: then the name alone

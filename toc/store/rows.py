@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
-from toc.model.clock import to_ms
-from toc.model.task import TaskRow, TryRow
+from toc.model.task import TaskRow
 from toc.store.server import DatabaseServer, Param, Result, Statement, Transient
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
@@ -33,8 +30,6 @@ UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
 KEYS = 200
 """Dedup keys in one SELECT; SQLite's expressions may be 1,000 deep."""
-_PRINTED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-"""An instant as a server prints it, without the milliseconds; or a zero date."""
 PURGED_TOGETHER = 1000
 """Records that one statement deletes at most."""
 
@@ -55,79 +50,6 @@ def column(server: DatabaseServer, name: str) -> str:
     if name == "expires_at":
         return f"COALESCE({server.milliseconds(name)},0)"
     return server.text(name) if name in _BINARY else name
-
-
-def try_columns(server: DatabaseServer) -> str:
-    """Return what to SELECT for ``try_rows``: one text per row, the attribute last.
-
-    Each column of a result has a description to be read, and each value its length and type: a dozen columns
-    would cost several times as much as splitting one text. What most rows have in common is one part of it,
-    which ``try_rows`` parses once. Instants are as the server prints them: for one row, a server takes a
-    fifth more time to parse and evaluate a conversion.
-    """
-    common = ["biz_type", "status", "version", "attempts", "crashes", "COALESCE(lease_owner,0)", "tries"]
-    common += ["COALESCE(expires_at,'')", "(last_error IS NOT NULL)", "COALESCE(body_length,-1)", "redrives"]
-    key = "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END"
-    parts = ["job_id", "biz_id", "action_time", "next_time", server.joined(common, by=";"), key, "attribute"]
-    return server.joined(parts)
-
-
-def try_rows(results: Iterable[Result]) -> list[TryRow]:
-    """Parse all results of ``try_columns``. ``lease`` is the number of the lease's worker, 0 for none.
-
-    What is no instant is read as by ``column``: as one that no calendar has, or as no time to expire at.
-    """
-    rows = []
-    with understood():
-        for result in results:
-            for (text,) in result.rows:
-                job_id, biz_id, action, following, common, key, attribute = text.split(",", 6)
-                biz_type, status, version, attempts, crashes, lease, more = _common(common)
-                action_time = _instant(action)
-                rows.append(
-                    TryRow(
-                        int(job_id),
-                        int(biz_id),
-                        biz_type,
-                        status,
-                        action_time,
-                        action_time if following == action else _instant(following),
-                        version,
-                        attempts,
-                        crashes,
-                        lease,
-                        None if key == "-" else bytes.fromhex(key).decode(errors="replace"),
-                        attribute,
-                        *more,
-                    )
-                )
-    return rows
-
-
-@lru_cache(256)
-def _common(text: str) -> tuple[int, int, int, int, int, int, tuple[int, int, int, int, int]]:
-    """Parse the part of a row's text that most rows have in common."""
-    biz_type, status, version, attempts, crashes, lease, tries, expires, *more = text.split(";")
-    begun, body_length, redrives = map(int, more)
-    return (
-        int(biz_type), int(status), int(version), int(attempts), int(crashes), int(lease),
-        (int(tries), max(_instant(expires), 0) if expires else 0, begun, body_length, redrives),
-    )  # fmt: skip
-
-
-def _instant(text: str) -> int:
-    """Milliseconds of an instant that a server prints: ``2026-11-25 22:27:19.280``, or SQLite's number."""
-    return _second(text[:19]) + int(text[20:]) if len(text) == 23 else int(text)
-
-
-@lru_cache(1024)
-def _second(text: str) -> int:
-    try:
-        return to_ms(datetime.fromisoformat(text).replace(tzinfo=UTC))
-    except ValueError:
-        if not _PRINTED.fullmatch(text):  # the answer is damaged, not the row
-            raise
-        return NO_INSTANT
 
 
 def number_rows(results: Iterable[Result], count: int) -> list[list[int]]:

@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 _START, _END = "<start>", "<end>"
 """Placeholders of the instants in a cached query."""
-MOST_TOLD = 100
+MOST_LOGGED = 100
 """Most rows in wrong tables that the log reports, once each."""
 
 
@@ -68,7 +68,7 @@ class Scans:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._told: set[int] = set()
+        self._logged: set[int] = set()
         # The same tables are probed every second, with the same statements, which are written once.
         self._probes = lru_cache(64)(self._write_probes)
 
@@ -206,8 +206,8 @@ class Scans:
 
     def _tell(self, strays: Sequence[tuple[int, int]]) -> None:
         for table, job_id in strays:
-            if job_id not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(job_id)
+            if job_id not in self._logged and len(self._logged) < MOST_LOGGED:
+                self._logged.add(job_id)
                 log.error("row_in_wrong_table", job_id=job_id, table=self._shards.names[table])
 
 
@@ -225,7 +225,7 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
 
 
 def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
-    """The columns to SELECT as one text per row, which costs less than several (``rows.try_columns``)."""
+    """The columns to SELECT as one text per row, which costs less than several (``try_text``)."""
     return server.joined([sql.column(server, name) for name in names])
 
 

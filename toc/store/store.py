@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from toc.model.body import NO_BODIES, Contents
+from toc.model.body import NO_BODIES, Content, Contents
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import OnConflict, Request, TaskRow, check_expiry
@@ -213,6 +213,22 @@ class Store(Batches):
     def get(self, job_id: int) -> TaskRow | None:
         """Return the row of a job_id, or None."""
         return self.read([job_id]).get(job_id)
+
+    def body_of(self, row: TaskRow) -> Content:
+        """Return the body of a row that was read before, also if it is at another version by now.
+
+        Raises BodyGone if the task was purged or its body replaced; UnreadableTask if its body is missing.
+        """
+        seen: TaskRow | None = row
+        while seen is not None and seen.body_sha256 == row.body_sha256:
+            version = seen.version
+            content = self.bodies.read({row.job_id: version}, gated=False).whole().get(row.job_id)
+            if content is not None:
+                return content
+            seen = self.get(row.job_id)
+            if seen is not None and seen.version == version:
+                raise UnreadableTask(row.job_id, "its body is missing")
+        raise BodyGone(f"the body of task {row.job_id} is gone: it was purged or replaced since it was read")
 
     def server_of_biz(self, biz: BizId) -> int:
         """Return the number, as in ``tables_of_server``, of the server that holds the tasks of a biz_id."""

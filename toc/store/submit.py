@@ -57,8 +57,8 @@ DedupKey = tuple[int, int, str]
 
 
 class _Ambiguous(Exception):
-    """The rows with these job_ids may or may not be stored. ``unknown``: the same by position; ``done``: the
-    job_ids of the others, which are."""
+    """Some rows may or may not be stored. ``unknown``: their job_ids by position; ``done``: the job_ids of
+    the others, which are stored."""
 
     def __init__(self, unknown: dict[int, int], done: dict[int, int]) -> None:
         super().__init__(unknown)

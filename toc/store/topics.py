@@ -43,8 +43,8 @@ class TopicTable(UnshardedTable):
         """Return all topics, and which members lack which features, in one round trip."""
         select = Statement(f"SELECT {','.join(_FIELDS)},version FROM {self._table}")
         announced = Statement(f"SELECT features FROM {self._identity} WHERE number=1")
-        topics, told = self._server.run([select, announced])
-        lacking = features.decode(told.rows[0][0]) if told.rows else features.NOBODY_LACKS
+        topics, identity = self._server.run([select, announced])
+        lacking = features.decode(identity.rows[0][0]) if identity.rows else features.NOBODY_LACKS
         return TopicsRead([topic for topic, _version in _topics(topics.rows)], lacking)
 
     def get(self, name: str) -> Topic | None:
@@ -132,7 +132,7 @@ class TopicTable(UnshardedTable):
     def retire(self, topic: Topic, version: int) -> bool:
         """Remove a closed topic. Its biz_type is never used again. False if it was changed since ``version``.
 
-        The biz_type is retired first, in a transaction of its own: whoever finds the topic gone finds that
+        The biz_type is retired first, in a transaction of its own: who finds the topic gone also finds that
         too. If this stops in between, it is to be repeated.
         """
         now = self._now()

@@ -16,6 +16,7 @@ from toc.store.health import PATIENCE_SECONDS, Ail
 from toc.store.leases import Leases
 from toc.store.server import DatabaseServer, Exchange, Statement
 from toc.store.shards import Answers, Shards, Trouble
+from toc.store.try_text import try_columns, try_rows
 
 SLICE_SECONDS = 0.001
 """Seconds to wait for each of several servers before looking at the next one."""
@@ -60,7 +61,7 @@ class Tries:
     def __init__(self, shards: Shards, leases: Leases) -> None:
         self._shards = shards
         self.leases = leases
-        self._try_columns = {server: sql.try_columns(server) for server in shards.servers}
+        self._try_columns = {server: try_columns(server) for server in shards.servers}
 
     def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
         """Return the columns that a try needs, by job_id."""
@@ -69,7 +70,7 @@ class Tries:
     def _tries(self, ids: Mapping[DatabaseServer, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
         def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TryRow]:
             results = server.run(self._select_tries(server, ids), outwait=False)
-            return {row.job_id: row for row in self.leases.judged(server, sql.try_rows(results))}
+            return {row.job_id: row for row in self.leases.judged(server, try_rows(results))}
 
         return self._shards.each(ids, read).joined()
 
@@ -150,7 +151,7 @@ class Tries:
             return
         assert exchange is not None  # noqa: S101 - it is one of the two
         try:
-            rows = sql.try_rows(exchange.results())
+            rows = try_rows(exchange.results())
         except (StoreUnavailable, SchemaBehind):
             # Usually a broken connection.
             self._shards.alone(lambda: take(asked, self._tries({server: ids})))

@@ -9,7 +9,7 @@ nothing then, nor does priority: the system's scheduler does not know who waits 
 So the process tells its daemon, which gives its slots to the other processes of the host, and back when it is
 over. Its running tries go on, and nobody is charged. This is for one process that one task crowds. If several
 are crowded it is the load, which needs all of them: then all serve. A process that does not use a processor
-is not crowded: it or its machine stands still.
+is not crowded: it or its machine is paused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Crowding:
         self._asleep = monotonic()
         self._last = float("-inf")
         """When it was last found crowded."""
-        self._told = False
+        self._reported = False
 
     def look(self) -> float:
         """Take the time since this last returned. Returns the seconds to sleep until the next call."""
@@ -59,8 +59,8 @@ class Crowding:
         if self._crowded():
             self._last = now
         crowded = now - self._last < OVER_SECONDS
-        if crowded != self._told:
-            self._told = crowded
+        if crowded != self._reported:
+            self._reported = crowded
             self._tell(crowded)
         self._asleep = self._monotonic()
         return LOOK_SECONDS

@@ -1,9 +1,6 @@
-"""One worker process: composes the loops, obeys the daemon, and leaves in good order.
+"""A worker process: from its start by the daemon to its end.
 
-    poll -> dispatch -> finish        the path of a task
-    keepalive, reclaim, sweep         what guards that path
-
-Started by the daemon as ``python -m toc.worker.process``, never by hand.
+Started as ``python -m toc.worker.process``, never by hand.
 """
 
 from __future__ import annotations
@@ -14,459 +11,29 @@ import gc
 import logging
 import mmap
 import os
-import selectors
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from toc.coordination.cut_off import Reach
 from toc.coordination.presence import Presence
-from toc.index.queues import PATIENCE_SECONDS
-from toc.loop import Loop, Wake, end_process, watch_threads, watched_thread
-from toc.maintenance.dead_entries import DeadQueueCheck
-from toc.model.catalog import REFRESH_SECONDS
+from toc.loop import end_process, watch_threads
 from toc.model.errors import InvalidInput, TocError
-from toc.model.features import KNOWN
-from toc.model.handler import Handler
-from toc.model.topic import Delivery, Slot, Topic
+from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
-from toc.observe.log import close_log, configure, detach, get_logger
-from toc.observe.metrics import (
-    BROKEN_SLOTS,
-    HANDLERS,
-    INDEX_FOREIGN,
-    LOOP_BUSY,
-    UNWRITTEN,
-    WAITING,
-    WITHOUT_REDIS,
-)
-from toc.sdk.client import TimeoutCenter, apart, open_queues
-from toc.store.secretbox import key_mark
+from toc.observe.log import close_log, configure, detach
+from toc.sdk.client import TimeoutCenter, apart
 from toc.worker import copies, descriptors, interpreter, limits, stdio
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
-from toc.worker.control import ControlPipe, unpack
-from toc.worker.crowding import Crowding
-from toc.worker.handover import Handover
-from toc.worker.silence import BEAT_SECONDS
-from toc.worker.slots import SlotBook
-from toc.worker.stages.dispatch import NO_DESCRIPTORS
-from toc.worker.stages.entry import Entry
-from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
-from toc.worker.stages.heartbeat import Heartbeat
-from toc.worker.stages.index_watch import IndexWatch
-from toc.worker.stages.pipeline import Pipeline
-from toc.worker.stages.reclaim import Reclaimer
+from toc.worker.control import ControlPipe
 from toc.worker.stages.traced import traced
-from toc.worker.table_services import TableServices
+from toc.worker.worker import WebhookHandlers, Worker
 
-log = get_logger(__name__)
-
-BUSY_TICK_SECONDS = 0.05
-ORPHAN_SECONDS = 12.0
-"""How long a process works on without its daemon. Its slots get no other owner until the daemon's ZooKeeper
-session has ended (10 s at most). Two owners for a while after that are harmless: by then the one without a
-daemon starts nothing without a lease, and takes nothing without Redis."""
-STILL_SECONDS = 1.0
-"""A process that oversleeps by more than this was stopped, perhaps with its daemon. Its slots may have other
-owners, which the daemon learns in the next moments."""
-FORCED_SECONDS = 3.0
-"""How long a forced stop may take to give entries back."""
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How often threads may switch. Python's default of 5 ms is more than a task may be late."""
 TIMER_SLACK = Path("/proc/self/timerslack_ns")
 """How much later than asked the kernel may end a sleep, to wake up less often: by default 50 us."""
-PROBE_TIMEOUT_SECONDS = 0.5
-"""How long a Redis node may take to answer a probe."""
-STUCK_SECONDS = 120.0
-"""A longer turn of an internal loop counts as hanging. Servers that hang are given up long before."""
-
-
-class WebhookHandlers(Protocol):
-    """What sends the tasks of webhook topics (``toc.webhooks``)."""
-
-    def run_once(self) -> float:
-        """Read the targets. Returns the seconds until the next call."""
-
-    def handler(self, topic: str) -> Handler:
-        """Return the handler of a topic."""
-
-    def leave(self) -> None:
-        """Nothing more is sent: leave its share of the targets' limits to other processes."""
-
-
-class Worker:
-    """The loops of one process around one TimeoutCenter. ``identity`` is that of its task table, if known."""
-
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        worker_id: str,
-        link: ControlPipe,
-        *,
-        app: str,
-        threads: int,
-        identity: str | None = None,
-        webhooks: WebhookHandlers | None = None,
-    ) -> None:
-        settings, clock = center.settings, center.clock
-        self._clock = clock
-        self._link = link
-        self._catalog = center.catalog
-        self._topics = self._catalog.known()
-        self._deadline = settings.shutdown_deadline
-        self._keys = [key_mark(key.get_secret_value()) for key in settings.secret_key]
-        queues = center.queues.within(PATIENCE_SECONDS)
-        self.worker_id = worker_id
-        self.book = SlotBook(queues, worker_id)
-        wake_fallback = Wake()
-        self.pipeline = Pipeline(
-            store=center.store,
-            queues=queues,
-            catalog=self._catalog,
-            clock=clock,
-            handlers=center.handlers,
-            book=self.book,
-            app=app,
-            threads=threads,
-            async_limit=settings.async_limit,
-            max_crashes=settings.max_crashes,
-            on_room=wake_fallback,
-            recycle=self._recycle,
-            coroutines=webhooks is not None,
-        )
-        self._handlers = center.handlers
-        """Of each topic that this process can serve now. The stages read it."""
-        self._own_handlers = dict(center.handlers)
-        """Those of the application."""
-        self._webhooks = webhooks
-        self._serve_webhooks()
-        center.store.leases.identify(worker_id)
-        self._store = center.store
-        self._leases = center.store.leases
-        self._reach = Reach()
-        self.heartbeat = Heartbeat(
-            queues=queues,
-            clock=clock,
-            inflight=self.pipeline.inflight,
-            dispatcher=self.pipeline.dispatcher,
-            finisher=self.pipeline.finisher,
-            recycle=self._recycle,
-        )
-        self.reclaimer = Reclaimer(
-            store=center.store,
-            queues=queues,
-            catalog=self._catalog,
-            clock=clock,
-            book=self.book,
-            inflight=self.pipeline.inflight,
-            inbox=self.pipeline.inbox,
-            max_crashes=settings.max_crashes,
-        )
-        self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
-        self.services = TableServices(center, queues, self.pipeline.pressure)
-        self.watch = IndexWatch(
-            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
-            catalog=self._catalog,
-            clock=clock,
-            book=self.book,
-            on_loss=self.services.rush,
-            refilled=self.services.rushed,
-            identity=identity or center.store.identity.get(),
-            name=f"{settings.cluster} with its tables on {center.store.identity.place}",
-            refuse=center.queues.refuse,
-            on_change=self._index_changed,
-        )
-        self.fallback = Fallback(
-            store=center.store,
-            catalog=self._catalog,
-            clock=clock,
-            handlers=center.handlers,
-            book=self.book,
-            inflight=self.pipeline.inflight,
-            finisher=self.pipeline.finisher,
-            dispatcher=self.pipeline.dispatcher,
-            leases=self.pipeline.leases,
-            watch=self.watch,
-            checker=self.pipeline.checker,
-            wake=wake_fallback,
-        )
-        self._listener = center.queues.listener()
-        self._listening = watched_thread(
-            "wake", lambda: self._listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
-        )
-        self.handover = Handover(
-            book=self.book,
-            link=link,
-            listener=self._listener,
-            clock=clock,
-            pipeline=self.pipeline,
-            reclaimer=self.reclaimer,
-            services=self.services,
-        )
-        self.loops = [
-            *self.pipeline.loops,
-            self.heartbeat.loop,
-            self.reclaimer.loop,
-            Loop("dead", self.dead_check.run_once),
-            *self.services.loops,
-            self.watch.loop,
-            self.fallback.loop,
-            Loop("catalog", self._refresh_catalog),
-            *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
-        ]
-        # Not the quarantine: a task may run alone for as long as max_runtime.
-        self._watched = [loop for loop in self.loops if loop is not self.pipeline.quarantine.loop]
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_sender.setblocking(False)
-        self._turn_at = clock.monotonic()
-        """When the main thread was last active (monotonic)."""
-        self._orphaned_at = float("inf")
-        self._signals = 0
-        self._stopping = False
-        self._stop_by = float("inf")
-        self._forced = False
-        self._recycling = ""
-        """Why it wants a successor. Empty while it does not."""
-
-    # --- told by signals and other threads
-
-    def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
-        """Count SIGTERM. The daemon never sends it: an operator or a handler did."""
-        self._signals += 1
-
-    def _recycle(self, reason: str) -> None:
-        """Leave, let running tries end, and be replaced: a handler has damaged this process beyond repair.
-
-        The main thread does it, so the caller does not wait.
-        """
-        if not self._recycling:
-            self._recycling = reason
-            self._wake_sender.send(b"\0")
-
-    def _index_changed(self) -> None:
-        """React to a node that is out of reach or back. Another may serve its slots now."""
-        self._listener.set_slots(self.book.owned)
-        self.fallback.loop.wake()
-        self.reclaimer.look_now()
-
-    def _woken(self, slot: Slot | None, due_ms: int | None) -> None:
-        if slot is None or due_ms is None:
-            self.reclaimer.look_now()  # a new connection: messages may have been missed
-            self.watch.look_now()
-        else:
-            self.pipeline.inbox.look_at(slot, due_ms)
-
-    def _refresh_catalog(self) -> float:
-        try:
-            topics = self._catalog.refresh()
-            if topics != self._topics:
-                before, self._topics = self._topics, topics
-                self._serve_webhooks()
-                if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.services.forget()  # entries in former slots are not served
-                self.pipeline.dispatcher.topics_changed()
-        except TocError as exc:
-            log.warning("topics_not_read", error=str(exc))
-        return REFRESH_SECONDS
-
-    def _serve_webhooks(self) -> None:
-        """Give each topic the handler that its delivery asks for: that of webhooks or the application's."""
-        if self._webhooks is None:
-            return
-        for topic in self._topics.values():
-            handler, own = self._handlers.get(topic.name), self._own_handlers.get(topic.name)
-            wanted = own
-            if topic.delivery is Delivery.WEBHOOK:
-                known = handler is not None and handler.delivery is Delivery.WEBHOOK
-                wanted = handler if known else self._webhooks.handler(topic.name)
-            if wanted is None or wanted is handler:
-                continue
-            if self.pipeline.dispatcher.serve(wanted):
-                self._handlers[topic.name] = wanted
-            else:
-                self._topics = {}  # look again
-
-    # --- main thread
-
-    def run(self) -> None:
-        """Work until told to stop."""
-        signal.set_wakeup_fd(self._wake_sender.fileno())
-        signal.signal(signal.SIGTERM, self.on_signal)
-        # Ctrl-C reaches the whole group; the daemon decides. Not ignored: handlers' programs inherit that.
-        signal.signal(signal.SIGINT, lambda *_: None)
-        self.pipeline.dispatcher.start()
-        self.watch.ask_owner()
-        for loop in self.loops:
-            loop.start()
-        self._listening.start()
-        self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
-        crowding = Crowding(lambda crowded: self._link.send("crowding", crowded=crowded))
-        Loop("crowding", crowding.look).start()
-        Loop("beat", self._beat).start()  # both until the process ends, which may take long
-        with selectors.DefaultSelector() as selector:
-            self.serve(selector, lambda: self._stopping or bool(self._recycling))
-            self._leave(selector)
-        self._link.send("left")
-
-    def serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
-        """Obey the daemon and advance handovers, until ``until``. Sleeps in ``selector``."""
-        if not selector.get_map():
-            selector.register(self._link, selectors.EVENT_READ)
-            selector.register(self._wake_receiver, selectors.EVENT_READ)
-        while not until():
-            self._turn_at = now = self._clock.monotonic()
-            self.handover.step(now)
-            sent = self._link.flush()
-            leaving = self._stopping or bool(self._recycling)
-            busy = self.handover.under_way or leaving or not sent
-            asleep = self._clock.monotonic()
-            ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
-            self._turn_at = awake = self._clock.monotonic()
-            if awake - asleep > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
-                self._shared(awake + OWNED_SECONDS)
-            for key, _ in ready:
-                if key.fileobj is self._wake_receiver:
-                    self._wake_receiver.recv(4096)
-                else:
-                    for message in self._link.receive():
-                        self._obey(message)
-                    if self._link.closed:
-                        selector.unregister(self._link)
-                        self._orphaned_at = now
-                        self._shared(float("inf"))
-                        log.warning("daemon_gone", leaving_in_seconds=ORPHAN_SECONDS)
-            orphan = self._link.closed
-            if now - self._orphaned_at > ORPHAN_SECONDS or (orphan and self._signals):
-                self._stopping = True
-            elif self._signals and not self._stopping:
-                self._recycle("SIGTERM was sent to it")
-
-    def _shared(self, until: float) -> None:
-        """Note that others may own our slots too, until then (monotonic)."""
-        inflight = self.pipeline.inflight
-        inflight.shared_until = max(inflight.shared_until, until)
-
-    def _beat(self) -> float:
-        """Send a heartbeat. Returns the seconds until the next.
-
-        Runs on its own thread: the main thread may wait for a server.
-        """
-        interpreter.restore()
-        descriptors.check()
-        if descriptors.short():
-            self._recycle(NO_DESCRIPTORS)
-        if limits.restore():
-            self._recycle("a handler lowered a resource limit for good")
-        if stdio.restore():
-            self._recycle("a handler closed a standard stream, and a connection has its number")
-        out = self._reach.look(self._servers(self._store.away, self.watch.silent))
-        reached = self._servers(self._store.reached, self.watch.heard)
-        if self.watch.heard:
-            reached.add("redis")  # so a member is called that knows none of its nodes
-        self._link.send(
-            "beat", stuck=self._measure(), out_of_reach=out, reached=sorted(reached.difference(out))
-        )
-        return BEAT_SECONDS
-
-    def _servers(self, database: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
-        """These nodes of Redis, and the database servers for whose number ``database`` holds, by names that
-        are the same on all hosts. The address of a single Redis may not be."""
-        clustered = self.watch.queues.nodes.clustered
-        databases = {f"database {n}" for n in range(len(self._store.tables_of_server())) if database(n)}
-        return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
-
-    def _measure(self) -> list[str]:
-        """Update the gauges. Returns the names of loops that hang."""
-        self.pipeline.dispatcher.look_at_loop()
-        for topic, (running, waiting) in self.pipeline.dispatcher.load().items():
-            HANDLERS.of(topic).set(running)
-            WAITING.of(topic).set(waiting)
-        UNWRITTEN.of().set(self.pipeline.finisher.unwritten)
-        WITHOUT_REDIS.of().set(self.fallback.slots)
-        BROKEN_SLOTS.of().set(self.watch.broken)
-        INDEX_FOREIGN.of().set(self.watch.foreign)
-        now = self._clock.monotonic()
-        busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
-        busy["main"] = max(now - self._turn_at - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
-        for name, seconds in busy.items():
-            LOOP_BUSY.of(name).set(seconds)
-        return [name for name, seconds in busy.items() if seconds > STUCK_SECONDS]
-
-    def _obey(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "dead":
-            self._leases.set_dead(message["workers"])
-            self.book.dead = frozenset(message["workers"])
-            self.reclaimer.look_now()
-        elif kind == "take":
-            self.handover.take(unpack(message["slots"]))
-        elif kind == "drop":
-            self.handover.drop(unpack(message["slots"]))
-        elif kind == "stop":
-            self._stopping = True
-        elif kind == "force":
-            self._stopping = self._forced = True
-
-    # --- the end
-
-    def close(self) -> None:
-        """Close what a worker that never ran holds open. One that ran ends with its process."""
-        self.pipeline.dispatcher.close()
-        for end in (self._link, self._wake_receiver, self._wake_sender):
-            end.close()
-
-    def _leave(self, selector: selectors.BaseSelector) -> None:
-        """Take nothing more; give back what has not started; let running tries finish; leave.
-
-        In this order, so that no other process waits for us: other workers can own our slots as soon as the
-        daemon receives ``leaving``, while our last handlers still run under our claims.
-        """
-        self.pipeline.poller.pause_taking()
-        self.fallback.pause_taking()
-        self.pipeline.quarantine.leave()
-        self.services.end()
-        owned = self.handover.drop_all()
-        self._link.send("leaving", recycle=self._recycling)
-        self.serve(selector, lambda: self.settled or self._forced or self._overdue())
-        # Entries that have not started, or are settled, are with the finisher already.
-        running = self.pipeline.quarantine.abandon()
-        inflight = self.pipeline.inflight
-        running += [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
-        if running:
-            log.warning("handlers_abandoned", tasks=len(running))
-            self._give_back_running(running)
-        self.pipeline.finisher.stop(FORCED_SECONDS)
-        self.book.hand_back(owned)
-        for loop in self.loops:
-            loop.stop(1.0)
-        self.heartbeat.end()
-        self._listener.stop()
-        self.pipeline.dispatcher.close()
-        if self._webhooks is not None:
-            self._webhooks.leave()
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is held nor being taken, so that this process may end."""
-        return self.fallback.settled and self.pipeline.settled  # in this order: what it took is held then
-
-    def _overdue(self) -> bool:
-        """Whether the shutdown deadline is over. A process that is only recycled has none."""
-        if self._stopping and self._stop_by == float("inf"):
-            self._stop_by = self._clock.monotonic() + self._deadline
-        return self._clock.monotonic() >= self._stop_by
-
-    def _give_back_running(self, running: Iterable[Entry]) -> None:
-        """Give running tries back uncharged, noted on their rows. They will run again elsewhere."""
-        finisher = self.pipeline.finisher
-        finisher.give_back_running(running)
-        until = self._clock.monotonic() + FORCED_SECONDS
-        while not finisher.idle and self._clock.monotonic() < until:
-            finisher.loops[0].pause(BUSY_TICK_SECONDS)
 
 
 def main() -> None:
@@ -486,7 +53,7 @@ def main() -> None:
     link = ControlPipe(socket.socket(fileno=arguments.link))
     descriptors.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
-    told = link.first()
+    first = link.first()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
@@ -494,7 +61,7 @@ def main() -> None:
     try:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
-        identity = _learn(center, told)
+        identity = _learn(center, first)
         if arguments.app != NO_HANDLERS:
             check_topics(center, all_of_them=False)  # the daemon has checked all of them
         if center.tracing is not None:
@@ -548,15 +115,15 @@ def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHa
     )
 
 
-def _learn(center: TimeoutCenter, told: dict[str, Any] | None) -> str | None:
-    """Start with what the daemon knows of the task table. Returns its identity.
+def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str | None:
+    """Start with what the daemon knows of the task table, by its first message. Returns its identity.
 
     None from a daemon of an earlier version, which sends nothing: then the tables are queried.
     """
-    if told is None or told["kind"] != "known":
+    if first is None or first["kind"] != "known":
         return None
-    center.catalog.learn(map(Topic.of, told["topics"]))
-    return str(told["identity"])
+    center.catalog.learn(map(Topic.of, first["topics"]))
+    return str(first["identity"])
 
 
 def _end(code: int) -> NoReturn:

@@ -24,22 +24,23 @@ def instant_of(score: float) -> int:
 
 @dataclass(eq=False, slots=True)
 class OwnedSlot:
-    """A slot that this worker owns.
-
-    ``claim`` is the number that its PrepareQueue entries carry, ``others`` are the numbers that other workers
-    hold or held, ``due`` is when the poller looks at it next (ms, this machine's clock), ``left`` is how many
-    due entries the last prepare left there, ``turn`` how many were taken there in a row, ``turned`` the
-    number of its last turn, ``buried`` the size of its DeadQueue at the last peek.
-    """
+    """A slot that this worker owns."""
 
     slot: Slot
     claim: int
+    """The number that its PrepareQueue entries carry."""
     others: dict[int, str]
+    """The numbers that other workers hold or held."""
     due: int = NEVER
+    """When the poller looks at it next (ms, this machine's clock)."""
     left: int = 0
-    turn: int = 0
-    turned: int = 0
+    """How many due entries the last prepare left there."""
+    in_a_row: int = 0
+    """How many entries were taken there since it last ended a turn, or had no more."""
+    last_turn: int = 0
+    """The number of the last turn that it ended; 0 for none. Turns of all slots count together."""
     buried: int = 0
+    """The size of its DeadQueue at the last peek."""
 
 
 class SlotBook:

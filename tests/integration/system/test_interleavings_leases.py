@@ -21,7 +21,7 @@ from toc.store.tries import TakeTries
 from toc.worker.quarantine import suspects
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
-from toc.worker.stages.finish import RETRY_SECONDS
+from toc.worker.stages.flush import RETRY_SECONDS
 from toc.worker.stages.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it

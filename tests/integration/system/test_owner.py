@@ -23,7 +23,8 @@ from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.worker.slots import OwnedSlot
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
-from toc.worker.stages.finish import GATHER_BUSY_SECONDS, GATHER_SECONDS, MAX_UNWRITTEN
+from toc.worker.stages.finish import MAX_UNWRITTEN
+from toc.worker.stages.flush import GATHER_BUSY_SECONDS, GATHER_SECONDS
 from toc.worker.stages.index_watch import PROBE_SECONDS, look_seconds
 
 OTHER = Slot("test.doomed", 0)
@@ -233,7 +234,7 @@ def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_ea
         for member, request in agenda.choose(now):
             taken += [member.slot] * request.limit
             entries = [(job_id, 0.0) for job_id in range(request.limit)]
-            agenda.took(member, Prepared(entries, due, 10 * TURN, now), now)
+            agenda.note_prepared(member, Prepared(entries, due, 10 * TURN, now), now)
         behind = len(taken) // put_off_every > waits
         finisher.backlog = ENOUGH_UNWRITTEN + 1 if behind else 0
         waits += behind

@@ -16,7 +16,7 @@ from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable
 from toc.store.batch import Finish
 from toc.store.shards import Trouble
-from toc.worker.stages import agenda, dispatch, finish
+from toc.worker.stages import agenda, finish, flush, handler_threads
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, TAKE_LIMIT
 from toc.worker.stages.entry import UNLEASED_SECONDS
 
@@ -34,7 +34,7 @@ def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
 ) -> None:
     """Handlers are slow and no lease comes: each second the whole line is let go, and comes back."""
     worker, _ = hands
-    monkeypatch.setattr(dispatch, "START_WITHIN_SECONDS", 100)
+    monkeypatch.setattr(handler_threads, "START_WITHIN_SECONDS", 100)
     monkeypatch.setattr(agenda, "MOST_UNSTARTED", 300)
     submit(system, 1600)
     worker.take()
@@ -99,7 +99,7 @@ def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
 ) -> None:
     """Whoever it is may serve other servers: the entry waits for the thread of its own."""
     worker, _ = hands
-    monkeypatch.setattr(finish, "MOST_QUEUED", 0)
+    monkeypatch.setattr(flush, "MOST_QUEUED", 0)
     submit(system, 1)
     worker.take()
     (entry,) = worker.inflight.snapshot()

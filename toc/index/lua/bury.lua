@@ -15,12 +15,12 @@ for i = 1, #ARGV, 3 do
   ids[#ids + 1] = ARGV[i]
 end
 local scores = redis.call('ZMSCORE', KEYS[2], unpack(ids))
-local stands, added, removed = {}, {}, {}
+local matched, added, removed = {}, {}, {}
 for n = 1, #ids do
-  stands[n] = 0
+  matched[n] = 0
   local score, fence = scores[n] and tonumber(scores[n]), tonumber(ARGV[3 * n - 1])
   if score and (score % 1000 == fence or score == fence) then -- [rule: queue-fence]
-    stands[n] = 1
+    matched[n] = 1
     added[#added + 1] = ARGV[3 * n]
     added[#added + 1] = ids[n]
     removed[#removed + 1] = ids[n]
@@ -30,4 +30,4 @@ if #removed > 0 then
   redis.call('ZADD', KEYS[1], unpack(added))
   redis.call('ZREM', KEYS[2], unpack(removed))
 end
-return stands
+return matched

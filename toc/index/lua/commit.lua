@@ -14,16 +14,16 @@ for i = 1, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
 local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
-local stands, removed = {}, {}
+local matched, removed = {}, {}
 for n = 1, #ids do
-  stands[n] = 0
+  matched[n] = 0
   local score, fence = scores[n] and tonumber(scores[n]), tonumber(ARGV[2 * n])
   if score and (score % 1000 == fence or score == fence) then -- [rule: queue-fence]
-    stands[n] = 1
+    matched[n] = 1
     removed[#removed + 1] = ids[n]
   end
 end
 if #removed > 0 then
   redis.call('ZREM', KEYS[1], unpack(removed))
 end
-return stands
+return matched

@@ -14,12 +14,12 @@ for i = 1, #ARGV, 2 do
 end
 local seconds = tonumber(redis.call('TIME')[1])
 local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
-local stands, kept = {}, {}
+local matched, kept = {}, {}
 for n = 1, #ids do
   local fence = tonumber(ARGV[2 * n])
-  stands[n] = 0
+  matched[n] = 0
   if scores[n] and tonumber(scores[n]) % 1000 == fence then
-    stands[n] = 1
+    matched[n] = 1
     kept[#kept + 1] = string.format('%.17g', seconds * 1000 + fence)
     kept[#kept + 1] = ids[n]
   end
@@ -27,4 +27,4 @@ end
 if #kept > 0 then
   redis.call('ZADD', KEYS[1], 'XX', unpack(kept))
 end
-return stands
+return matched

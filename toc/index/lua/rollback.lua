@@ -18,12 +18,12 @@ for i = 2, #ARGV, 3 do
   ids[#ids + 1] = ARGV[i]
 end
 local scores = redis.call('ZMSCORE', KEYS[2], unpack(ids))
-local stands, added, removed = {}, {}, {}
+local matched, added, removed = {}, {}, {}
 for n = 1, #ids do
-  stands[n] = 0
+  matched[n] = 0
   local score, fence = scores[n] and tonumber(scores[n]), tonumber(ARGV[3 * n])
   if score and (score % 1000 == fence or score == fence) then -- [rule: queue-fence]
-    stands[n] = 1
+    matched[n] = 1
     added[#added + 1] = ARGV[3 * n + 1]
     added[#added + 1] = ids[n]
     removed[#removed + 1] = ids[n]
@@ -38,4 +38,4 @@ if #removed > 0 then
     redis.pcall('PUBLISH', ARGV[1], string.format('%.17g', first))
   end
 end
-return stands
+return matched

@@ -38,6 +38,7 @@ from toc.worker.control import pack, unpack
 from toc.worker.crowding import Relief
 from toc.worker.daemon.http import Monitor, State
 from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
+from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS, patience
 
 log = get_logger(__name__)
@@ -47,12 +48,6 @@ CLAIM_RETRY_SECONDS = 0.25
 """Pause before slots are claimed again whose former owner has not released them."""
 KILL_AFTER_SECONDS = 10.0
 """How long after the shutdown deadline a worker process is killed."""
-RESTART_CAP_SECONDS = 10.0
-"""Longest backoff before the successor of a process that dies soon after its start."""
-SERVED_CAP_SECONDS = 1.0
-"""Longest backoff if the process has served, and others cannot serve in its place."""
-LIVED_SECONDS = 10.0
-"""A worker process that lived this long is replaced at once when it dies."""
 
 
 @dataclass(eq=False)
@@ -75,7 +70,7 @@ class Daemon:
     def __post_init__(self) -> None:
         self._processes = self.settings.processes + (self.beside.processes if self.beside else 0)
         """How many processes there should be; the last of them are those beside the workers."""
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         self._left_alone: set[str] = set()
         """Topics that the app has handlers for and that are not delivered to handlers."""
         self._missing: set[Slot] = set()
@@ -100,12 +95,8 @@ class Daemon:
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self._relief = Relief()
-        self._spawn_at: dict[int, float] = dict.fromkeys(range(self._processes), 0.0)
-        """When to start each missing process, by index (monotonic)."""
-        self._crashes = [0] * self._processes
-        self._loaded = False
-        """Whether the application has loaded once. If so, a later failure may be temporary."""
-        self._told_dead: frozenset[str] = frozenset()
+        self._successors = Successors(self._processes)
+        self._sent_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
         self._changed = True
@@ -196,8 +187,8 @@ class Daemon:
         timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
         if [child for child in self._children.values() if not child.link.flush()]:
             timeout = CLAIM_RETRY_SECONDS
-        until = [self._step_at, *self._spawn_at.values()]
-        timeout = max(0.0, min(timeout, min(until) - time.monotonic()))
+        until = min(self._step_at, self._successors.next_at())
+        timeout = max(0.0, min(timeout, until - time.monotonic()))
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_receiver:
                 self._wake_receiver.recv(4096)
@@ -240,7 +231,7 @@ class Daemon:
         elif kind == "crowding":
             child.crowded = message["crowded"]
         elif kind == "ready":
-            self._loaded = True
+            self._successors.loaded = True
             child.features = KNOWN.intersection(message.get("features", ()))
             child.keys = frozenset(message.get("keys", ()))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
@@ -261,7 +252,7 @@ class Daemon:
             if message["recycle"]:
                 child.recycled = True
                 log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
-                self._spawn_at[child.index] = 0.0
+                self._successors.start_in(child.index, 0.0)
         elif kind == "left":
             child.left = True
         if (
@@ -313,9 +304,9 @@ class Daemon:
     def _tell(self) -> None:
         """Report the state to the monitor, about once a second, if it has an address."""
         now = time.monotonic()
-        if self.monitor.address is None or now - self._told_at < TICK_SECONDS / 2:
+        if self.monitor.address is None or now - self._reported_at < TICK_SECONDS / 2:
             return
-        self._told_at = now
+        self._reported_at = now
         children = list(self._children.values())
         held = {slot for child in children for slot in child.held - child.dropping}
         moving = {slot for child in children for slot in child.dropping} | self._missing
@@ -349,12 +340,9 @@ class Daemon:
 
     def _start_missing(self) -> None:
         if self._stop_at is not None:
-            self._spawn_at.clear()
-        now = time.monotonic()
-        for index, at in list(self._spawn_at.items()):
-            if at <= now:
-                del self._spawn_at[index]
-                self._spawn(index)
+            self._successors.none()
+        for index in self._successors.take_due():
+            self._spawn(index)
 
     def _consumes(self, child: WorkerProcess) -> bool:
         """Whether it is a worker, and no process beside the workers."""
@@ -379,7 +367,7 @@ class Daemon:
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
-            self._spawn_at[index] = time.monotonic() + RESTART_CAP_SECONDS
+            self._successors.start_in(index, RESTART_CAP_SECONDS)
             return
         self._children[worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
@@ -408,7 +396,7 @@ class Daemon:
         self._take_out(child, known_dead=not child.left)
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
         succeeded = any(other.index == child.index for other in self._children.values())
-        again = 0.0 if succeeded or self._stop_at is not None else self._when_again(child)
+        again = 0.0 if succeeded or self._stop_at is not None else self._backoff(child)
         about = {"worker": child.worker_id, "pid": child.process.pid}
         if child.left:
             log.info("worker_left", **about)
@@ -424,24 +412,13 @@ class Daemon:
             self._exit_code = child.unfit["exit_code"]
             self._stop()
         elif not succeeded:
-            self._spawn_at[child.index] = time.monotonic() + again
+            self._successors.start_in(child.index, again)
 
-    def _when_again(self, child: WorkerProcess) -> float | None:
-        """The backoff (seconds) before a successor starts. None: only an operator can help.
-
-        That is so if the application never loaded here. If it has, an update may be replacing its files.
-        """
-        if child.unfit is not None and child.unfit["wrong"] and not self._loaded:
-            return None
-        lived = time.monotonic() - child.born
-        self._crashes[child.index] = 0 if lived > LIVED_SECONDS else self._crashes[child.index] + 1
-        # A worker that has served died of a task, which can happen only a few times; other tasks wait for it.
-        # A process beside them may die of a request that is sent for ever; others like it serve meanwhile.
-        replaceable = not self._consumes(child) and any(
-            not self._consumes(one) for one in self._children.values()
-        )
-        cap = SERVED_CAP_SECONDS if child.heard and not replaceable else RESTART_CAP_SECONDS
-        return min(0.1 * (2.0 ** min(self._crashes[child.index], 10) - 1), cap)
+    def _backoff(self, child: WorkerProcess) -> float | None:
+        # A process beside the workers may die of a request that is sent for ever.
+        beside = not self._consumes(child)
+        replaceable = beside and any(not self._consumes(one) for one in self._children.values())
+        return self._successors.backoff(child, replaceable=replaceable)
 
     def _look_after(self) -> None:
         """Handle signals, silence and deadlines."""
@@ -469,7 +446,7 @@ class Daemon:
 
         The others may have outlived their daemon. A later look checks them again.
         """
-        self._met -= self._children.keys() | self._told_dead
+        self._met -= self._children.keys() | self._sent_dead
         gone = set(filter(self._neighbourhood.proves_gone, self._met))
         if gone:
             self._met -= gone
@@ -546,8 +523,8 @@ class Daemon:
             return
         self._coordinator.set_topics(self._amounts(), self._deliveries())
         dead = frozenset(self._coordinator.dead_workers())
-        if dead != self._told_dead:
-            self._told_dead = dead
+        if dead != self._sent_dead:
+            self._sent_dead = dead
             for child in self._children.values():
                 child.link.send("dead", workers=sorted(dead))
         desired, claimed = self._coordinator.desired(), self._coordinator.claimed()

@@ -32,7 +32,7 @@ from toc.worker.app import load_app
 from toc.worker.control import ControlPipe
 from toc.worker.copies import end_if_copy
 from toc.worker.silence import BEAT_SECONDS
-from toc.worker.stages.dispatch import check_done, per_task
+from toc.worker.stages.handler_calls import check_done, per_task
 from toc.worker.stages.loopwatch import executor_gone
 from toc.worker.stages.traced import traced
 
@@ -59,7 +59,7 @@ def run(
     except BaseException as exc:
         error = exc
     end_if_copy(error)
-    return {"kind": "processed"} if error is None else _told(error)
+    return {"kind": "processed"} if error is None else _failure(error)
 
 
 def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: float) -> Any:
@@ -75,10 +75,10 @@ def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: fl
     return task.result()
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    told = raised(error)
-    kind = "dead" if told.dead else "failed" if told.after_ms is None else "retry"
-    return {"kind": kind, "raised": told._asdict()}
+def _failure(error: BaseException) -> dict[str, Any]:
+    what = raised(error)
+    kind = "dead" if what.dead else "failed" if what.after_ms is None else "retry"
+    return {"kind": kind, "raised": what._asdict()}
 
 
 def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
@@ -95,9 +95,9 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
                 row = TryRow._make(message["row"])
                 # One runner for all tasks: objects that handlers keep may be bound to its event loop.
                 body = _body(message.get("body"))
-                told = run(handlers[message["topic"]], row, body, runner, message["seconds"])
+                outcome = run(handlers[message["topic"]], row, body, runner, message["seconds"])
                 stdio.restore()  # for the next task, which did not close them
-                link.send(told.pop("kind"), dropped=dropped.take(), **told)
+                link.send(outcome.pop("kind"), dropped=dropped.take(), **outcome)
                 if executor_gone(runner.get_loop()):
                     return  # the next task must not fail because of it
 

@@ -42,10 +42,11 @@ from toc.store.store import Store
 from toc.worker.quarantine.child import IsolatedProcess
 from toc.worker.silence import patience
 from toc.worker.stages.bodies import BodyReader
-from toc.worker.stages.dispatch import CLEAN_UP_SECONDS
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.finish import Finisher, tell_unwritten
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.handler_loop import CLEAN_UP_SECONDS
+from toc.worker.stages.moves import tell_unwritten
 
 log = get_logger(__name__)
 

@@ -148,7 +148,7 @@ class Adopter:
                 found[slot] = found.get(slot, {}) | fences
 
     def _adopt(self, found: Mapping[Slot, Mapping[int, float]], now: int) -> None:
-        """Hold those of these entries that are not held and still stand; check or give back them.
+        """Hold those of these entries that are not held and still prepared; check or give back them.
 
         Each gets a heartbeat first, since it may be old.
         """
@@ -157,19 +157,19 @@ class Adopter:
         for slot, fences in found.items():
             free = [(job_id, fence) for job_id, fence in fences.items() if self.inflight.get(job_id) is None]
             # Hold before the existence check, not after it. What the poller holds meanwhile, whose reply has
-            # yet to be read, replaces this entry; what has been moved away meanwhile does not stand.
+            # yet to be read, replaces this entry; what has been moved away meanwhile does not match.
             if entries := self.hold(slot, free, now, kept):
                 held[slot] = entries
         asked = {slot: [(entry.job_id, entry.fence) for entry in some] for slot, some in held.items()}
         adopted: list[Entry] = []
-        for slot, standing in self.queues.extend(asked).items():  # [rule: adopted-alive]
-            if isinstance(standing, IndexUnavailable):
+        for slot, matched in self.queues.extend(asked).items():  # [rule: adopted-alive]
+            if isinstance(matched, IndexUnavailable):
                 self.inflight.drop(held[slot])
                 for claim in {split(entry.fence).claim for entry in held[slot]}:
                     self._look(now + RETRY_MS, slot, claim)
                 continue
-            self.inflight.drop(e for e, stands in zip(held[slot], standing, strict=True) if not stands)
-            adopted += [e for e, stands in zip(held[slot], standing, strict=True) if stands]
+            self.inflight.drop(e for e, match in zip(held[slot], matched, strict=True) if not match)
+            adopted += [e for e, match in zip(held[slot], matched, strict=True) if match]
         if adopted:
             log.info("entries_adopted", tasks=len(adopted))
             self.take_over(adopted)

@@ -10,7 +10,7 @@ some milliseconds lies in few tables.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
@@ -21,10 +21,11 @@ from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
-from toc.worker.stages.dispatch import MAX_WAITING, Dispatcher
+from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.feedback import LetGo, Pressure
 from toc.worker.stages.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.stages.handler_threads import MAX_WAITING
 from toc.worker.stages.resume_rate import ResumeRate
 
 TAKE_LIMIT = 200
@@ -44,7 +45,7 @@ BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
 
-_LONGEST = attrgetter("due", "turned")
+_LONGEST = attrgetter("due", "last_turn")
 """Who waits longest. Slots that were put off together are due together: then who had a turn longest ago."""
 
 
@@ -106,49 +107,32 @@ class Agenda:
 
     def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
         """Choose due slots to take from, each with an entry limit: no more than can be started soon."""
-        owned = self.book.owned
-        by_topic: dict[str, list[OwnedSlot]] = {}
-        while self._due and self._due[0][0] <= now:
-            due, slot = heapq.heappop(self._due)
-            member = owned.get(slot)
-            if member is None or member.due != due:
-                continue
-            by_topic.setdefault(slot.topic, []).append(member)
         requests: list[tuple[OwnedSlot, PrepareRequest]] = []
         topics = self.catalog.known()
         unwritten, unmoved = self.finisher.backlog, self.finisher.unmoved()
-        for name, members in by_topic.items():
-            members.sort(key=_LONGEST)
-            since = {member.slot: member.due for member in members}
-            for member in members:
-                member.due = NEVER  # until a due time is known
-            more = any(member.left for member in members)
-            behind = unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN)
-            if behind or self.inflight.waiting(name) + self.let_go.waiting(name) > MOST_UNSTARTED:
-                for member in members:
-                    self.look(member, now + BEHIND_LOOK_MS)
+        for name, members in self._remove_due(now).items():
+            if self._is_behind(name, members, unwritten):
+                self._put_off(members, now + BEHIND_LOOK_MS)
                 continue
             if unmoved:
-                for member in members:
-                    if member.slot in unmoved:
-                        self.look(member, now + BEHIND_LOOK_MS)
+                self._put_off([member for member in members if member.slot in unmoved], now + BEHIND_LOOK_MS)
                 members = [member for member in members if member.slot not in unmoved]
-            topic = topics.get(name)
-            handler = self.handlers.get(name)
+            topic, handler = topics.get(name), self.handlers.get(name)
             if topic is None or handler is None or not handler.serves(topic):
-                for member in members:
-                    self.look(member, now + PAUSED_LOOK_MS)
+                self._put_off(members, now + PAUSED_LOOK_MS)
                 continue
+            since = {member.slot: member.due for member in members}
             room = min(self.dispatcher.room(name), ROUND_LIMIT)
             if topic.resume_rate:
-                mine = sum(slot.topic == name for slot in owned)
+                mine = sum(slot.topic == name for slot in self.book.owned)
                 members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
-                for member in waiting:
-                    self.look(member, now + wait)
+                self._put_off(waiting, now + wait)
             chosen = share(members, room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
                 self.dispatcher.want_room(name)
+            for member in members:
+                member.due = NEVER  # until a due time is known
             requests += [
                 (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
                 for member, limit in chosen
@@ -156,20 +140,45 @@ class Agenda:
         self.pressure.crowded = bool(self._no_room)
         return requests
 
-    def took(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
+    def _remove_due(self, now: int) -> dict[str, list[OwnedSlot]]:
+        """Remove the slots that are due from the heap. Returns those of each topic, the longest due first."""
+        owned = self.book.owned
+        due_slots: dict[str, dict[Slot, OwnedSlot]] = {}
+        while self._due and self._due[0][0] <= now:
+            due, slot = heapq.heappop(self._due)
+            member = owned.get(slot)
+            if member is not None and member.due == due:
+                due_slots.setdefault(slot.topic, {})[slot] = member  # once: a stale pair may say the same
+        return {topic: sorted(members.values(), key=_LONGEST) for topic, members in due_slots.items()}
+
+    def _is_behind(self, topic: str, members: list[OwnedSlot], unwritten: int) -> bool:
+        """Whether enough was taken: many ended tries wait to be written, or many entries to start."""
+        more = any(member.left for member in members)
+        if unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN):
+            return True
+        return self.inflight.waiting(topic) + self.let_go.waiting(topic) > MOST_UNSTARTED
+
+    def _put_off(self, members: Iterable[OwnedSlot], until: int) -> None:
+        """Look at slots that were due at ``until`` (ms) instead."""
+        for member in members:
+            member.due = NEVER
+            self.look(member, until)
+
+    def note_prepared(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
         """Schedule the next look at a slot from which a prepare has taken ``result``."""
+        taken = len(result.entries)
         owned.left = result.left
-        owned.turn = owned.turn + len(result.entries) if result.left else 0
+        owned.in_a_row = (owned.in_a_row + taken) if result.left else 0
         if owned.slot.topic in self._resume.topics:
-            self._resume.took(owned.slot, len(result.entries), result.next_due)
+            self._resume.took(owned.slot, taken, result.next_due)
         if result.next_due is None:
             return
         due = instant_of(result.next_due)
         if result.redis_now_ms < due <= now:  # Redis's clock is behind ours and says not yet
             due += now - result.redis_now_ms
-        elif due <= now and owned.turn >= TURN:
-            due, owned.turn = now, 0  # behind those that wait
-            owned.turned = next(self._turns)
+        elif due <= now and owned.in_a_row >= TURN:
+            due = now  # behind those that wait
+            owned.in_a_row, owned.last_turn = 0, next(self._turns)
         self.look(owned, due)
 
 

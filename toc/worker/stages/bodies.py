@@ -25,7 +25,8 @@ from toc.store.bodies import BODY_BYTES
 from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.finish import IDLE_SECONDS, RETRY_SECONDS, Finisher
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.flush import IDLE_SECONDS, RETRY_SECONDS
 
 log = get_logger(__name__)
 
@@ -42,10 +43,10 @@ Fetched = tuple[list[Entry], dict[int, Body]]
 class _Request:
     """The bodies that a batch needs."""
 
-    def __init__(self, entries: Sequence[Entry], told: Callable[[], None]) -> None:
+    def __init__(self, entries: Sequence[Entry], on_answer: Callable[[], None]) -> None:
         self.entries = entries
         self.wanted = [entry for entry in entries if entry.row.body_length >= 0]
-        self.told = told
+        self.on_answer = on_answer
         """Called after each answer."""
         self.found: dict[int, Content | Trouble | None] = {}
         self.over = False
@@ -99,11 +100,11 @@ class BodyReader:
                 return
             then(self._fetched(request))
 
-        def told() -> None:
+        def on_answer() -> None:
             if request.complete:
                 end()
 
-        request = _Request(entries, told)
+        request = _Request(entries, on_answer)
         self._ask(request)
         return end
 
@@ -133,7 +134,7 @@ class BodyReader:
             content = answers.get(entry.job_id)
             request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if content is None else content
         for request in {id(request): request for _, request in part}.values():
-            request.told()
+            request.on_answer()
         return 0.0 if wanted else IDLE_SECONDS
 
     def _fetched(self, request: _Request) -> Fetched:

@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 _running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
 """The entry for which a coroutine runs. Callbacks and tasks that the coroutine creates inherit it."""
-_told: ContextVar[bool] = ContextVar("toc_told", default=False)
+_refusal_logged: ContextVar[bool] = ContextVar("toc_refusal_logged", default=False)
 
 
 class HandlerTask(asyncio.Task[None]):
@@ -56,8 +56,8 @@ class HandlerTask(asyncio.Task[None]):
         self.disturbed = self.disturbed or not self.cancelling()
         if asks is None and self.begun:
             return super().cancel(msg)
-        if asks is not None and not _told.get():  # log once: there may be thousands
-            _told.set(True)
+        if asks is not None and not _refusal_logged.get():  # log once: there may be thousands
+            _refusal_logged.set(True)
             log.warning("cancel_refused", job_id=asks.job_id, topic=asks.topic.name)
         return False
 

@@ -1,11 +1,11 @@
-"""What the stages tell those before them: where tasks may be due, which entries were let go, and whether the
-process keeps up."""
+"""What the stages tell those before them: where tasks may be due, which entries were let go, for which topics
+there is room again, and whether the process keeps up."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from toc.loop import Wake
 from toc.model.topic import Slot
@@ -80,6 +80,39 @@ class LetGo:
 
     def __bool__(self) -> bool:
         return bool(self._entries)
+
+
+class WantedRoom:
+    """The topics of which more would be taken if there were room. Thread-safe.
+
+    ``room`` tells how many entries of a topic may be taken; those in ``wake`` are woken once there is room
+    for one of the topics.
+    """
+
+    def __init__(self, room: Callable[[str], int], wake: Sequence[Callable[[], None]]) -> None:
+        self._room = room
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._topics: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._topics)
+
+    def add(self, topic: str) -> None:
+        """Ask for room for a topic."""
+        with self._lock:
+            self._topics.add(topic)
+        self.look()
+
+    def look(self) -> None:
+        """Find out whether there is room. It is told of once."""
+        with self._lock:
+            found = any(self._room(topic) > 0 for topic in self._topics)
+            if found:
+                self._topics.clear()
+        if found:
+            for wake in self._wake:
+                wake()
 
 
 class Pressure:

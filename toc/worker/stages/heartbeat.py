@@ -16,9 +16,10 @@ from toc.model.raised import overran
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import FENCES_LOST
-from toc.worker.stages.dispatch import CLEAN_UP_SECONDS, Dispatcher
+from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher
+from toc.worker.stages.handler_loop import CLEAN_UP_SECONDS
 from toc.worker.stages.waiting_notes import WaitingNotes
 
 log = get_logger(__name__)
@@ -71,14 +72,14 @@ class Heartbeat:
         results = self.queues.extend(sent)
         failures: list[IndexUnavailable] = []
         for slot, entries in aging.items():
-            standing = results[slot]
-            if isinstance(standing, IndexUnavailable):
-                failures.append(standing)
+            matched = results[slot]
+            if isinstance(matched, IndexUnavailable):
+                failures.append(matched)
                 continue
-            for entry, (_, fence), stands in zip(entries, sent[slot], standing, strict=True):
+            for entry, (_, fence), match in zip(entries, sent[slot], matched, strict=True):
                 if entry.fence != fence:
                     continue  # taken again meanwhile: it runs on under another fencing token
-                if stands:
+                if match:
                     entry.kept = now
                 elif self.inflight.get(entry.job_id) is entry:
                     # Timed out by another worker, or lost. A success still counts; a failure will not.

@@ -22,7 +22,8 @@ from toc.store.leases import RAN_OUT
 from toc.store.shards import Trouble
 from toc.store.store import Store
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
-from toc.worker.stages.finish import Finisher, tell_unwritten
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.moves import tell_unwritten
 
 log = get_logger(__name__)
 

@@ -158,7 +158,7 @@ class Poller:
                     self.adopter.reply_lost(slot, owned.claim)
                 continue
             taken += self.adopter.hold(slot, result.entries, result.redis_now_ms, asked.at)
-            self.agenda.took(owned, result, now)
+            self.agenda.note_prepared(owned, result, now)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         return taken

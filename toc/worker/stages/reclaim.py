@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -20,7 +20,7 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import split
-from toc.model.task import TaskStatus
+from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Delivery, Slot, Topic
 from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
 from toc.observe.log import get_logger
@@ -31,7 +31,7 @@ from toc.store.store import Store
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.entry import NO_FENCE, Inflight
 from toc.worker.stages.feedback import Inbox
-from toc.worker.stages.finish import mark_begun
+from toc.worker.stages.moves import mark_begun
 
 log = get_logger(__name__)
 
@@ -151,22 +151,9 @@ class Reclaimer:
     def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
         """Write rows, then move the listed entries if unchanged: a crash in between repeats it uncharged."""
         rows = self.store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
-        unknown = dict(rows.unanswered)
-        """Rows that cannot be read or written now. A later look finds their entries again."""
         now = self.clock.now_ms()
-        crashes: dict[int, Failure] = {}
-        for slot, pairs in found.items():
-            topic = topics[slot.topic]
-            dead = _numbers_of(self.book.dead, self.book.owned[slot]) if slot in self.book.owned else []
-            for job_id, score in pairs:
-                _, remaining, claim = split(score)
-                failure = after_crash(
-                    rows.get(job_id), topic, remaining, now, self.max_crashes, dead=claim in dead
-                )
-                if failure is not None:
-                    crashes[job_id] = failure
+        crashes = self._crashes(found, rows, topics, now)
         guards = self.store.crash(list(crashes.values())) if crashes else Answers[Guard]()
-        unknown |= guards.unanswered
         pulled = {topic.biz_type for topic in topics.values() if topic.delivery is Delivery.PULL}
         # These may have begun before their deadline moved. Nothing else records it.
         moved = [
@@ -177,45 +164,76 @@ class Reclaimer:
             and job_id not in crashes
             and row.biz_type not in pulled  # a hand-out is on the row
         ]
-        unknown |= mark_begun(self.store, rows.values(), moved, BEFORE_MOVED)
+        unmarked = mark_begun(self.store, rows.values(), moved, BEFORE_MOVED)
+        # Rows that cannot be read or written now: a later look finds their entries again.
+        unknown = rows.unanswered | guards.unanswered | unmarked
         if unknown:
             log.warning("not_reclaimed", tasks=len(unknown), error=str(next(iter(unknown.values()))))
         failpoint("reclaim.rows-written")
+        lost = {job_id for job_id in crashes if guards.get(job_id) is not Guard.APPLIED}
+        known = {slot: [pair for pair in pairs if pair[0] not in unknown] for slot, pairs in found.items()}
+        tasks = self._move(known, rows, crashes, lost, topics, now)
+        log.warning("reclaimed", slots=len(found), tasks=tasks)
+
+    def _crashes(
+        self,
+        found: Mapping[Slot, list[tuple[int, float]]],
+        rows: Mapping[int, TryRow],
+        topics: Mapping[str, Topic],
+        now: int,
+    ) -> dict[int, Failure]:
+        """The changes of rows, by job_id, that charge the tries with which a worker ended."""
+        crashes: dict[int, Failure] = {}
+        for slot, pairs in found.items():
+            dead = _numbers_of(self.book.dead, self.book.owned[slot]) if slot in self.book.owned else []
+            for job_id, score in pairs:
+                _, remaining, claim = split(score)
+                failure = after_crash(
+                    rows.get(job_id), topics[slot.topic], remaining, now, self.max_crashes, dead=claim in dead
+                )
+                if failure is not None:
+                    crashes[job_id] = failure
+        return crashes
+
+    def _move(
+        self,
+        found: Mapping[Slot, list[tuple[int, float]]],
+        rows: Mapping[int, TryRow],
+        crashes: Mapping[int, Failure],
+        lost: Collection[int],
+        topics: Mapping[str, Topic],
+        now: int,
+    ) -> int:
+        """Move entries to where their rows say. Returns how many were put back.
+
+        The whole score is the fencing token: it holds unless a heartbeat came since the entry was listed. A
+        worker that has woken up meanwhile continues, but its failure is fenced off.
+        """
+        # [rule: whole-score]
         commits: dict[Slot, list[tuple[int, float]]] = {}
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
         buries: dict[Slot, list[tuple[int, float, int]]] = {}
         for slot, pairs in found.items():
             topic = topics[slot.topic]
             for job_id, score in pairs:
-                if job_id in unknown:
-                    continue
                 row = rows.get(job_id)
-                # The whole score is the fencing token: it holds unless a heartbeat came since the entry was
-                # listed. A worker that has woken up meanwhile goes on, but its failure is fenced off.
-                # [rule: whole-score]
                 place = belongs(row)
                 if row is None or place is Place.NOWHERE:
                     commits.setdefault(slot, []).append((job_id, score))
                 elif place is Place.DEAD_QUEUE:
                     buries.setdefault(slot, []).append((job_id, score, now))
-                elif job_id not in crashes:
+                elif job_id in lost:
+                    continue  # the row changed meanwhile; the next look reads it again
+                elif crash := crashes.get(job_id):
+                    TRIES.of(topic.name, "crashed").add()
+                    target = entry_score(topic, crash.next_time, crash.new_attempts)
+                    backs.setdefault(slot, []).append((job_id, score, target))
+                else:
                     due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
                     target = entry_score(topic, due, row.attempts)
                     backs.setdefault(slot, []).append((job_id, score, target))
-                elif guards[job_id] is Guard.APPLIED:
-                    TRIES.of(topic.name, "crashed").add()
-                    crash = crashes[job_id]
-                    target = entry_score(topic, crash.next_time, crash.new_attempts)
-                    backs.setdefault(slot, []).append((job_id, score, target))
-                # LOST: the row changed meanwhile; the next look reads it again
         if commits:
-            for slot, removed in self.queues.commit(commits).items():
-                if isinstance(removed, IndexUnavailable):
-                    continue
-                for (job_id, _), was_there in zip(commits[slot], removed, strict=True):
-                    if was_there and job_id not in rows:
-                        log.error("orphan_dropped", job_id=job_id, slot=str(slot))
-                        ORPHANS.of(slot.topic).add()
+            self._drop(commits, rows)
         if backs:
             self.queues.rollback(backs)
         if buries:
@@ -223,7 +241,17 @@ class Reclaimer:
         self.queues.note_waiting(dict.fromkeys(backs))  # the notes of their worker are obsolete
         for slot, given in backs.items():
             RECLAIMED.of(slot.topic).add(len(given))
-        log.warning("reclaimed", slots=len(found), tasks=sum(map(len, backs.values())))
+        return sum(map(len, backs.values()))
+
+    def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], rows: Mapping[int, TryRow]) -> None:
+        """Remove entries of tasks that have ended or have no row. The latter are an alarm."""
+        for slot, removed in self.queues.commit(entries).items():
+            if isinstance(removed, IndexUnavailable):
+                continue
+            for (job_id, _), was_there in zip(entries[slot], removed, strict=True):
+                if was_there and job_id not in rows:
+                    log.error("orphan_dropped", job_id=job_id, slot=str(slot))
+                    ORPHANS.of(slot.topic).add()
 
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:

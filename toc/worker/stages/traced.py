@@ -9,7 +9,7 @@ from typing import Any
 from toc.model.handler import Handler
 from toc.model.task import Task
 from toc.observe.tracing import Tracing
-from toc.worker.stages.dispatch import check_done, per_task
+from toc.worker.stages.handler_calls import check_done, per_task
 
 
 def traced(handler: Handler, tracing: Tracing) -> Handler:

@@ -63,7 +63,7 @@ class WaitingNotes:
         self._queues = queues
         self._clock = clock
         self._put_away = put_away
-        self._told: dict[Slot, tuple[Waiting, float]] = {}
+        self._written: dict[Slot, tuple[Waiting, float]] = {}
         """The last note of each slot, and when it was written (monotonic)."""
 
     def tell(self, entries: Iterable[Entry], now: float) -> None:
@@ -71,18 +71,18 @@ class WaitingNotes:
         waiting = self._waiting(entries, now)
         notes: dict[Slot, Waiting | None] = {}
         for slot, note in waiting.items():
-            before, at = self._told.get(slot, (None, float("-inf")))
+            before, at = self._written.get(slot, (None, float("-inf")))
             if now - at >= (TELL_SECONDS if note != before else AGAIN_SECONDS):
                 notes[slot] = note
-        notes |= dict.fromkeys(self._told.keys() - waiting.keys())
+        notes |= dict.fromkeys(self._written.keys() - waiting.keys())
         if not notes:
             return
         for slot, done in self._queues.note_waiting(notes).items():
-            told = notes[slot]
-            if told is None or isinstance(done, IndexUnavailable):
-                self._told.pop(slot, None)  # if a withdrawn note stays, it soon expires
+            written = notes[slot]
+            if written is None or isinstance(done, IndexUnavailable):
+                self._written.pop(slot, None)  # if a withdrawn note stays, it soon expires
             else:
-                self._told[slot] = told, now
+                self._written[slot] = written, now
 
     def _waiting(self, entries: Iterable[Entry], now: float) -> dict[Slot, Waiting]:
         now_ms = self._clock.now_ms()

@@ -1,0 +1,183 @@
+"""The claims of one daemon's workers: for each slot that one of them holds, an ephemeral node.
+
+Claims last as long as the daemon's session, so no other daemon has their slots. A claim that passes from one
+of its workers to another is rewritten in one step, so that it is never free in between.
+
+What may have to be deleted is recorded first (``leftover``) and forgotten when ZooKeeper has done it, so
+interrupted work is simply repeated. Only the daemon's thread uses a Claims; kazoo's threads tell of claims of
+others that are free again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import Any
+
+from toc.coordination.session import Session
+from toc.coordination.znodes import Paths, decode, encode, slot_of
+from toc.model.clock import Clock
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+
+log = get_logger(__name__)
+
+
+class Claims:
+    """What this daemon's workers hold, and the nodes that say so.
+
+    ``ours`` are the workers that ever joined here, or were proved gone here. ``signal`` tells the daemon to
+    try again. Methods with a ``session_id`` raise CoordinationUnavailable.
+    """
+
+    def __init__(
+        self, session: Session, paths: Paths, clock: Clock, ours: Set[str], signal: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._paths = paths
+        self._clock = clock
+        self._ours = ours
+        self._signal = signal
+        self.held: dict[Slot, str] = {}
+        """slot -> worker_id."""
+        self.vacant: set[Slot] = set()
+        """Slots that our workers have released while their claims are still in our session: no other daemon
+        can have them, and while ZooKeeper is out of reach our other workers may."""
+        self.leftover: set[Slot] = set()
+        """Claims that may be ours and must be deleted, unless they are held again."""
+        self._lock = threading.Lock()
+        self._blocked: set[Slot] = set()
+        """Slots of other workers; a watch tells when one is free. Under the lock."""
+
+    def of(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
+        """Those of the slots that the worker holds."""
+        return {slot for slot in slots if self.held.get(slot) == worker_id}
+
+    def let_go(self, slots: Collection[Slot]) -> None:
+        """Record that a worker of ours released slots; their claims are deleted unless another of ours takes
+        them."""
+        for slot in slots:
+            del self.held[slot]
+        self.leftover.update(slots)
+        self.vacant.update(slots)
+
+    def take_vacant(self, worker_id: str, slots: Collection[Slot]) -> None:
+        """Let a worker hold those of the slots that are vacant. ``hand_on`` writes that later."""
+        again = self.vacant.intersection(slots)
+        self.vacant -= again
+        self.held.update(dict.fromkeys(again, worker_id))
+
+    def to_claim(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of the slots that no worker of ours holds, and of others none as far as known."""
+        with self._lock:
+            return [slot for slot in slots if slot not in self.held and slot not in self._blocked]
+
+    def unblock(self) -> None:
+        """Try all slots again: watches may have been lost."""
+        with self._lock:
+            self._blocked.clear()
+
+    def claim(self, wanted: Mapping[Slot, str], session_id: int) -> None:
+        """Claim slots for workers of ours, as far as they are free."""
+        self.held.update(self._make(wanted, session_id))
+
+    def claim_anew(self, wanted: Mapping[Slot, str], session_id: int) -> None:
+        """In a new session, or after nodes were deleted: claim again these of the slots that are held. The
+        others are held no more."""
+        self.leftover.update(self.held)
+        kept = self._make(wanted, session_id)
+        if len(kept) < len(self.held):
+            log.warning("claims_lost", slots=len(self.held) - len(kept))
+        self.held = kept
+
+    def restore(self, lost: Mapping[Slot, str], session_id: int) -> None:
+        """Make again the nodes of held slots that were lost."""
+        kept = self._make(lost, session_id)
+        for slot in lost.keys() - kept.keys():
+            del self.held[slot]
+
+    def hand_on(self, session_id: int) -> None:
+        """Write the names of those workers into leftover claims that have taken over their slots."""
+        taken = {slot: self.held[slot] for slot in self.leftover if slot in self.held}
+        lost = taken.keys() - self._make(taken, session_id).keys()
+        if lost:
+            log.warning("claims_lost", slots=len(lost))
+        for slot in lost:
+            del self.held[slot]
+
+    def delete_leftover(self, session_id: int) -> None:
+        """Delete the claims that no worker of ours holds any more."""
+        slots = sorted(self.leftover - self.held.keys())
+        paths = [self._paths.node("slots", slot) for slot in slots]
+        nodes = self._session.read(paths)
+        self.vacant.clear()  # once a claim is gone, another daemon may take the slot
+        self._session.delete(
+            path
+            for path, node in zip(paths, nodes, strict=True)
+            if node and (node.session == session_id or decode(node.data).get("worker_id") in self._ours)
+        )
+        self.leftover.clear()
+
+    def _make(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
+        """Create claims for workers of ours. Returns those that succeeded; watches those held by others."""
+        self.leftover.update(wanted)  # until the outcome of each is known
+        self.vacant.difference_update(wanted)
+        granted = self._create(wanted)
+        refused = [slot for slot in wanted if slot not in granted]
+        with self._lock:
+            self._blocked.update(refused)
+        nodes = self._session.read((self._paths.node("slots", slot) for slot in refused), self._changed)
+        passed_on: list[tuple[Slot, int]] = []
+        ours = {}
+        for slot, node in zip(refused, nodes, strict=True):
+            holder = decode(node.data).get("worker_id") if node else None
+            if node is None:
+                ours[slot] = wanted[slot]  # free by now
+            elif node.session == session_id and holder == wanted[slot]:
+                granted[slot] = wanted[slot]  # the answer to an earlier attempt was lost
+            elif node.session == session_id:
+                passed_on.append((slot, node.version))  # a worker of ours has released it
+            elif holder in self._ours:
+                ours[slot] = wanted[slot]  # of an earlier session
+        self._session.delete(
+            self._paths.node("slots", slot)
+            for slot, node in zip(refused, nodes, strict=True)
+            if node and slot in ours
+        )
+        granted |= self._create(ours)
+        granted |= self._pass_on(passed_on, wanted)
+        asked = ours.keys() | {slot for slot, _ in passed_on}
+        with self._lock:
+            self._blocked -= granted.keys() | asked
+        if not asked <= granted.keys():
+            self._signal()  # another worker was quicker: claim again
+        self.leftover -= wanted.keys()
+        return granted
+
+    def _create(self, wanted: Mapping[Slot, str]) -> dict[Slot, str]:
+        now_ms = self._clock.now_ms()
+        made = self._session.create(
+            (
+                (self._paths.node("slots", slot), encode(worker_id=worker_id, since=now_ms))
+                for slot, worker_id in wanted.items()
+            ),
+            ephemeral=True,
+        )
+        return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
+
+    def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
+        """Rewrite claims of these versions for other workers of ours; they are never free in between."""
+        now_ms = self._clock.now_ms()
+        done = self._session.rewrite(
+            (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)
+            for slot, version in slots
+        )
+        return {slot: wanted[slot] for (slot, _), written in zip(slots, done, strict=True) if written}
+
+    def _changed(self, event: Any) -> None:
+        """A claim of another worker has changed. Runs on kazoo's thread."""
+        slot = slot_of(event.path.rpartition("/")[2]) if event.path else None
+        if slot is not None:
+            with self._lock:
+                self._blocked.discard(slot)
+            self._signal()

@@ -1,0 +1,142 @@
+"""Calls for many slots at once, and their results combined by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
+
+from toc.index.calls import MAX_IDS, Call, Calls, Script, understood
+from toc.index.keys import SlotKeys
+from toc.index.members import shown, sort_out
+from toc.index.slot_map import RedisNodes
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS
+
+log = get_logger(__name__)
+
+SLOTS_TOGETHER = 100
+"""Slots in one call: well below a millisecond of the server's time."""
+
+Result = TypeVar("Result")
+
+
+def command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
+    """Return what builds a call of a command on one key of a slot, of the slot's keys and more words."""
+    return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
+
+
+class SlotCalls(Calls):
+    """Makes calls for slots, of which ``keys`` returns the keys."""
+
+    def __init__(
+        self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys], patience: float | None = None
+    ) -> None:
+        super().__init__(nodes, patience)
+        self.keys = keys
+
+    def together(
+        self,
+        script: Script,
+        slots: Iterable[Slot],
+        read: Callable[[Call], Iterable[Result | IndexUnavailable]],
+        size: int = SLOTS_TOGETHER,
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        """Run a script that takes the keys of many slots, in few calls. ``read`` yields the result of each
+        slot.
+
+        In a cluster the keys of a call must share a hash slot, so a call has one slot. If a server refuses a
+        call for many slots, one slot may be the cause: each is then asked about alone.
+        """
+        asked = list(slots)
+        size = 1 if self.nodes.clustered else size
+        parts = [asked[first : first + size] for first in range(0, len(asked), size)]
+        calls = []
+        for part in parts:
+            keys = [self.keys(slot) for slot in part]
+            calls.append(script.of_all(keys))
+        self.run(calls)
+        found: dict[Slot, Result | IndexUnavailable] = {}
+        for part, call in zip(parts, calls, strict=True):
+            answers = understood(call.result, partial(_by_slot, part, read, call))
+            if not isinstance(answers, IndexUnavailable):
+                found.update(answers)
+            elif call.run_id and len(part) > 1:  # the server replied
+                found |= self.together(script, part, read, size=1)
+            else:
+                found |= dict.fromkeys(part, answers)
+        return found
+
+    def entries(
+        self, replies: Mapping[Slot, list[bytes] | IndexUnavailable], queue: Callable[[SlotKeys], str]
+    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+        """Return the (job_id, score) that are listed in replies, each once. Removes the strays among them."""
+        entries: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, reply in replies.items():
+            found = understood(reply, sort_out)
+            if isinstance(found, IndexUnavailable):
+                entries[slot] = found
+            else:
+                entries[slot] = list(dict(found[0]).items())
+                strays[slot] = found[1]
+        self.drop(strays, queue)
+        return entries
+
+    def drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
+        """Remove strays, with one alarm per slot. A reader that finds them gone logs nothing."""
+        met = {slot: members for slot, members in strays.items() if members}
+        if not met:
+            return
+        for slot, removed in self.remove(met, queue).items():
+            if not isinstance(removed, IndexUnavailable) and removed:
+                ORPHANS.of(slot.topic).add(removed)
+                log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
+
+    def remove(
+        self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
+    ) -> dict[Slot, int | IndexUnavailable]:
+        """Remove members from a queue. Returns how many were there."""
+        alone = {slot: [(one,) for one in some] for slot, some in members.items()}
+        return self.in_batches(alone, command("ZREM", queue), sum)
+
+    def in_batches(
+        self,
+        entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
+        call: Callable[..., Call],
+        unite: Callable[[list[Any]], Result],
+    ) -> dict[Slot, Result | IndexUnavailable]:
+        """Make calls with the words of these entries, MAX_IDS entries in each; ``unite`` combines a slot's
+        replies."""
+        calls: dict[Slot, list[Call]] = {}
+        for slot, items in entries.items():
+            keys = self.keys(slot)
+            calls[slot] = [
+                call(keys, *chain.from_iterable(items[start : start + MAX_IDS]))
+                for start in range(0, len(items), MAX_IDS)
+            ]
+        self.run(list(chain.from_iterable(calls.values())))
+        results: dict[Slot, Result | IndexUnavailable] = {}
+        for slot, parts in calls.items():
+            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
+            united = partial(_united, len(entries[slot]), unite)
+            results[slot] = understood([part.result for part in parts], united) if failed is None else failed
+        return results
+
+
+def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
+    """Combine the replies of several calls; lists must have one answer for each of ``count`` entries."""
+    whole = unite(parts)
+    if isinstance(whole, list) and len(whole) != count:
+        raise ValueError("replies to others")
+    return whole
+
+
+def _by_slot(
+    slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
+) -> dict[Slot, Result]:
+    """Return a call's result for each of its slots."""
+    return dict(zip(slots, read(call), strict=True))

@@ -1,0 +1,152 @@
+"""What surrounds the call of a handler, on a thread or on the event loop.
+
+Before it: the last look at the entries, and the tasks that the handler gets. After it: what its answer means
+for each task, and the report to the finisher.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toc.model.body import Body
+from toc.model.clock import Clock
+from toc.model.errors import UnreadableTask
+from toc.model.raised import Raised, raised
+from toc.model.task import Task
+from toc.model.topic import Delivery
+from toc.model.verdict import has_expired
+from toc.observe.log import Stack, get_logger
+from toc.worker import copies, descriptors
+from toc.worker.stages.early import EarlyEntries
+from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.feedback import LetGo
+from toc.worker.stages.finish import Finisher
+
+log = get_logger(__name__)
+
+NO_DESCRIPTORS = "a handler has left it hardly any descriptors"
+
+TaskBodies = Mapping[int, Body]
+NO_BODIES: TaskBodies = {}
+
+
+@dataclass(kw_only=True, eq=False)
+class HandlerCalls:
+    """Decides which entries may start, and reports how their tries ended. Thread-safe."""
+
+    inflight: Inflight
+    finisher: Finisher
+    clock: Clock
+    early: EarlyEntries
+    let_go: LetGo
+    recycle: Callable[[str], None]
+
+    def last_look(self, batch: Sequence[Entry], started: float) -> list[Entry]:
+        """The entries that are due by this machine's clock too, and may start. The others go back to the
+        poller, those that have expired to the finisher.
+
+        The last check of the clock before a handler starts: never early by its worker's clock.
+        """
+        now = self.clock.now_ms()
+        due, early, refused, expired = [], [], [], []
+        for entry in batch:
+            if entry.row.next_time > now:
+                early.append(entry)
+            elif not self.inflight.start(entry, started):
+                refused.append(entry)
+            elif entry.row.expires_at and has_expired(entry.row, now):  # while it waited
+                entry.started = 0.0
+                expired.append(entry)
+            else:
+                due.append(entry)
+        if early:
+            self.early.put(early)
+        if refused:
+            self.let_go.add(refused)
+        if expired:
+            self.finisher.expire(expired)
+        return due
+
+    def succeeded(self, entry: Entry) -> None:
+        """Report the success of a task that had its call alone: the usual case, without what others need."""
+        self._check_process(entry, None)
+        if self.inflight.settle(entry):
+            self.finisher.ended(entry, None)
+
+    def returned(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
+        """Report a handler that has returned, on the thread that ran it. Exceptions become text here."""
+        self._check_process(batch[0], errors.get(batch[0].job_id))
+        texts: dict[int, Raised] = {}
+        """By the id of the exception, which tasks of a batch may share."""
+        for entry in batch:
+            error = errors.get(entry.job_id)
+            if error is not None and id(error) not in texts:
+                texts[id(error)] = raised(error)
+            if not self.inflight.settle(entry):
+                continue
+            if error is None:
+                self.finisher.ended(entry, None)
+            else:
+                what = texts[id(error)]
+                if what.until is None and what.sent is None:  # else the lines of code, ours, tell nothing
+                    about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": what.name}
+                    log.debug("handler_raised", stack=Stack(error), **about)
+                self.finisher.ended(entry, what)
+        if any(what.until is None for what in texts.values()) and descriptors.short():
+            self.recycle(NO_DESCRIPTORS)
+
+    def _check_process(self, entry: Entry, error: BaseException | None) -> None:
+        """End the process if the handler has made a copy of it, or has closed its descriptors."""
+        copies.end_if_copy(error)
+        if entry.handler.delivery is not Delivery.WEBHOOK:  # that is ours, and closes nothing
+            descriptors.check()
+
+
+def task_for(entry: Entry, bodies: TaskBodies) -> Task:
+    """The task that a handler gets. Raises UnreadableTask."""
+    return entry.row.to_task(entry.topic.name, bodies.get(entry.job_id))
+
+
+def tasks_for(
+    batch: Sequence[Entry], bodies: TaskBodies, unreadable: dict[int, BaseException | None]
+) -> list[Task]:
+    """The tasks that a batch handler gets. One that cannot be read fails alone: its error goes into
+    ``unreadable``.
+
+    Raises UnreadableTask if none can be read.
+    """
+    tasks = []
+    for entry in batch:
+        try:
+            tasks.append(task_for(entry, bodies))
+        except UnreadableTask as exc:
+            unreadable[entry.job_id] = exc
+            if len(unreadable) == len(batch):
+                raise
+    return tasks
+
+
+def check_done(outcome: Any) -> None:
+    """Raise TypeError if a handler returned an awaitable or a generator, which has yet to run."""
+    if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
+        if inspect.iscoroutine(outcome):
+            outcome.close()  # else Python warns that it was never awaited
+        raise TypeError(
+            "the handler returned a coroutine or generator that is never run; declare it with `async def`"
+        )
+
+
+def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseException | None]:
+    """The outcome of each task as a batch handler returned it. Raises TypeError if that is malformed."""
+    if outcome is None:
+        return {}
+    if not isinstance(outcome, Mapping) or not all(
+        error is None or isinstance(error, BaseException) for error in outcome.values()
+    ):
+        raise TypeError("a batch handler must return None or a dict of job_id to an exception or None")
+    if not outcome.keys() <= {entry.job_id for entry in batch}:
+        raise TypeError("a batch handler returned a job_id that was not in its batch; job_ids are ints")
+    return outcome

@@ -1,0 +1,174 @@
+"""Moves of index entries, and the marks on their rows that must come before, by which a cancel goes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import due_ms
+from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Place, belongs, beyond_horizon
+from toc.observe.log import get_logger
+from toc.observe.metrics import StepTimer
+from toc.store.shards import Trouble
+from toc.store.store import Store
+from toc.worker.stages.entry import Entry, Inflight
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Moves:
+    """Index transitions that follow from the current rows."""
+
+    commit: list[Entry] = field(default_factory=list)
+    rollback: list[tuple[Entry, float]] = field(default_factory=list)
+    bury: list[Entry] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    """job_ids among the rollbacks whose handlers were running. Their rows are marked as begun."""
+
+    def add(self, more: Moves) -> None:
+        """Add the moves of another instance."""
+        self.stopped += more.stopped
+        self.commit += more.commit
+        self.rollback += more.rollback
+        self.bury += more.bury
+
+    def __bool__(self) -> bool:
+        return bool(self.commit or self.rollback or self.bury)
+
+    def by_slot(self) -> Counter[Slot]:
+        """How many entries of each slot move."""
+        entries = chain(self.commit, (entry for entry, _ in self.rollback), self.bury)
+        return Counter(entry.slot for entry in entries)
+
+    def departing(self, inflight: Inflight) -> Moves:
+        """The moves that may begin. The move of an entry whose id was taken again is obsolete."""
+        scores = dict(self.rollback)
+        back = inflight.depart(scores)
+        return Moves(
+            inflight.depart(self.commit),
+            [(entry, scores[entry]) for entry in back],
+            inflight.depart(self.bury),
+        )
+
+    def by_row(self, entry: Entry, row: TryRow | None) -> None:
+        """Choose the move by the row alone, as the row check does."""
+        place = belongs(row)
+        if row is None or place is Place.NOWHERE:
+            self.commit.append(entry)
+        elif place is Place.DEAD_QUEUE:
+            self.bury.append(entry)
+        else:
+            entry.row = row
+            self.rollback.append((entry, entry.row_score()))
+
+
+class EntryMover:
+    """Makes moves in Redis. Thread-safe."""
+
+    def __init__(self, store: Store, queues: Queues, inflight: Inflight, clock: Clock) -> None:
+        self._store = store
+        self._queues = queues
+        self._inflight = inflight
+        self._clock = clock
+        self._step = StepTimer("commit")
+
+    def make(self, moves: Moves) -> Moves:
+        """Apply the transitions under their fencing tokens. Returns those whose node did not answer."""
+        count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
+        if not count:
+            return moves
+        began = self._clock.monotonic()
+        if moves.stopped:
+            # Before the lease and the entry go: until then a cancel goes by these.  [rule: mark-tried]
+            # Where that fails, the tasks run again all the same: that must not wait.
+            tell_unwritten(self._store.mark_begun(moves.stopped, "its worker stopped before it had ended"))
+        for entry in chain(moves.commit, moves.bury):
+            entry.may_be_leased = False  # the row has ended, or is gone
+        # While they are held here: the lease that is given up must not be one that was taken again.
+        self._release([e for e, _ in moves.rollback if e.may_be_leased and self._inflight.get(e.job_id) is e])
+        going = moves.departing(self._inflight)
+        gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
+        try:
+            return self._send(going)
+        finally:
+            self._inflight.arrived(gone)
+            self._step.took(self._clock.monotonic() - began, count)
+
+    def _send(self, moves: Moves) -> Moves:
+        now = self._clock.now_ms()
+        beyond = [e for e, score in moves.rollback if beyond_horizon(e.topic, due_ms(score), now)]
+        if beyond:  # it waits in its row alone; the sweep brings it back in time
+            moves.commit += beyond
+            moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]
+        scores = dict(moves.rollback)
+        queues = self._queues
+        commit = _unsent(queues.commit, moves.commit, lambda e: (e.job_id, e.fence))
+        back = _unsent(queues.rollback, scores, lambda e: (e.job_id, e.fence, scores[e]))
+        bury = _unsent(queues.bury, moves.bury, lambda e: (e.job_id, e.fence, now))
+        return Moves(commit, [(entry, scores[entry]) for entry in back], bury)
+
+    def _release(self, entries: list[Entry]) -> None:
+        """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
+        if not entries:
+            return
+        failed = self._store.leases.release([entry.job_id for entry in entries])
+        tell_unwritten(failed)
+        for entry in entries:
+            entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
+            entry.may_be_leased = entry.job_id in failed
+
+
+def tell_unwritten(errors: Mapping[int, Trouble]) -> None:
+    """Log that the rows of these tries could not be written, if there are any."""
+    if errors:
+        log.warning("rows_not_written", tries=len(errors), error=str(next(iter(errors.values()))))
+
+
+def mark_begun(
+    store: Store, rows: Iterable[TryRow], moved: Collection[int], error: str
+) -> dict[int, Trouble]:
+    """Mark the cancelled ones of these rows as tried, and those with an id in ``moved`` as begun.
+
+    For a concurrent or later cancel. It looks for the PrepareQueue entry to learn whether a try may have
+    begun, and without one reads the row again: so a row is marked before its entry moves and no failure is
+    written.
+
+    ``moved`` are pending tasks with a new deadline. ``error`` becomes their last_error if they have none.
+    Returns the ids that could not be marked, with the reason: their entries stay.
+    """
+    # [rule: mark-tried]
+    failed: dict[int, Trouble] = {}
+    if cancelled := [row.job_id for row in rows if row.status == TaskStatus.CANCELLED]:
+        failed |= store.mark_tried(cancelled)
+    if moved:
+        failed |= store.mark_begun(moved, error)
+    return failed
+
+
+def _unsent(
+    transition: Callable[[dict[Slot, list[Any]]], Mapping[Slot, object]],
+    entries: Collection[Entry],
+    words: Callable[[Entry], tuple[float, ...]],
+) -> list[Entry]:
+    """Make a transition of entries, each with its words. Returns those whose node did not answer."""
+    if not entries:
+        return []
+    by_slot: defaultdict[Slot, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_slot[entry.slot].append(entry)
+    results = transition({slot: list(map(words, some)) for slot, some in by_slot.items()})
+    return [
+        entry
+        for slot, some in by_slot.items()
+        if isinstance(results[slot], IndexUnavailable)
+        for entry in some
+    ]
