@@ -211,7 +211,7 @@ class Definition:
                     values[key] = timedelta(milliseconds=values[key])
             values["anchor"] = from_ms(values["anchor"])
             return cls(name, **values)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
             if isinstance(exc, InvalidSchedule):
                 raise
             raise InvalidSchedule(

@@ -216,8 +216,8 @@ class Schedules:
             if stored is None:
                 return False
             try:
-                planned = self._planned(stored, self._clock.now_ms())
-            except InvalidSchedule:  # of a later version: its occurrences run, it does not
+                planned = self._planned(stored, table.now(name))
+            except InvalidSchedule:  # of a later version, or damaged: its occurrences run, it does not
                 planned = []
             if table.delete(stored, planned):
                 return True
@@ -249,7 +249,7 @@ class Schedules:
         PartialSubmit.
         """
         stored = self._stored(name)
-        definition, now = stored.definition, self._clock.now_ms()
+        definition, now = stored.definition, self._store().schedules.now(name)
         begin, until = _instant("start", start), _instant("end", end)
         if begin > until:
             raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
@@ -337,8 +337,10 @@ class Schedules:
 
     def _create(self, definition: Definition, *, paused: bool) -> Schedule:
         self._catalog().get(definition.topic)
-        state = new_state(definition, secrets.randbits(63), self._clock.now_ms(), paused=paused)
-        return _schedule(self._step(self._store().schedules.create(definition, state)))
+        table = self._store().schedules
+        now = table.now(definition.name)
+        state = new_state(definition, secrets.randbits(63), now, paused=paused)
+        return _schedule(self._step(table.create(definition, state)))
 
     def _change(
         self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
@@ -352,10 +354,13 @@ class Schedules:
                 return _schedule(stored)
             if definition.topic != stored.definition.topic:
                 self._catalog().get(definition.topic)
-            now = self._clock.now_ms()
+            now = table.now(name)
             planned = self._planned(stored, now)
-            moved = [] if pausing else [one for one in planned if one.moved]
-            decided = next((one.nominal - 1 for one in planned if not one.moved), state.after)
+            moved = [] if paused else [one for one in planned if one.moved]
+            # What is cancelled without being replaced comes again, if its own time is still to come.
+            soonest = now + NEAR_MS - stored.definition.offset
+            again = [one.nominal for one in planned if one not in moved and one.nominal > soonest]
+            decided = again[0] - 1 if again else state.after
             # What the jitter of before puts off until after this change is still to come.
             offset = definition.offset if state.paused else max(definition.offset, stored.definition.offset)
             after = max(now - offset, decided)
@@ -367,14 +372,13 @@ class Schedules:
                 look=None if pausing else now,
                 buffered=None if skips else state.buffered,
                 skipped=state.skipped + (skips and state.buffered is not None),
-                fired=state.fired - len(planned) + len(moved),
+                fired=state.fired - len(again),
             )
             rows = (
                 table.again(moved, definition, state, self._catalog().get(definition.topic)) if moved else {}
             )
-            if state.last_job_id in rows:
-                state = state._replace(last_job_id=rows[state.last_job_id].job_id)
-            changed = table.change(stored, definition, state, planned, rows)
+            state = state._replace(last_job_id=self._last(stored, planned, rows))
+            changed = table.change(stored, definition, state, planned, rows.values())
             if changed is not None:
                 with contextlib.suppress(StoreUnavailable):  # the sweep does it
                     self._index(rows.values())
@@ -386,10 +390,12 @@ class Schedules:
 
         If another process has taken it, or the topic is gone, there is none to take: workers continue.
         """
-        table, now = self._store().schedules, self._clock.now_ms()
-        look = stored.state.look
+        table, look = self._store().schedules, stored.state.look
         topic = self._topic(stored.definition.topic)
-        if look is None or look > now + ahead or topic is None:
+        if look is None or topic is None:
+            return stored
+        now = table.now(stored.name)
+        if look > now + ahead:
             return stored
         taken = step(stored.definition, stored.state, now, ended=table.ended(stored))
         moved = table.advance([table.move(stored, taken, topic)])
@@ -402,10 +408,21 @@ class Schedules:
         return table.get(stored.name) or stored
 
     def _planned(self, stored: Stored, now: int) -> Sequence[Planned]:
+        """The occurrences that are tasks and due later than in a moment, by nominal time."""
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
         return self._store().schedules.planned(stored, topic.biz_type, now + NEAR_MS)
+
+    def _last(self, stored: Stored, planned: Sequence[Planned], rows: Mapping[int, TaskRow]) -> int | None:
+        """The task of the last occurrence once these are cancelled, and some replaced by ``rows``: what comes
+        next is judged by what may run, not by what is cancelled."""
+        last, topic = stored.state.last_job_id, self._topic(stored.definition.topic)
+        if last is None or topic is None or last not in {one.job_id for one in planned}:
+            return last
+        if last in rows:
+            return rows[last].job_id
+        return self._store().schedules.last_but(stored, topic.biz_type, planned)
 
     def _topic(self, name: str) -> Topic | None:
         return self._catalog().known().get(name) or self._catalog().refresh().get(name)
