@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -293,14 +293,17 @@ class Schedules:
         define(name, topic=topic or "unknown", **options)
         self.declared.append(Declared(name, topic, function, options))
 
-    def reconcile(self) -> dict[str, TocError]:
-        """Create the declared schedules that do not exist, and change those that differ. Deletes none.
+    def reconcile(self, names: Collection[str] | None = None) -> dict[str, TocError]:
+        """Create the declared schedules, or those of these names, that do not exist, and change those that
+        differ. Deletes none.
 
         A worker does it when it starts. Returns by name what could not be done.
         """
         failed: dict[str, TocError] = {}
         wanted: dict[str, Definition] = {}
         for declared in self.declared:
+            if names is not None and declared.name not in names:
+                continue
             try:
                 topic = declared.topic or self._topic_of(declared)
                 wanted[declared.name] = define(declared.name, topic=topic, **declared.options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -26,9 +27,11 @@ from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, U
 from toc.model.schedule import Definition, new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
+from toc.model.topic import Topic
 from toc.observe.metrics import SCHEDULE_MISSED, SCHEDULES_STUCK
 from toc.store.mysql import MySqlServer
 from toc.store.server import Statement
+from toc.worker.table_services import DECLARE_AGAIN_SECONDS, DeclaredSchedules
 
 START = datetime(2024, 3, 29, 0, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -635,6 +638,27 @@ def test_what_is_declared_in_code_is_reconciled_by_name(bench: Bench) -> None:
     ]
     with pytest.raises(InvalidSchedule, match="twice"):
         center.schedule("above", every=60)(handle)
+
+
+def test_what_an_operator_alters_stands_while_a_worker_tries_another_declaration_again(bench: Bench) -> None:
+    center = bench.center
+
+    @center.schedule("fine", every=HOUR)
+    @center.schedule("early", every=HOUR, topic="test.later")
+    @center.handler("test.sync")
+    def handle(task: Task) -> None: ...
+
+    declared = DeclaredSchedules(center)
+    assert declared.run_once() == DECLARE_AGAIN_SECONDS, "one has no topic yet"
+    center.schedules.alter("fine", every=2 * HOUR)
+    declared.run_once()
+    altered = center.schedules.get("fine")
+    assert altered is not None
+    assert altered.definition.every == 2 * HOUR
+    center.store.topics.create(Topic("test.later", 99, 4))
+    declared.run_once()
+    assert center.schedules.get("early") is not None
+    assert declared.run_once() == threading.TIMEOUT_MAX
 
 
 @pytest.fixture
