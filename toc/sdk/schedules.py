@@ -22,6 +22,7 @@ from toc.model.errors import (
     ScheduleExists,
     StoreUnavailable,
     TocError,
+    TopicClosed,
     UnknownSchedule,
     shown,
 )
@@ -150,8 +151,8 @@ class Schedules:
     ) -> Schedule:
         """Create a schedule: from now on a task of ``topic`` with the biz_id ``name`` at each of its times.
 
-        ``Definition`` explains the rest; numbers are seconds. Raises InvalidSchedule, UnknownTopic or
-        ScheduleExists before anything is written.
+        ``Definition`` explains the rest; numbers are seconds. Raises InvalidSchedule, UnknownTopic,
+        TopicClosed or ScheduleExists before anything is written.
         """
         definition = define(
             name, topic=topic, cron=cron, every=every, anchor=anchor, zone=zone, dst=dst, missed=missed,
@@ -194,7 +195,7 @@ class Schedules:
 
         The next occurrence is replaced if it has not started, and within a second of its time it is left as
         it is. One that was rescheduled by hand keeps that time. Raises InvalidInput (nothing to change),
-        InvalidSchedule, UnknownSchedule or UnknownTopic.
+        InvalidSchedule, UnknownSchedule, UnknownTopic or TopicClosed.
         """
         if not changes:
             raise InvalidInput(f"nothing to change on {shown(name)}: name at least one option")
@@ -339,7 +340,7 @@ class Schedules:
     # --- inside
 
     def _create(self, definition: Definition, *, paused: bool) -> Schedule:
-        self._catalog().get(definition.topic)
+        self._open_topic(definition.topic)
         table = self._store().schedules
         now = table.now(definition.name)
         state = new_state(definition, secrets.randbits(63), now, paused=paused)
@@ -356,7 +357,7 @@ class Schedules:
             if definition.to_json() == stored.text and pausing == state.paused:
                 return _schedule(stored)
             if definition.topic != stored.definition.topic:
-                self._catalog().get(definition.topic)
+                self._open_topic(definition.topic)
             now = table.now(name)
             planned = self._planned(stored, now)
             moved = [] if paused else [one for one in planned if one.moved]
@@ -377,9 +378,7 @@ class Schedules:
                 skipped=state.skipped + (skips and state.buffered is not None),
                 fired=state.fired - len(again),
             )
-            rows = (
-                table.again(moved, definition, state, self._catalog().get(definition.topic)) if moved else {}
-            )
+            rows = table.again(moved, definition, state, self._open_topic(definition.topic)) if moved else {}
             state = state._replace(last_job_id=self._last(stored, planned, rows))
             changed = table.change(stored, definition, state, planned, rows.values())
             if changed is not None:
@@ -391,11 +390,11 @@ class Schedules:
     def _step(self, stored: Stored, ahead: int = 0) -> Stored:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
 
-        If another process has taken it, or the topic is gone, there is none to take: workers continue.
+        If another process has taken it, or the topic takes no tasks, there is none to take: workers continue.
         """
         table, look = self._store().schedules, stored.state.look
         topic = self._topic(stored.definition.topic)
-        if look is None or topic is None:
+        if look is None or topic is None or topic.closed:
             return stored
         now = table.now(stored.name)
         if look > now + ahead:
@@ -426,6 +425,13 @@ class Schedules:
         if last in rows:
             return rows[last].job_id
         return self._store().schedules.last_but(stored, topic.biz_type, planned)
+
+    def _open_topic(self, name: str) -> Topic:
+        """Return a topic that takes tasks. Raises UnknownTopic, TopicClosed."""
+        topic = self._catalog().get(name)
+        if topic.closed:
+            raise TopicClosed(f"topic {name!r} is being deleted and takes no new task")
+        return topic
 
     def _topic(self, name: str) -> Topic | None:
         return self._catalog().known().get(name) or self._catalog().refresh().get(name)

@@ -9,6 +9,7 @@ import threading
 import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.resources import files
 from itertools import islice
 from math import ceil
@@ -23,7 +24,7 @@ from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
-from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
+from toc.model.errors import InvalidSchedule, ScheduleExists, TopicClosed, UnknownSchedule, UnknownTopic
 from toc.model.schedule import Definition, new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
@@ -575,6 +576,28 @@ def test_a_backfill_leaves_alone_what_has_run_on_another_topic(bench: Bench) -> 
     schedules.alter("fill", topic="test.async")
     assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 3, 2, 0)
     assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 5, 0, 0)
+
+
+def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
+    schedules, topics = bench.center.schedules, bench.center.store.topics
+    schedules.create("before", topic="test.sync", every=10, overlap="allow", paused=True)
+    schedules.create("other", topic="test.async", every=10)
+    topics.alter("test.sync", paused=True)
+    assert topics.close("test.sync", topics.seen("test.sync")[1])
+    bench.center.catalog.refresh()
+    schedules.resume("before")
+    for change in (
+        partial(schedules.create, "new", topic="test.sync", every=10),
+        partial(schedules.alter, "other", topic="test.sync"),
+    ):
+        with pytest.raises(TopicClosed):
+            change()
+    bench.until(timedelta(seconds=25))
+    assert (bench.hours("before"), bench.hours("new"), len(bench.hours("other"))) == ([], [], 3)
+    topics.alter("test.sync", closed=False)
+    bench.until(timedelta(seconds=65))
+    assert round(bench.hours("before")[0] * 3600) == 10, "late, but not lost"
+    assert len(bench.hours("before")) >= 6
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
