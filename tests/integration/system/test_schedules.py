@@ -29,7 +29,9 @@ from toc.model.schedule import Definition, new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import Topic
+from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULE_MISSED, SCHEDULES_STUCK
+from toc.store.batch import Guard
 from toc.store.mysql import MySqlServer
 from toc.store.server import Statement
 from toc.worker.table_services import DECLARE_AGAIN_SECONDS, DeclaredSchedules
@@ -215,6 +217,29 @@ def test_overlap_asks_the_row_of_the_task(bench: Bench) -> None:
     assert [bench.hours(name) for name in ("skip", "allow")] == [[1, 4], [1, 2, 3, 4]]
     assert bench.hours("buffer_one") == [1, 2, 4]
     assert [each.skipped for each in bench.center.schedules.list()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "dead", "expired", "purged", "redriven"])
+def test_the_next_one_runs_however_a_task_ended_unless_it_was_redriven(bench: Bench, end: str) -> None:
+    bench.center.schedules.create("o", topic="test.sync", every=HOUR)
+    bench.until(1.5 * HOUR, ended=False)
+    store, [task] = bench.center.store, bench.tasks("o")
+    job_id = task.job_id
+    if end == "cancelled":
+        bench.center.cancel(job_id)
+    elif end == "purged":
+        store.finish([(job_id, 0)])
+        store.ended.delete({job_id: 0})
+        assert bench.center.get(job_id) is None
+    else:
+        die = store.expire if end == "expired" else store.die
+        assert die([Failure(job_id, 0, 0, 0, 1, 0, bench.clock.ms, "it fails")])[job_id] is Guard.APPLIED
+    if end == "redriven":
+        assert store.redrive([job_id], bench.clock.ms)
+    bench.until(2.5 * HOUR, ended=False)
+    former = [] if end in ("cancelled", "purged") else [1]
+    assert bench.hours("o") == former + ([] if end == "redriven" else [2])
+    assert [one.skipped for one in bench.center.schedules.list()] == [int(end == "redriven")]
 
 
 def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> None:
