@@ -344,7 +344,7 @@ class Schedules:
         table = self._store().schedules
         now = table.now(definition.name)
         state = new_state(definition, secrets.randbits(63), now, paused=paused)
-        return _schedule(self._step(table.create(definition, state)))
+        return _schedule(self._begin(table.create(definition, state)))
 
     def _change(
         self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
@@ -384,8 +384,15 @@ class Schedules:
             if changed is not None:
                 with contextlib.suppress(StoreUnavailable):  # the sweep does it
                     self._index(rows.values())
-                return _schedule(self._step(changed))
+                return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
+
+    def _begin(self, stored: Stored) -> Stored:
+        """Take the first step of what is stored by now: if it fails, workers take it."""
+        try:
+            return self._step(stored)
+        except StoreUnavailable:
+            return stored
 
     def _step(self, stored: Stored, ahead: int = 0) -> Stored:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from harness.system import System
+from sqlalchemy import create_engine
 
 from toc import CancelOutcome, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
@@ -623,6 +624,19 @@ def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
     bench.until(timedelta(seconds=65))
     assert round(bench.hours("before")[0] * 3600) == 10, "late, but not lost"
     assert len(bench.hours("before")) >= 6
+
+
+def test_a_schedule_is_created_although_its_first_task_has_to_wait(bench: Bench) -> None:
+    table = bench.center.store.schedules.table_of("locked")
+    name = f"{bench.settings.database_prefix}{table % 2}.timeout_task_{table:04d}"
+    engine = create_engine(bench.settings.database_urls[0])
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
+        assert bench.center.schedules.create("locked", topic="test.sync", every=10).fired == 0
+        connection.exec_driver_sql("UNLOCK TABLES")
+    engine.dispose()
+    bench.until(timedelta(seconds=25))
+    assert [round(hours * 3600) for hours in bench.hours("locked")] == [10, 20, 30]
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
