@@ -287,6 +287,14 @@ def test_a_period_that_was_a_cron_expression_is_shown_in_utc() -> None:
     assert fire.nominal.isoformat() == "2026-01-01T00:01:00+00:00"
 
 
+def test_a_preview_ends_after_a_hundred_years_however_rare_the_times_are() -> None:
+    """Up to the year 9000 this one would cost a quarter of a minute, which any caller may ask for."""
+    rare = defined("n", cron="59 59 23 31 2 MON#5", zone="Europe/Berlin")
+    years = [fire.nominal.year for fire in preview(rare, START, 1000)]
+    assert years == [2044, 2072, 2112]
+    assert len(preview(defined("n", cron="0 0 1 1 *"), START, 1000)) == 100
+
+
 def test_names_and_attributes_are_checked() -> None:
     for name in ("", "a b", "a/b", "x" * 129, 7):
         with pytest.raises(InvalidSchedule):
