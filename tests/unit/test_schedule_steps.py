@@ -93,6 +93,24 @@ def test_a_stop_of_two_hours_is_handled_by_policy_and_counted(
     assert found.state.missed_at == (START + 210 * MINUTE if missed else None)
 
 
+@pytest.mark.parametrize(("late", "made", "missed"), [(0, 4, 0), (1, 1, 3)])
+def test_a_stop_is_as_long_as_its_first_occurrence_is_late(late: int, made: int, missed: int) -> None:
+    """With a window of three hours: at its very end all run, a millisecond later the policy decides."""
+    definition = hourly(overlap="allow", window=timedelta(hours=3))
+    state = run(definition, 0).state
+    taken = step(definition, state, START + 4 * HOUR + late, ended=True)
+    assert (len(taken.made), taken.state.missed) == (made, missed)
+
+
+@pytest.mark.parametrize(("count", "made", "missed"), [(1000, 1000, 0), (1001, 1, 1000)])
+def test_a_stop_of_more_than_a_thousand_occurrences_is_one_that_the_policy_is_for(
+    count: int, made: int, missed: int
+) -> None:
+    definition = defined("often", every=60, overlap="allow")
+    taken = step(definition, run(definition, 0).state, START + count * MINUTE, ended=True)
+    assert (len(taken.made), taken.state.missed) == (made, missed)
+
+
 def test_after_a_stop_the_last_occurrence_runs_although_one_made_ahead_has_not() -> None:
     """All is down from ten seconds before hour 2 on, whose task is there, until half past 4."""
     definition = hourly(window=timedelta(minutes=30))
@@ -267,6 +285,14 @@ def test_a_period_that_was_a_cron_expression_is_shown_in_utc() -> None:
     nightly = define("n", topic="t", cron="0 2 * * *", zone="Asia/Tokyo")
     (fire,) = preview(nightly.changed(every=60), START, 1)
     assert fire.nominal.isoformat() == "2026-01-01T00:01:00+00:00"
+
+
+def test_a_preview_ends_after_a_hundred_years_however_rare_the_times_are() -> None:
+    """Up to the year 9000 this one would cost a quarter of a minute, which any caller may ask for."""
+    rare = defined("n", cron="59 59 23 31 2 MON#5", zone="Europe/Berlin")
+    years = [fire.nominal.year for fire in preview(rare, START, 1000)]
+    assert years == [2044, 2072, 2112]
+    assert len(preview(defined("n", cron="0 0 1 1 *"), START, 1000)) == 100
 
 
 def test_names_and_attributes_are_checked() -> None:

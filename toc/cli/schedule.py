@@ -217,7 +217,7 @@ def preview(
         with opened() as center:
             definition = need(center.schedules.get(name), name).definition.changed(**options)
     fires = fires_of(definition, to_ms(check_instant(begin)), count)
-    show(_fires(fires, as_json=as_json), as_json=as_json, empty="it never fires again")
+    show(_fires(fires, as_json=as_json), as_json=as_json, empty="it does not fire within a hundred years")
 
 
 @app.command()

@@ -186,6 +186,8 @@ class Scheduler:
             return self._schedules.move(stored, step(definition, stored.state, now, ended=ended), topic)
         except InvalidSchedule as exc:  # also by a step: the file of its zone may be gone by now
             return self._stuck(stored, now, str(exc))
+        except OverflowError as exc:
+            return self._stuck(stored, now, f"its row is damaged, a time is out of range: {exc}")
 
     def _stuck(self, stored: Stored, now: int, why: str) -> Move:
         """Put a schedule off that cannot be moved on here."""

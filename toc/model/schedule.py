@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple, Self
 
 from toc.model.calendar import END, Calendar, Cron, Interval, zone_named
@@ -46,6 +46,8 @@ LEAST_WINDOW = timedelta(minutes=1)
 """Anything shorter could be a worker that died."""
 MOST_JITTER = timedelta(days=1)
 LONGEST = timedelta(days=3660)
+PREVIEW_AHEAD_MS = 36_525 * 86_400_000
+"""How far a preview looks: a hundred years. Each time of a rare one costs the search of years for it."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BUFFER_LOOK_MS = (1000, 30_000)
 """How often the predecessor of a waiting occurrence is looked at: a tenth of the wait, within these."""
@@ -211,7 +213,7 @@ class Definition:
                     values[key] = timedelta(milliseconds=values[key])
             values["anchor"] = from_ms(values["anchor"])
             return cls(name, **values)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
             if isinstance(exc, InvalidSchedule):
                 raise
             raise InvalidSchedule(
@@ -354,11 +356,13 @@ class Fire(NamedTuple):
 
 
 def preview(definition: Definition, after: int, count: int = 20) -> list[Fire]:
-    """Return the next occurrences later than ``after`` (ms)."""
+    """Return the next occurrences later than ``after`` (ms), within a hundred years."""
     zone = zone_named(definition.zone if definition.cron else _UTC)
+    begin = after - definition.offset
+    soon = takewhile(lambda nominal: nominal <= begin + PREVIEW_AHEAD_MS, definition.calendar.after(begin))
     return [
         Fire(from_ms(nominal).astimezone(zone), from_ms(nominal + definition.offset))
-        for nominal in islice(definition.calendar.after(after - definition.offset), count)
+        for nominal in islice(soon, count)
     ]
 
 

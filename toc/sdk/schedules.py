@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from toc.model.errors import (
     ScheduleExists,
     StoreUnavailable,
     TocError,
+    TopicClosed,
     UnknownSchedule,
     shown,
 )
@@ -150,8 +151,8 @@ class Schedules:
     ) -> Schedule:
         """Create a schedule: from now on a task of ``topic`` with the biz_id ``name`` at each of its times.
 
-        ``Definition`` explains the rest; numbers are seconds. Raises InvalidSchedule, UnknownTopic or
-        ScheduleExists before anything is written.
+        ``Definition`` explains the rest; numbers are seconds. Raises InvalidSchedule, UnknownTopic,
+        TopicClosed or ScheduleExists before anything is written.
         """
         definition = define(
             name, topic=topic, cron=cron, every=every, anchor=anchor, zone=zone, dst=dst, missed=missed,
@@ -194,7 +195,7 @@ class Schedules:
 
         The next occurrence is replaced if it has not started, and within a second of its time it is left as
         it is. One that was rescheduled by hand keeps that time. Raises InvalidInput (nothing to change),
-        InvalidSchedule, UnknownSchedule or UnknownTopic.
+        InvalidSchedule, UnknownSchedule, UnknownTopic or TopicClosed.
         """
         if not changes:
             raise InvalidInput(f"nothing to change on {shown(name)}: name at least one option")
@@ -216,8 +217,8 @@ class Schedules:
             if stored is None:
                 return False
             try:
-                planned = self._planned(stored, self._clock.now_ms())
-            except InvalidSchedule:  # of a later version: its occurrences run, it does not
+                planned = self._planned(stored, table.now(name))
+            except InvalidSchedule:  # of a later version, or damaged: its occurrences run, it does not
                 planned = []
             if table.delete(stored, planned):
                 return True
@@ -249,7 +250,7 @@ class Schedules:
         PartialSubmit.
         """
         stored = self._stored(name)
-        definition, now = stored.definition, self._clock.now_ms()
+        definition, now = stored.definition, self._store().schedules.now(name)
         begin, until = _instant("start", start), _instant("end", end)
         if begin > until:
             raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
@@ -293,14 +294,17 @@ class Schedules:
         define(name, topic=topic or "unknown", **options)
         self.declared.append(Declared(name, topic, function, options))
 
-    def reconcile(self) -> dict[str, TocError]:
-        """Create the declared schedules that do not exist, and change those that differ. Deletes none.
+    def reconcile(self, names: Collection[str] | None = None) -> dict[str, TocError]:
+        """Create the declared schedules, or those of these names, that do not exist, and change those that
+        differ. Deletes none.
 
         A worker does it when it starts. Returns by name what could not be done.
         """
         failed: dict[str, TocError] = {}
         wanted: dict[str, Definition] = {}
         for declared in self.declared:
+            if names is not None and declared.name not in names:
+                continue
             try:
                 topic = declared.topic or self._topic_of(declared)
                 wanted[declared.name] = define(declared.name, topic=topic, **declared.options)
@@ -336,9 +340,11 @@ class Schedules:
     # --- inside
 
     def _create(self, definition: Definition, *, paused: bool) -> Schedule:
-        self._catalog().get(definition.topic)
-        state = new_state(definition, secrets.randbits(63), self._clock.now_ms(), paused=paused)
-        return _schedule(self._step(self._store().schedules.create(definition, state)))
+        self._open_topic(definition.topic)
+        table = self._store().schedules
+        now = table.now(definition.name)
+        state = new_state(definition, secrets.randbits(63), now, paused=paused)
+        return _schedule(self._begin(table.create(definition, state)))
 
     def _change(
         self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
@@ -351,11 +357,14 @@ class Schedules:
             if definition.to_json() == stored.text and pausing == state.paused:
                 return _schedule(stored)
             if definition.topic != stored.definition.topic:
-                self._catalog().get(definition.topic)
-            now = self._clock.now_ms()
+                self._open_topic(definition.topic)
+            now = table.now(name)
             planned = self._planned(stored, now)
-            moved = [] if pausing else [one for one in planned if one.moved]
-            decided = next((one.nominal - 1 for one in planned if not one.moved), state.after)
+            moved = [] if paused else [one for one in planned if one.moved]
+            # What is cancelled without being replaced comes again, if its own time is still to come.
+            soonest = now + NEAR_MS - stored.definition.offset
+            again = [one.nominal for one in planned if one not in moved and one.nominal > soonest]
+            decided = again[0] - 1 if again else state.after
             # What the jitter of before puts off until after this change is still to come.
             offset = definition.offset if state.paused else max(definition.offset, stored.definition.offset)
             after = max(now - offset, decided)
@@ -367,29 +376,35 @@ class Schedules:
                 look=None if pausing else now,
                 buffered=None if skips else state.buffered,
                 skipped=state.skipped + (skips and state.buffered is not None),
-                fired=state.fired - len(planned) + len(moved),
+                fired=state.fired - len(again),
             )
-            rows = (
-                table.again(moved, definition, state, self._catalog().get(definition.topic)) if moved else {}
-            )
-            if state.last_job_id in rows:
-                state = state._replace(last_job_id=rows[state.last_job_id].job_id)
-            changed = table.change(stored, definition, state, planned, rows)
+            rows = table.again(moved, definition, state, self._open_topic(definition.topic)) if moved else {}
+            state = state._replace(last_job_id=self._last(stored, planned, rows))
+            changed = table.change(stored, definition, state, planned, rows.values())
             if changed is not None:
                 with contextlib.suppress(StoreUnavailable):  # the sweep does it
                     self._index(rows.values())
-                return _schedule(self._step(changed))
+                return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
+
+    def _begin(self, stored: Stored) -> Stored:
+        """Take the first step of what is stored by now: if it fails, workers take it."""
+        try:
+            return self._step(stored)
+        except StoreUnavailable:
+            return stored
 
     def _step(self, stored: Stored, ahead: int = 0) -> Stored:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
 
-        If another process has taken it, or the topic is gone, there is none to take: workers continue.
+        If another process has taken it, or the topic takes no tasks, there is none to take: workers continue.
         """
-        table, now = self._store().schedules, self._clock.now_ms()
-        look = stored.state.look
+        table, look = self._store().schedules, stored.state.look
         topic = self._topic(stored.definition.topic)
-        if look is None or look > now + ahead or topic is None:
+        if look is None or topic is None or topic.closed:
+            return stored
+        now = table.now(stored.name)
+        if look > now + ahead:
             return stored
         taken = step(stored.definition, stored.state, now, ended=table.ended(stored))
         moved = table.advance([table.move(stored, taken, topic)])
@@ -402,10 +417,28 @@ class Schedules:
         return table.get(stored.name) or stored
 
     def _planned(self, stored: Stored, now: int) -> Sequence[Planned]:
+        """The occurrences that are tasks and due later than in a moment, by nominal time."""
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
         return self._store().schedules.planned(stored, topic.biz_type, now + NEAR_MS)
+
+    def _last(self, stored: Stored, planned: Sequence[Planned], rows: Mapping[int, TaskRow]) -> int | None:
+        """The task of the last occurrence once these are cancelled, and some replaced by ``rows``: what comes
+        next is judged by what may run, not by what is cancelled."""
+        last, topic = stored.state.last_job_id, self._topic(stored.definition.topic)
+        if last is None or topic is None or last not in {one.job_id for one in planned}:
+            return last
+        if last in rows:
+            return rows[last].job_id
+        return self._store().schedules.last_but(stored, topic.biz_type, planned)
+
+    def _open_topic(self, name: str) -> Topic:
+        """Return a topic that takes tasks. Raises UnknownTopic, TopicClosed."""
+        topic = self._catalog().get(name)
+        if topic.closed:
+            raise TopicClosed(f"topic {name!r} is being deleted and takes no new task")
+        return topic
 
     def _topic(self, name: str) -> Topic | None:
         return self._catalog().known().get(name) or self._catalog().refresh().get(name)

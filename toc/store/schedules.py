@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from toc.model.clock import Clock, to_ms
-from toc.model.errors import ScheduleExists, StoreUnavailable
+from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
 from toc.model.schedule import Definition, Occurrence, State, Step
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
@@ -28,8 +28,6 @@ from toc.store.shards import Shards, Trouble
 TRIES = 5
 TOGETHER = 200
 """Tasks in one transaction, about; those of one schedule are never split."""
-
-NOTHING: Mapping[int, TaskRow] = {}
 
 _COLUMNS = {  # of State -> of the table
     "schedule_id": "schedule_id", "version": "version", "paused": "paused", "after": "after_time",
@@ -55,7 +53,9 @@ class Stored(NamedTuple):
 
     @property
     def definition(self) -> Definition:
-        """What it does. Raises InvalidSchedule if this host cannot follow it."""
+        """What it does. Raises InvalidSchedule if this host cannot follow it, or if its row is damaged."""
+        if None in (self.state.after, self.state.created, self.state.modified):  # such as 0000-00-00
+            raise InvalidSchedule(f"the row of schedule {self.name!r} is damaged: it lacks a time")
         return _definition(self.name, self.text)
 
 
@@ -95,12 +95,18 @@ class Moved(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """An occurrence that is a task already and not yet due. ``moved``: it was given another time by hand."""
+    """An occurrence that is a task already and not yet due, as it was read. ``expires_at`` is 0 for never."""
 
     job_id: int
     nominal: int
     due: int
-    moved: bool
+    version: int
+    expires_at: int
+
+    @property
+    def moved(self) -> bool:
+        """Whether it was given another time by hand."""
+        return self.version > 0
 
 
 class ScheduleTable:
@@ -116,6 +122,16 @@ class ScheduleTable:
         return crc32(name) % self._shards.tables
 
     # --- reading
+
+    def now(self, name: str) -> int:
+        """Return what time it is (ms) by the clock of a schedule's server.
+
+        It says what is past for whoever changes the schedule: the clocks of their hosts may differ.
+        """
+        server = self._shards.server_of[self.table_of(name)]
+        (result,) = server.run([Statement(f"SELECT {server.milliseconds(server.from_now(0))}")])
+        with sql.understood():
+            return int(result.rows[0][0])
 
     def get(self, name: str) -> Stored | None:
         """Return the schedule of a name, or None."""
@@ -177,7 +193,12 @@ class ScheduleTable:
         asked = self._clock.now_ms()
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
-            least, now = server.milliseconds("MIN(look_time)"), server.milliseconds(server.from_now(0))
+            now = server.milliseconds(server.from_now(0))
+            # What is no instant, such as 0000-00-00, is before all others: else they would wait behind it.
+            least = (
+                "CASE WHEN MIN(look_time) IS NOT NULL "
+                f"THEN COALESCE({server.milliseconds('MIN(look_time)')},0) END"
+            )
             selects = [
                 f"SELECT {table:d},{least},{now} FROM {self._shards.schedule_names[table]}" for table in part
             ]
@@ -249,7 +270,8 @@ class ScheduleTable:
         prefix = f"{stored.state.schedule_id}/"
         # One that was moved may have any nominal time; of two indexes, the server takes the better one.
         select = Statement(
-            f"SELECT job_id,{due},version,{server.text('dedup_key')} FROM {self._shards.names[table]} "
+            f"SELECT job_id,{due},version,{sql.column(server, 'expires_at')},{server.text('dedup_key')} "
+            f"FROM {self._shards.names[table]} "
             f"WHERE biz_id={biz.number:d} AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
             f"AND next_time>{server.instant(later_than)} AND {_UNTOUCHED}",
             [prefix.encode(), f"{prefix}:".encode()],
@@ -257,14 +279,31 @@ class ScheduleTable:
         (result,) = server.run([select])
         found = []
         with sql.understood():
-            for number, at, version, key in result.rows:
-                job_id, action_time, moved = int(number), int(at), int(version) > 0
-                nominal = to_ms(datetime.fromisoformat(str(key).removeprefix(prefix)))
+            for job_id, at, version, expires_at, key in result.rows:
+                nominal = _nominal(stored.state.schedule_id, str(key))
+                if nominal is None:
+                    continue
+                one = Planned(int(job_id), nominal, int(at), int(version), int(expires_at))
                 # A backfill makes what is past, and due later than it was.
-                ours = moved or action_time == nominal + definition.offset
-                if ours and action_time > later_than:
-                    found.append(Planned(job_id, nominal, action_time, moved))
+                ours = one.moved or one.due == nominal + definition.offset
+                if ours and one.due > later_than:
+                    found.append(one)
         return sorted(found, key=lambda planned: planned.nominal)
+
+    def last_but(self, stored: Stored, biz_type: int, planned: Sequence[Planned]) -> int | None:
+        """Return the job_id of the last occurrence, by nominal time, that is a task of this biz_type and not
+        among these, or None."""
+        table, prefix = self.table_of(stored.name), f"{stored.state.schedule_id}/"
+        select = Statement(
+            f"SELECT job_id FROM {self._shards.names[table]} WHERE biz_id={BizId.of(stored.name).number:d} "
+            f"AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
+            f"AND job_id NOT IN ({sql.numbers(one.job_id for one in planned)}) "
+            "ORDER BY dedup_key DESC LIMIT 1",
+            [prefix.encode(), f"{prefix}:".encode()],
+        )
+        (result,) = self._shards.server_of[table].run([select])
+        with sql.understood():
+            return int(result.rows[0][0]) if result.rows else None
 
     def present(self, stored: Stored, nominals: Sequence[int]) -> set[int]:
         """Return those of these nominal times (ms) of which there is a task, in whatever state, also on a
@@ -322,10 +361,11 @@ class ScheduleTable:
         self, moved: Iterable[Planned], definition: Definition, state: State, topic: Topic
     ) -> dict[int, TaskRow]:
         """Return by job_id the tasks that ``change`` puts in the place of moved ones, at their times."""
-        rows = {
-            one.job_id: self._row(definition, state, Occurrence(one.nominal, one.due), topic) for one in moved
-        }
-        return {job_id: row._replace(version=1) for job_id, row in rows.items()}  # they count as moved, too
+        rows = {}
+        for one in moved:
+            row = self._row(definition, state, Occurrence(one.nominal, one.due), topic)
+            rows[one.job_id] = row._replace(version=1, expires_at=one.expires_at)  # it counts as moved, too
+        return rows
 
     def _row(self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic) -> TaskRow:
         now, biz = self._clock.now_ms(), BizId.of(definition.name)
@@ -370,12 +410,12 @@ class ScheduleTable:
         definition: Definition,
         state: State,
         cancelled: Sequence[Planned] = (),
-        instead: Mapping[int, TaskRow] = NOTHING,
+        instead: Iterable[TaskRow] = (),
     ) -> Stored | None:
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
-        ``instead``: by job_id, tasks in the place of some of them, each written if that one was cancelled.
-        Returns None if somebody else has changed it since it was read.
+        ``instead``: tasks in the place of some of them. Returns None if somebody else has changed
+        the schedule, or one of the occurrences, since it was read.
         """
         text = definition.to_json()
         after = Stored(stored.name, text, state._replace(version=stored.state.version + 1))
@@ -384,7 +424,7 @@ class ScheduleTable:
     def delete(self, stored: Stored, cancelled: Sequence[Planned] = ()) -> bool:
         """Delete a schedule, and cancel occurrences that have not started. Returns whether this did it.
 
-        False: somebody else has changed or deleted it since it was read.
+        False: somebody else has changed or deleted it, or one of the occurrences, since it was read.
         """
         return self._change(stored, stored.state, cancelled, delete=True)
 
@@ -393,7 +433,7 @@ class ScheduleTable:
         stored: Stored,
         state: State,
         cancelled: Sequence[Planned],
-        instead: Mapping[int, TaskRow] = NOTHING,
+        instead: Iterable[TaskRow] = (),
         *,
         text: str | None = None,
         delete: bool = False,
@@ -402,26 +442,29 @@ class ScheduleTable:
         server, name = self._shards.server_of[table], self._shards.names[table]
         schedules = self._shards.schedule_names[table]
         ours = self._ours(table, stored, change_id)
-        statements = [self._update(server, table, stored, state, change_id, text)]
+        update = self._update(server, table, stored, state, change_id, text)
+        statements, place = [update], 0
         if cancelled:
             ended = server.instant(now)
-            # It gives up its key: the occurrence that replaces it may have the same nominal time.
-            statements.append(
+            ids = f"job_id IN ({sql.numbers(one.job_id for one in cancelled)})"
+            as_read = f"SELECT COUNT(*) FROM {name} WHERE {_UNTOUCHED} AND ({_at_versions(cancelled)})"
+            # Locked first, they stay as they were read until the end, or nothing is changed.
+            place = 1
+            statements = [
+                Statement(f"SELECT job_id FROM {name} WHERE {ids}{server.for_update}"),
+                Statement(f"{update.sql} AND ({as_read})={len(cancelled):d}", update.params),
+                # They give up their keys: what replaces one may have the same nominal time.
                 Statement(
                     f"UPDATE {name} SET status={TaskStatus.CANCELLED:d},dedup_key=NULL,next_time={ended},"
-                    f"gmt_modified={ended} WHERE job_id IN ({sql.numbers(one.job_id for one in cancelled)}) "
-                    f"AND {_UNTOUCHED} AND EXISTS (SELECT 1 FROM {ours.sql})",
+                    f"gmt_modified={ended} WHERE {ids} AND EXISTS (SELECT 1 FROM {ours.sql})",
                     ours.params,
-                )
-            )
-        for job_id, row in instead.items():
-            gone = f"SELECT 1 FROM {name} WHERE job_id={job_id:d} AND status={TaskStatus.CANCELLED:d}"
-            both = Statement(f"{ours.sql} AND EXISTS ({gone})", ours.params)
-            statements.append(sql.insert_if(server, name, row, both))
+                ),
+            ]
+        statements += [sql.insert_if(server, name, row, ours) for row in instead]
         if delete:
             statements.append(Statement(f"DELETE FROM {ours.sql}", ours.params))
         try:
-            return server.run(statements, transaction=True, again=False)[0].matched == 1
+            return server.run(statements, transaction=True, again=False)[place].matched == 1
         except Lost:
             # Whether it was committed is seen in the row.
             seen = self._shards.server_of[table].run(
@@ -546,19 +589,21 @@ class ScheduleTable:
         change_id: int,
         text: str | None = None,
     ) -> Statement:
+        # Only what differs: a column that was damaged by hand could not be written as it was read.
         sets = [
             f"{column}={_literal(server, field, getattr(state, field))}"
             for field, column in _COLUMNS.items()
-            if field not in _FIXED
+            if field not in _FIXED and getattr(state, field) != getattr(stored.state, field)
         ]
         params: list[Param] = []
         if text is not None:
             sets.append("definition=%s")
             params.append(text)
-        now = server.instant(self._clock.now_ms())
+        sets += ["version=version+1", f"change_id={change_id:d}"]
+        sets.append(f"gmt_modified={server.instant(self._clock.now_ms())}")
         return Statement(
-            f"UPDATE {self._shards.schedule_names[table]} SET version=version+1,change_id={change_id:d},"
-            f"gmt_modified={now},{','.join(sets)} WHERE name=%s AND version={stored.state.version:d} "
+            f"UPDATE {self._shards.schedule_names[table]} SET {','.join(sets)} "
+            f"WHERE name=%s AND version={stored.state.version:d} "
             f"AND schedule_id={stored.state.schedule_id:d}",
             [*params, stored.name],
         )
@@ -571,6 +616,25 @@ _UNTOUCHED = f"status={TaskStatus.PENDING:d} AND attempts=0 AND crashes=0 AND le
 def occurrence_key(schedule_id: int, nominal: int) -> str:
     """The dedup_key of an occurrence."""
     return f"{schedule_id}/{scheduled_for_text(nominal)}"
+
+
+def _nominal(schedule_id: int, key: str) -> int | None:
+    """The nominal time in an occurrence's dedup_key, or None: a caller may have made it up."""
+    try:
+        nominal = to_ms(datetime.fromisoformat(key.removeprefix(f"{schedule_id}/")))
+    except (ValueError, TypeError):  # a TypeError without a zone
+        return None
+    return nominal if key == occurrence_key(schedule_id, nominal) else None
+
+
+def _at_versions(planned: Iterable[Planned]) -> str:
+    """The condition that a row is one of these occurrences, at the version at which it was read."""
+    by_version: dict[int, list[int]] = {}
+    for one in planned:
+        by_version.setdefault(one.version, []).append(one.job_id)
+    return " OR ".join(
+        f"(version={version:d} AND job_id IN ({sql.numbers(ids)}))" for version, ids in by_version.items()
+    )
 
 
 def _after(state: State, rows: Sequence[TaskRow]) -> State:

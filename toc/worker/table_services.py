@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from functools import partial
 
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
@@ -24,7 +23,7 @@ from toc.worker.stages.feedback import Pressure
 log = get_logger(__name__)
 
 DECLARE_AGAIN_SECONDS = 5.0
-"""When the schedules that the application declares are compared again, if a server did not answer."""
+"""When a schedule that the application declares is tried again, if it could not be created or changed."""
 
 
 class TableServices:
@@ -62,7 +61,7 @@ class TableServices:
             Loop("pull-ends", PullEnds(store, queues, catalog, clock, mine).run_once),
             Loop("former-slots", FormerSlots(store, queues, catalog, clock, mine).run_once),
             *loops,
-            Loop("declared-schedules", partial(declare, center)),
+            Loop("declared-schedules", DeclaredSchedules(center).run_once),
         ]
 
     def add(self, tables: Collection[int]) -> None:
@@ -97,19 +96,27 @@ class TableServices:
             loop.stop(0)
 
 
-def declare(center: TimeoutCenter) -> float:
-    """Create or change the schedules that the application declares, once: what operators change later stands
-    until another worker starts. Returns the seconds until the next time.
+class DeclaredSchedules:
+    """Creates or changes the schedules that the application declares, each once: what operators change later
+    stands until another worker starts.
 
     Servers that do not answer hold up nothing but the schedules that belong to them.
     """
-    if not center.schedules.declared:
-        return threading.TIMEOUT_MAX
-    try:
-        failed = center.schedules.reconcile()
-    except TocError as exc:
-        log.warning("schedules_not_declared", error=str(exc))
-        return DECLARE_AGAIN_SECONDS
-    for name, error in failed.items():
-        log.warning("schedules_not_declared", schedule=name, error=str(error))
-    return DECLARE_AGAIN_SECONDS if failed else threading.TIMEOUT_MAX
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._schedules = center.schedules
+        self._left = frozenset(declared.name for declared in center.schedules.declared)
+
+    def run_once(self) -> float:
+        """Try those that are left. Returns the seconds until the next time."""
+        if not self._left:
+            return threading.TIMEOUT_MAX
+        try:
+            failed = self._schedules.reconcile(self._left)
+        except TocError as exc:
+            log.warning("schedules_not_declared", error=str(exc))
+            return DECLARE_AGAIN_SECONDS
+        for name, error in failed.items():
+            log.warning("schedules_not_declared", schedule=name, error=str(error))
+        self._left = frozenset(failed)
+        return DECLARE_AGAIN_SECONDS if failed else threading.TIMEOUT_MAX

@@ -14,6 +14,7 @@ from toc.model.schedule import Definition, new_state, step
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
+from toc.model.verdict import Failure
 from toc.store.schedules import Move, Stored, occurrence_key
 from toc.store.store import Store
 
@@ -145,6 +146,38 @@ def test_a_change_replaces_only_what_has_not_started(store: Store) -> None:
     assert fresh is not None
     assert store.schedules.delete(fresh)
     assert store.schedules.get("edit") is None
+
+
+@pytest.mark.parametrize("meanwhile", ["moved", "cancelled", "tried"])
+def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
+    store: Store, meanwhile: str
+) -> None:
+    stored = new(store, f"guard.{meanwhile}")
+    first, second, third = store.schedules.advance([take(store, stored, NOW)]).done[0].rows
+    stored = store.schedules.get(stored.name) or stored
+    planned = store.schedules.planned(stored, 7, NOW)
+    assert [(each.job_id, each.moved) for each in planned] == [
+        (row.job_id, False) for row in (first, second, third)
+    ]
+    assert store.schedules.last_but(stored, 7, planned[1:]) == first.job_id
+    assert store.schedules.last_but(stored, 7, planned) is None
+    if meanwhile == "moved":
+        assert store.reschedule(second.job_id, NOW + 60_000, expires_at=NOW + 70_000)[0]
+    elif meanwhile == "cancelled":
+        store.cancel_many([second.job_id])
+    else:
+        store.fail([Failure(second.job_id, 0, 0, 0, 1, 0, NOW + 20_000, "it fails")])
+    before = made(store, stored.name)
+    other = stored.definition.changed(attribute={"new": 1})
+    instead = store.schedules.again(planned, other, stored.state, TOPIC).values()
+    assert store.schedules.change(stored, other, stored.state, planned, instead) is None
+    assert not store.schedules.delete(stored, planned)
+    assert made(store, stored.name) == before
+    assert store.schedules.get(stored.name) == stored
+    planned = store.schedules.planned(stored, 7, NOW)
+    moved = [(each.job_id, each.expires_at) for each in planned if each.moved]
+    assert moved == ([(second.job_id, NOW + 70_000)] if meanwhile == "moved" else [])
+    assert store.schedules.delete(stored, planned)
 
 
 def test_only_what_is_due_is_read(store: Store) -> None:

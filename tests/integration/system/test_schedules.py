@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.resources import files
 from itertools import islice
 from math import ceil
@@ -16,24 +18,31 @@ from typing import Any
 
 import pytest
 from harness.system import System
+from sqlalchemy import create_engine
 
 from toc import CancelOutcome, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
-from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
+from toc.model.errors import InvalidSchedule, ScheduleExists, TopicClosed, UnknownSchedule, UnknownTopic
 from toc.model.schedule import Definition, new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
+from toc.model.topic import Topic
+from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULE_MISSED, SCHEDULES_STUCK
+from toc.store.batch import Guard
+from toc.store.mysql import MySqlServer
+from toc.store.server import Statement
+from toc.worker.table_services import DECLARE_AGAIN_SECONDS, DeclaredSchedules
 
 START = datetime(2024, 3, 29, 0, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
 class Stopped(Clock):
-    """A clock that stands still until it is set. It is behind those of the servers, so it alone decides."""
+    """A clock that stands still until it is set."""
 
     def __init__(self) -> None:
         self.ms = to_ms(START)
@@ -48,12 +57,25 @@ class Stopped(Clock):
         return self.ms / 1000
 
 
+class Shifted(Stopped):
+    """The clock of a host that is ``ahead`` of that of a bench, or behind it."""
+
+    def __init__(self, of_bench: Stopped, ahead: timedelta) -> None:
+        self._of_bench = of_bench
+        self._ahead = ahead // timedelta(milliseconds=1)
+
+    @property
+    def ms(self) -> int:  # type: ignore[override]
+        return self._of_bench.ms + self._ahead
+
+
 class Bench:
-    """An application and the scheduler of all tables, by one clock."""
+    """An application, the scheduler of all tables and the servers of the task table, by one clock."""
 
     def __init__(self, system: System) -> None:
         self.clock = Stopped()
         self.env = system.env
+        self.settings = system.settings
         system.create_topics(retention=86_400)
         self.center = TimeoutCenter(system.settings, clock=self.clock)
 
@@ -99,6 +121,7 @@ class Bench:
 def bench(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", 1800.0)  # days pass here
     one = Bench(system)
+    monkeypatch.setattr(MySqlServer, "from_now", lambda self, ms: self.instant(one.clock.ms + ms))
     yield one
     one.center.close()
 
@@ -197,6 +220,29 @@ def test_overlap_asks_the_row_of_the_task(bench: Bench) -> None:
     assert [each.skipped for each in bench.center.schedules.list()] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("end", ["cancelled", "dead", "expired", "purged", "redriven"])
+def test_the_next_one_runs_however_a_task_ended_unless_it_was_redriven(bench: Bench, end: str) -> None:
+    bench.center.schedules.create("o", topic="test.sync", every=HOUR)
+    bench.until(1.5 * HOUR, ended=False)
+    store, [task] = bench.center.store, bench.tasks("o")
+    job_id = task.job_id
+    if end == "cancelled":
+        bench.center.cancel(job_id)
+    elif end == "purged":
+        store.finish([(job_id, 0)])
+        store.ended.delete({job_id: 0})
+        assert bench.center.get(job_id) is None
+    else:
+        die = store.expire if end == "expired" else store.die
+        assert die([Failure(job_id, 0, 0, 0, 1, 0, bench.clock.ms, "it fails")])[job_id] is Guard.APPLIED
+    if end == "redriven":
+        assert store.redrive([job_id], bench.clock.ms)
+    bench.until(2.5 * HOUR, ended=False)
+    former = [] if end in ("cancelled", "purged") else [1]
+    assert bench.hours("o") == former + ([] if end == "redriven" else [2])
+    assert [one.skipped for one in bench.center.schedules.list()] == [int(end == "redriven")]
+
+
 def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("edit", topic="test.sync", every=HOUR)
@@ -290,6 +336,29 @@ def test_an_occurrence_that_was_moved_by_hand_gets_the_content_of_each_edit(benc
         assert (moved.attribute["edit"], moved.scheduled_for) == (edit, START + 2 * HOUR)
 
 
+def test_after_an_edit_the_overlap_is_judged_by_what_runs_not_by_what_the_edit_has_cancelled(
+    bench: Bench,
+) -> None:
+    schedules = bench.center.schedules
+    schedules.create("often", topic="test.sync", every=10, overlap="allow")
+    bench.until(timedelta(seconds=25), ended=False)
+    schedules.alter("often", overlap="skip")
+    bench.until(timedelta(seconds=85), ended=False)
+    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20]
+    bench.until(timedelta(seconds=95))
+    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20, 90, 100]
+
+
+def test_a_task_that_borrows_the_key_of_a_schedule_stands_in_the_way_of_no_change(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    number = schedules.create("p", topic="test.sync", every=HOUR).schedule_id
+    for key in ("x", "2024-03-30", "2024-03-30T00:00:00Z"):
+        bench.center.submit("test.sync", biz_id="p", delay=HOUR, dedup_key=f"{number}/{key}")
+    assert schedules.pause("p").paused
+    assert len(bench.tasks("p")) == 3
+    assert schedules.delete("p")
+
+
 def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
     schedules = bench.center.schedules
     made = schedules.create("j", topic="test.sync", every=timedelta(minutes=10), jitter=HOUR)
@@ -357,6 +426,153 @@ def test_pause_resume_and_delete(bench: Bench) -> None:
     assert bench.hours("p") == [1, 5, 9]
 
 
+@pytest.mark.parametrize("ahead", [-HOUR, HOUR], ids=["behind", "ahead"])
+def test_the_clock_of_the_host_that_creates_or_changes_a_schedule_skips_and_doubles_nothing(
+    bench: Bench, ahead: timedelta
+) -> None:
+    period = timedelta(minutes=10)
+    with TimeoutCenter(bench.settings, clock=Shifted(bench.clock, ahead)) as elsewhere:
+        schedules = elsewhere.schedules
+        schedules.create("skewed", topic="test.sync", every=period, overlap="allow")
+        bench.until(timedelta(minutes=25), ended=False)
+        (first, second) = bench.tasks("skewed")  # as far as the rows tell, neither has started
+        schedules.alter("skewed", attribute={"edit": 1})
+        bench.until(timedelta(minutes=30) - timedelta(seconds=10), ended=False)
+        schedules.alter("skewed", attribute={"edit": 2})
+        bench.until(timedelta(minutes=45), ended=False)
+        schedules.pause("skewed")
+        bench.until(timedelta(minutes=65), ended=False)
+        schedules.resume("skewed")
+        bench.until(timedelta(minutes=75), ended=False)
+        done = [task.job_id for task in bench.tasks("skewed")[:2]]
+        schedules.delete("skewed")
+    assert done == [first.job_id, second.job_id]
+    tasks = sorted(bench.center.find(biz_id="skewed"), key=lambda task: task.action_time)
+    ran = [task for task in tasks if task.status is not TaskStatus.CANCELLED]
+    assert [(task.action_time - START) / period for task in ran] == [1, 2, 3, 4, 7]
+    assert [task.attribute.get("edit") for task in ran] == [None, None, 2, 2, 2]
+    assert [task.scheduled_for for task in ran] == [task.action_time for task in ran]
+
+
+def test_a_host_whose_clock_is_ahead_backfills_nothing_that_is_still_to_come(bench: Bench) -> None:
+    bench.center.schedules.create("fill", topic="test.sync", every=HOUR)
+    bench.until(2.5 * HOUR)
+    with TimeoutCenter(bench.settings, clock=Shifted(bench.clock, 3 * HOUR)) as elsewhere:
+        assert elsewhere.schedules.backfill("fill", START, START + 9 * HOUR) == (3, 2, 1, 0)
+
+
+def test_an_edit_keeps_the_time_to_expire_that_a_moved_occurrence_was_given(bench: Bench) -> None:
+    bench.center.schedules.create("moved", topic="test.sync", every=HOUR)
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    at, expires = START + 3.25 * HOUR, START + 3.5 * HOUR
+    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=at, expires_at=expires)
+    bench.center.schedules.alter("moved", attribute={"new": 1})
+    [moved] = [task for task in bench.tasks("moved") if task.action_time == at]
+    assert (moved.attribute["new"], moved.expires_at) == (1, expires)
+
+
+@pytest.mark.parametrize("change", ["alter", "pause", "delete"])
+def test_an_occurrence_that_is_moved_during_a_change_is_changed_as_it_is_then(
+    bench: Bench, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules, table = bench.center.schedules, bench.center.store.schedules
+    schedules.create("moved", topic="test.sync", every=HOUR)
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    at = START + 3.25 * HOUR
+    planned = table.planned
+
+    def and_then_moved(*args: Any) -> Any:
+        found = planned(*args)
+        monkeypatch.setattr(table, "planned", planned)
+        bench.center.reschedule(found[0].job_id, action_time=at)
+        return found
+
+    monkeypatch.setattr(table, "planned", and_then_moved)
+    getattr(schedules, change)("moved", **({"attribute": {"new": 1}} if change == "alter" else {}))
+    assert table.planned == planned
+    pending = [task for task in bench.tasks("moved") if task.status is TaskStatus.PENDING]
+    wanted = [(at, 1, START + 2 * HOUR)] if change == "alter" else []
+    assert [(one.action_time, one.attribute["new"], one.scheduled_for) for one in pending] == wanted
+
+
+def test_a_pause_and_a_resume_before_its_nominal_time_lose_no_occurrence_that_was_moved(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("moved", topic="test.sync", every=HOUR)
+    bench.until(2 * HOUR - timedelta(seconds=20))
+    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=START + 2.25 * HOUR)
+    schedules.pause("moved")
+    bench.until(2 * HOUR - timedelta(seconds=10))
+    schedules.resume("moved")
+    bench.until(3.5 * HOUR)
+    assert bench.hours("moved") == [1, 2, 3]
+    seen = schedules.get("moved")
+    assert seen is not None
+    assert seen.fired == 3
+
+
+def test_an_edit_of_a_paused_schedule_keeps_a_backfilled_occurrence_that_was_moved(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("fill", topic="test.sync", every=HOUR, paused=True)
+    assert schedules.backfill("fill", START, START).submitted == 1
+    at = START + 2 * HOUR
+    bench.center.reschedule(bench.tasks("fill")[0].job_id, action_time=at)
+    altered = schedules.alter("fill", attribute={"new": 1})
+    assert (altered.paused, altered.fired) == (True, 0)
+    assert [(task.action_time, task.attribute["new"]) for task in bench.tasks("fill")] == [(at, 1)]
+
+
+@pytest.mark.parametrize("end", ["pause", "delete"])
+def test_a_backfilled_occurrence_that_was_moved_ends_with_its_schedule_and_is_not_counted(
+    bench: Bench, end: str
+) -> None:
+    schedules = bench.center.schedules
+    schedules.create("fill", topic="test.sync", every=HOUR)
+    assert schedules.backfill("fill", START, START).submitted == 1
+    bench.center.reschedule(bench.tasks("fill")[0].job_id, action_time=START + 2 * HOUR)
+    getattr(schedules, end)("fill")
+    assert bench.hours("fill") == []
+    if end == "pause":
+        assert [one.fired for one in schedules.list()] == [0]
+
+
+DAMAGE = {
+    "look_time": "'0000-00-00'",
+    "after_time": "'0000-00-00'",
+    "after_time ": "'9999-12-31 23:59:59.999'",
+    "gmt_create": "'0000-00-00'",
+    "definition": "'{}'",
+    "definition ": "REPEAT('[',60000)",
+    "definition  ": "'null'",
+    "next_time": "'0000-00-00'",
+    "buffered": "'9999-12-31 23:59:59.999'",
+    "last_job_id": "18446744073709551615",
+}
+
+
+def test_rows_that_were_damaged_by_hand_hold_up_no_other_in_their_table(bench: Bench) -> None:
+    table = bench.center.store.schedules
+    names = [f"n{number}" for number in range(2000)]
+    here = [name for name in names if table.table_of(name) == 0][:150]
+    damaged = dict(zip(here, DAMAGE.items(), strict=False))
+    for number, name in enumerate(here):
+        definition = Definition(name, "test.sync", cron="0 * * * *", zone="Pacific/Kiritimati")
+        table.create(definition, new_state(definition, number, bench.clock.ms))
+    server, rows = table._shards.server_of[0], table._shards.schedule_names
+    for name, (column, value) in damaged.items():
+        harm = f"SET STATEMENT sql_mode='' FOR UPDATE {rows[0]} SET {column}={value} WHERE name=%s"
+        server.run([Statement(harm, [name])])
+    bench.until(2.5 * HOUR)
+    healthy = here[len(damaged) :]
+    assert {name: bench.hours(name) for name in healthy} == {name: [1, 2] for name in healthy}
+    assert SCHEDULES_STUCK.of().take() > 0
+    listed = {one.name for one in bench.center.schedules.list()}
+    assert set(healthy) <= listed
+    for name, (column, _) in damaged.items():
+        if name in listed:
+            assert bench.hours(name) or column.strip() in ("after_time", "buffered"), column
+        assert bench.center.schedules.delete(name), column
+
+
 def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("fill", topic="test.sync", every=HOUR, overlap="allow")
@@ -386,6 +602,41 @@ def test_a_backfill_leaves_alone_what_has_run_on_another_topic(bench: Bench) -> 
     schedules.alter("fill", topic="test.async")
     assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 3, 2, 0)
     assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 5, 0, 0)
+
+
+def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
+    schedules, topics = bench.center.schedules, bench.center.store.topics
+    schedules.create("before", topic="test.sync", every=10, overlap="allow", paused=True)
+    schedules.create("other", topic="test.async", every=10)
+    topics.alter("test.sync", paused=True)
+    assert topics.close("test.sync", topics.seen("test.sync")[1])
+    bench.center.catalog.refresh()
+    schedules.resume("before")
+    for change in (
+        partial(schedules.create, "new", topic="test.sync", every=10),
+        partial(schedules.alter, "other", topic="test.sync"),
+    ):
+        with pytest.raises(TopicClosed):
+            change()
+    bench.until(timedelta(seconds=25))
+    assert (bench.hours("before"), bench.hours("new"), len(bench.hours("other"))) == ([], [], 3)
+    topics.alter("test.sync", closed=False)
+    bench.until(timedelta(seconds=65))
+    assert round(bench.hours("before")[0] * 3600) == 10, "late, but not lost"
+    assert len(bench.hours("before")) >= 6
+
+
+def test_a_schedule_is_created_although_its_first_task_has_to_wait(bench: Bench) -> None:
+    table = bench.center.store.schedules.table_of("locked")
+    name = f"{bench.settings.database_prefix}{table % 2}.timeout_task_{table:04d}"
+    engine = create_engine(bench.settings.database_urls[0])
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
+        assert bench.center.schedules.create("locked", topic="test.sync", every=10).fired == 0
+        connection.exec_driver_sql("UNLOCK TABLES")
+    engine.dispose()
+    bench.until(timedelta(seconds=25))
+    assert [round(hours * 3600) for hours in bench.hours("locked")] == [10, 20, 30]
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
@@ -449,6 +700,27 @@ def test_what_is_declared_in_code_is_reconciled_by_name(bench: Bench) -> None:
     ]
     with pytest.raises(InvalidSchedule, match="twice"):
         center.schedule("above", every=60)(handle)
+
+
+def test_what_an_operator_alters_stands_while_a_worker_tries_another_declaration_again(bench: Bench) -> None:
+    center = bench.center
+
+    @center.schedule("fine", every=HOUR)
+    @center.schedule("early", every=HOUR, topic="test.later")
+    @center.handler("test.sync")
+    def handle(task: Task) -> None: ...
+
+    declared = DeclaredSchedules(center)
+    assert declared.run_once() == DECLARE_AGAIN_SECONDS, "one has no topic yet"
+    center.schedules.alter("fine", every=2 * HOUR)
+    declared.run_once()
+    altered = center.schedules.get("fine")
+    assert altered is not None
+    assert altered.definition.every == 2 * HOUR
+    center.store.topics.create(Topic("test.later", 99, 4))
+    declared.run_once()
+    assert center.schedules.get("early") is not None
+    assert declared.run_once() == threading.TIMEOUT_MAX
 
 
 @pytest.fixture
