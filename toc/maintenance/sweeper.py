@@ -25,7 +25,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 
 from toc.failpoint import failpoint
 from toc.maintenance.sweep import COMPLAIN_SECONDS, LEAST_PAGE, ROWS_PER_STEP, Crawl, Sweep, everything
@@ -82,6 +82,9 @@ KNOWN_SECONDS = 5.0
 """How long an entry found in the index is assumed to exist; at most twice as long."""
 MAX_KNOWN = 100_000
 RETRY_SECONDS = 1.0
+LATER_SECONDS = 1.5
+"""How long after a server came back all due rows are looked up once more: other workers learn of it a moment
+later, and postpone entries until then."""
 
 
 class _Known:
@@ -228,6 +231,8 @@ class Sweeper:
         self._rush_at = now
         self._rush_wanted = float("-inf")
         self._rushed = float("-inf")
+        self._later_at = inf
+        """When to look up all due rows once more."""
         self._back = False
         """Whether the server, or a table of it, has come back since the last step."""
         self._failing_since: float | None = None
@@ -271,7 +276,8 @@ class Sweeper:
             self._ask_server()
             return RETRY_SECONDS
         now = self._clock.monotonic()
-        if self._back:
+        if self._back or self._later_at <= now:
+            self._later_at = now + LATER_SECONDS if self._back else inf
             self._back = False
             self._look_again(now)
         try:
@@ -296,7 +302,7 @@ class Sweeper:
         if self._back:
             return 0.0
         window_at = now if self._news else self._window_at
-        due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._others_at)
+        due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._others_at, self._later_at)
         if self._rush:
             due = min(due, self._rush_at)
         return max(0.0, due - self._clock.monotonic())

@@ -203,6 +203,21 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
     assert SWEEP_ADDED.of("store").take() == 1
 
 
+def test_what_others_postpone_just_after_a_server_is_back_is_found_as_well(bench: Bench) -> None:
+    """They may learn of it a moment later than the worker that sweeps the table."""
+    bench.settled()
+    rows = [bench.row(NewTask("test.sync", n, delay=0.2)) for n in range(20)]
+    for row in rows:
+        bench.center.store.insert(row)
+    bench.run(SOON_EVERY + 0.1)
+    bench.sweeper.catch_up()
+    bench.run(0.5)
+    for row in rows:
+        bench.ask("ZADD", bench.key(row), row.next_time + 10_000, row.job_id)
+    bench.run(1.5)
+    assert [bench.score(row) for row in rows] == [row.next_time for row in rows]
+
+
 def test_the_first_pass_rests_longer_while_more_is_due_than_can_start(bench: Bench) -> None:
     """Between the pages of one round, where no period is waited for."""
     bench.settled()
