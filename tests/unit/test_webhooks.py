@@ -371,6 +371,25 @@ def test_the_latest_era_of_a_breaker_holds_for_every_process_and_one_of_them_has
     assert (first.state, second.state, first.era, second.era) == ("closed", "closed", 2, 2)
 
 
+def test_of_two_processes_that_change_a_breaker_at_once_the_first_that_tells_redis_is_right() -> None:
+    def opened(failures: int) -> Breaker:
+        breaker = Breaker()
+        for _ in range(FAILURES + failures - 1):
+            breaker.failed(0.0, breaker.era)
+        return breaker
+
+    still_open, closed = opened(2), opened(1)
+    closed.succeeded()  # a request of before, just as the probe of the other process failed
+    assert still_open.era == closed.era
+    late = 9.0
+    still_open.learn(late, closed.told(late, waiting=False))
+    assert still_open.state == "closed", "else it waits for a probe that Redis never gives"
+    assert still_open.begin(late, alone=False)
+    other = opened(2)
+    closed.learn(0.0, other.told(0.0, waiting=False))
+    assert (closed.state, closed.era, closed.blocked(0.0)) == ("open", other.era, other.blocked(0.0))
+
+
 def test_a_probe_that_nothing_takes_is_given_back() -> None:
     breaker = Breaker()
     for _ in range(FAILURES):
