@@ -15,7 +15,7 @@ from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.errors import InvalidTarget, SecretsLocked, TocError
+from toc.model.errors import InvalidTarget, SecretsLocked, TocError, UnknownTarget
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Postponed, Sent, Undelivered
 from toc.model.target import Allow, Target, TargetSecrets, route_of, url_of
@@ -62,8 +62,8 @@ class Bound(NamedTuple):
     target: Target | None
     opened: TargetSecrets | None
     headers: Mapping[str, str] = NOTHING
-    pausable: bool = False
-    """Whether the URL is the target's own, so that a 410 pauses it."""
+    path: str = ""
+    """The path of the target's host that was named with the task, instead of the target's own URL."""
 
     @property
     def limits(self) -> tuple[int, float | None]:
@@ -112,6 +112,8 @@ class Webhooks:
         self._shown = False
         self._open: set[str] = set()
         """Labels of targets that were shown last with an open breaker."""
+        self._gone: set[int] = set()
+        """change_ids of targets that have answered 410: they are paused here before their row says so."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
 
@@ -142,6 +144,7 @@ class Webhooks:
         era = capacity.breaker.era
         answer: Answer | None = None
         try:
+            bound = self._as_it_is(bound)
             answer = await self._send(task, bound)
         finally:
             if self._limiter.judge(capacity, era, well=None if answer is None else not answer.unwell):
@@ -162,11 +165,23 @@ class Webhooks:
         name = route.target or task.topic
         if not route.target:
             self._postpone(name, "no-target", self._look_again(name, "no-target"))
-        target = self._book.known(route.target)
+        return self._at_target(name, route.path)
+
+    def _as_it_is(self, bound: Bound) -> Bound:
+        """Return where a task goes that has waited for its place: its target may have changed. Raises
+        Postponed."""
+        target = bound.target
+        if target is None or (self._book.known(bound.name) is target and target.change_id not in self._gone):
+            return bound
+        return self._at_target(bound.name, bound.path)
+
+    def _at_target(self, name: str, path: str) -> Bound:
+        """Return where tasks of a target go. Raises Postponed."""
+        target = self._book.known(name)
         if target is None:
             why = "unknown" if self._book.ready else "targets-not-read"
             self._postpone(name, why, self._look_again(name, why))
-        if target.paused:
+        if target.paused or target.change_id in self._gone:
             self._postpone(name, "paused", self._look_again(name, "paused"))
         try:
             opened = self._book.secrets(target)
@@ -176,10 +191,10 @@ class Webhooks:
                 log.warning("webhook_secrets_locked", target=name, error=str(exc))
             self._postpone(name, "locked", self._look_again(name, "locked"))
         try:
-            url = url_of(target, route.path)
+            url = url_of(target, path)
         except InvalidTarget as exc:
             raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
-        return Bound(url, name, name, target, opened, opened.headers, pausable=not route.path)
+        return Bound(url, name, name, target, opened, opened.headers, path)
 
     def _look_again(self, target: str, why: str) -> float:
         seconds = min(self._waits.waiting(target, why) / MOST_LOOKS, MOST_LOOK_SECONDS)
@@ -220,24 +235,36 @@ class Webhooks:
         sent = Sent(answer.status or 0, answer.ms)
         if found is Meaning.PROCESSED:
             return Delivered(sent, answer.text)
-        if found is Meaning.GONE and bound.pausable and bound.target is not None:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._pause, bound.target, task)
+        if found is Meaning.GONE and bound.target is not None and not bound.path:
+            await self._pause(bound.target, task)
         if found in (Meaning.DEAD, Meaning.GONE):
             raise Undelivered(answer.text, sent, dead=True)
         after = answer.retry_after
         cap = self._catalog.known()[task.topic].backoff_cap
         raise Undelivered(answer.text, sent, after_ms=round(min(after, cap) * 1000) if after else None)
 
-    def _pause(self, target: Target, task: Task) -> None:
-        """Pause a target that wants nothing any more. If that fails, the next task's answer does it."""
+    async def _pause(self, target: Target, task: Task) -> None:
+        """Pause a target that wants nothing any more, once. If that fails, the next task's answer does it."""
+        if target.change_id in self._gone:
+            return
+        self._gone.add(target.change_id)
         why = f"it answered 410 to job {task.job_id}"
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._executor, self._write_pause, target, why, task.job_id):
+            self._gone.discard(target.change_id)
+
+    def _write_pause(self, target: Target, why: str, job_id: int) -> bool:
+        """Write to a target's row that it is paused, unless it has changed. False: that failed."""
         try:
-            paused = self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id)
-            if paused:
-                log.warning("target_paused", target=target.name, job_id=task.job_id)
-                self._book.run_once()
+            if self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id):
+                log.warning("target_paused", target=target.name, job_id=job_id)
+        except UnknownTarget:
+            pass  # deleted meanwhile
         except TocError as exc:
             log.warning("target_not_paused", target=target.name, error=str(exc))
+            return False
+        self._book.run_once()
+        return True
 
     def _show(self) -> None:
         """Update the gauges, once a second."""

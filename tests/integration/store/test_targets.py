@@ -211,6 +211,33 @@ def test_a_book_learns_of_every_change_and_looks_up_what_it_does_not_know(table:
     assert book.known("shop") is None
 
 
+def test_a_book_may_be_read_while_secrets_are_opened(table: TargetTable) -> None:
+    class Opened(dict[int, TargetSecrets]):
+        def items(self) -> Any:
+            """Open the secrets of one more target as another thread would, in the middle of a look."""
+            for number, item in enumerate(super().items()):
+                if number == 1:
+                    book.secrets(replace(stored, change_id=1))
+                yield item
+
+    book = TargetBook(table, SetClock())
+    book.run_once()
+    names = ["one", "shop", "two"]
+    for name in names:
+        stored = table.create(target(name), SECRETS)
+    book.run_once()
+    for name in names:
+        known = book.known(name)
+        assert known is not None
+        book.secrets(known)
+    book._opened = Opened(book._opened)
+    table.pause("shop", by="me", why="")
+    book.run_once()
+    shop = book.known("shop")
+    assert shop is not None
+    assert shop.paused
+
+
 def test_a_book_works_from_what_it_knows_while_the_server_is_away(
     mysql_place: Any, through_proxy: Store, proxy: Proxy
 ) -> None:
