@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
@@ -599,6 +599,43 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert connections == 2
     assert got.count(b"POST / ") == (3 if kept else 2)
     assert b"cookie" not in got.lower()
+
+
+def test_of_the_connections_that_were_kept_one_is_tried_at_most_in_vain() -> None:
+    """A receiver, or what stands before it, has restarted and resets each when something is sent over it."""
+    restarted = Event()
+
+    def answer(client: socket.socket, both: Barrier) -> None:
+        with client:
+            while client.recv(65536):
+                if restarted.is_set() and both.parties == 2:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    return
+                both.wait(30)
+                client.sendall(KEPT)
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):  # the test is over
+            for both in [Barrier(2)] * 2 + [Barrier(1)]:
+                Thread(target=answer, args=[listener.accept()[0], both], daemon=True).start()
+
+    async def whole(port: int) -> int | None:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        url = f"http://127.0.0.1:{port}/"
+        try:
+            await asyncio.gather(*(sender.send(url, {}, b"{}", 60.0) for _ in range(2)))
+            restarted.set()
+            return (await sender.send(url, {}, b"{}", 60.0)).status
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener], daemon=True)
+        server.start()
+        status = asyncio.run(whole(listener.getsockname()[1]))
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join(30)
+    assert status == 204
 
 
 KEPT = b"HTTP/1.1 204 No Content\r\n\r\n"

@@ -109,7 +109,7 @@ class Sender:
     async def _send(self, to: Destination, request: bytes, began: float, until: float) -> Answer:
         again = True
         while True:
-            connection = self._kept(to.origin)
+            connection = self._kept(to.origin) if again else None
             if connection is None:
                 async with asyncio.timeout_at(until):
                     connection = await self._opened().connect(to.place, [], _NO_TIMEOUT)

@@ -212,27 +212,24 @@ def test_a_book_learns_of_every_change_and_looks_up_what_it_does_not_know(table:
 
 
 def test_a_book_may_be_read_while_secrets_are_opened(table: TargetTable) -> None:
-    class Opened(dict[int, TargetSecrets]):
-        def items(self) -> Any:
-            """Open the secrets of one more target as another thread would, in the middle of a look."""
-            for number, item in enumerate(super().items()):
-                if number == 1:
-                    book.secrets(replace(stored, change_id=1))
-                yield item
+    looking = False
+
+    class Interrupted(int):
+        """A key. As the book looks it up, another thread opens the secrets of one more target."""
+
+        def __hash__(self) -> int:
+            if looking:
+                book.secrets(replace(stored, change_id=len(book._opened)))
+            return 0
 
     book = TargetBook(table, SetClock())
+    stored = table.create(target(), SECRETS)
     book.run_once()
-    names = ["one", "shop", "two"]
-    for name in names:
-        stored = table.create(target(name), SECRETS)
-    book.run_once()
-    for name in names:
-        known = book.known(name)
-        assert known is not None
-        book.secrets(known)
-    book._opened = Opened(book._opened)
+    book._opened = dict.fromkeys(map(Interrupted, range(3)), SECRETS)
     table.pause("shop", by="me", why="")
+    looking = True
     book.run_once()
+    looking = False
     shop = book.known("shop")
     assert shop is not None
     assert shop.paused
