@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from toc.index.messages import PermitRequest, Permits
 from toc.model.clock import Clock
@@ -120,6 +121,35 @@ def test_while_redis_is_away_each_process_has_its_part_and_at_least_one(
         return (await entered(limiter, limiter.of("shop", limit, None), 120))[0]
 
     assert run(Redis(away=True), test, members) == expected
+
+
+def test_of_two_redis_nodes_one_that_is_away_matters_to_its_targets_only() -> None:
+    class TwoNodes(Redis):
+        """One node is away. Others have all that the target of the other node allows."""
+
+        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
+            answers = super().__call__(asked)
+            return {
+                name: IndexUnavailable("away") if name == "lost" else answer
+                for name, answer in answers.items()
+            }
+
+    async def test(limiter: Limiter) -> None:
+        lost, full = limiter.of("lost", 8, None), limiter.of("full", 8, None)
+        for _ in range(3):
+            gone = await asyncio.gather(entered(limiter, full, 1), entered(limiter, lost, 1))
+            assert [inside for inside, _ in gone] == [0, 1]
+            limiter.leave(lost, 0.01)
+        for _ in range(FAILURES):
+            full.breaker.failed(0.0, full.breaker.era)
+        assert not full.breaker.wants(0.0)
+        full.breaker._until = 0.0
+        assert (await entered(limiter, full, 1))[0] == 0, "its node gives the probe to others"
+
+    with capture_logs() as lines:
+        run(TwoNodes(0), test)
+    told = [line["event"] for line in lines]
+    assert told == ["webhook_limits_alone"], "once, and not whenever the other node answers"
 
 
 def test_a_rate_is_kept_while_redis_is_away() -> None:

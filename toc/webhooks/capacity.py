@@ -116,6 +116,8 @@ class Capacity:
     granted_until: float = 0.0
     tokens: float = 0.0
     """Requests that may begin, if there is a rate."""
+    away: bool = False
+    """Whether the Redis node is away that shares its limits."""
     refilled: float = 0.0
     """When tokens were last made here, while Redis is away."""
     holders: int = 1
@@ -206,6 +208,7 @@ class Limiter:
         self._left = False
         """Whether its shares were given up for good."""
         self._away = False
+        """Whether it was logged that Redis is away."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-permits")
 
     def of(self, name: str, limit: int, rate: float | None) -> Capacity:
@@ -327,14 +330,14 @@ class Limiter:
 
     def _take(self, capacity: Capacity, now: float) -> bool:
         if now >= capacity.granted_until:
-            if not self._away:
+            if not capacity.away:
                 return False
             self._share(capacity, now)
         if capacity.in_flight >= min(capacity.granted, capacity.limit):
             return False
         if capacity.rate and capacity.tokens < 1:
             return False
-        if not capacity.breaker.begin(now, alone=self._away):
+        if not capacity.breaker.begin(now, alone=capacity.away):
             return False
         if capacity.rate:
             capacity.tokens -= 1
@@ -366,7 +369,7 @@ class Limiter:
         capacity.looks = False
         loop = asyncio.get_running_loop()
         now = self._now = loop.time()
-        moves = capacity.moves(now - 2 * self._late(now)) or (capacity.lacks(now) and not self._away)
+        moves = capacity.moves(now - 2 * self._late(now)) or (capacity.lacks(now) and not capacity.away)
         following = 0.0
         for waiter in capacity.queue:
             if waiter.admitted.done():
@@ -471,16 +474,11 @@ class Limiter:
             self._asked = {}
             return
         answers = done.result()  # raises nothing: the calls answer with errors
-        away = [answer for answer in answers.values() if isinstance(answer, IndexUnavailable)]
-        if bool(away) != self._away:
-            self._away = bool(away)
-            if away:
-                log.warning("webhook_limits_alone", error=str(away[0]), parts=max(self._members(), 1))
-            else:
-                log.info("webhook_limits_shared")
         for name, capacity in capacities.items():
             answer = answers[name]
+            capacity.away = isinstance(answer, IndexUnavailable)
             if isinstance(answer, IndexUnavailable):
+                self._tell_away(answer)
                 capacity.ask_at = now + RENEW_SECONDS
             else:
                 more = answer.granted > capacity.granted or answer.begin > 0  # there may be more yet
@@ -496,8 +494,16 @@ class Limiter:
             self._admit(capacity)
             if capacity.breaker.give_back():
                 self._ask(capacity)
+        if self._away and not any(capacity.away for capacity in self._capacities.values()):
+            self._away = False
+            log.info("webhook_limits_shared")
         self._asked = {}  # only now, for give_up
         self._send()
+
+    def _tell_away(self, error: IndexUnavailable) -> None:
+        if not self._away:
+            self._away = True
+            log.warning("webhook_limits_alone", error=str(error), parts=max(self._members(), 1))
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._ticking:
