@@ -65,7 +65,8 @@ FORGET_SECONDS = 600.0
 AGAIN_SECONDS = 0.05
 """Pause before more is asked for than was granted."""
 SLACK = 8
-"""What a process asks for at least, so that a burst need not wait for more."""
+"""What a process asks for at least, so that a burst need not wait for more; but no more than its part of the
+limit, unless it uses more: one that comes later would wait until the next renewal."""
 FIRST_GUESS_SECONDS = 0.05
 """How long a request takes, until one has ended."""
 LEAST_WAIT_SECONDS = 0.25
@@ -286,7 +287,8 @@ class Limiter:
             self._admit(capacity)
         elif capacity.in_flight < capacity.granted // 2:
             capacity.following = 0.0  # they were put off for longer than was needed
-            if not capacity.in_flight and capacity.granted > 4 * SLACK and now >= capacity.ask_at:
+            idle = not capacity.in_flight and capacity.granted > 4 * SLACK
+            if (idle or capacity.granted > self._part(capacity)) and now >= capacity.ask_at:
                 self._ask(capacity)  # a burst is over: others need not wait for the renewal
 
     def give_up(self) -> None:
@@ -395,12 +397,19 @@ class Limiter:
 
     # --- shares
 
+    def _parts(self, capacity: Capacity) -> int:
+        """Among how many processes the limits are divided, as far as is known here."""
+        return max(self._members(), capacity.holders, 1)
+
+    def _part(self, capacity: Capacity) -> int:
+        """This process's part of the limit on requests in flight."""
+        return max(capacity.limit // self._parts(capacity), 1)
+
     def _share(self, capacity: Capacity, now: float) -> None:
         """Take this process's part of the limits, as Redis is away."""
-        parts = max(self._members(), capacity.holders, 1)
-        capacity.granted = max(capacity.limit // parts, 1)
+        capacity.granted = self._part(capacity)
         if capacity.rate:
-            rate = capacity.rate / parts
+            rate = capacity.rate / self._parts(capacity)
             since = min(now - capacity.refilled, 60.0) if capacity.refilled else 0.0
             capacity.tokens = min(capacity.tokens + since * rate, max(rate * BURST_SECONDS, 1.0))
             capacity.refilled = now
@@ -456,7 +465,7 @@ class Limiter:
             self._holder,
             capacity.limit,
             capacity.in_flight,
-            0 if idle else min(max(2 * using, SLACK), capacity.limit),
+            0 if idle else min(max(using, min(max(2 * using, SLACK), self._part(capacity))), capacity.limit),
             LIFE_MS,
             capacity.rate,
             _burst(capacity.rate),

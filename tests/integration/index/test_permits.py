@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
 from harness.patience import until
 
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import PermitRequest, Permits
 from toc.index.queues import Queues
+from toc.webhooks import capacity
+from toc.webhooks.capacity import Limiter
 
 LIFE_MS = 60_000
 
@@ -79,3 +85,51 @@ def test_a_breaker_outlives_what_redis_has_lost(queues: Queues, server: RedisSer
     assert ask(queues, "b", 1).era == 0
     assert ask(queues, "a", 1, era=4, opened=2, left_ms=0)[4:6] == (4, 2)
     assert ask(queues, "b", 1)[4:6] == (4, 2)
+
+
+@pytest.fixture
+def two(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a test with the limiters of two processes, neither of which renews its shares."""
+    monkeypatch.setattr(capacity, "RENEW_SECONDS", 3600.0)
+    monkeypatch.setattr(capacity, "LIFE_SECONDS", 7200.0)
+
+    def run(test: Callable[[Limiter, Limiter], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            limiters = [Limiter(queues.permits, holder, lambda: 2) for holder in ("a", "b")]
+            try:
+                await test(*limiters)
+            finally:
+                for limiter in limiters:
+                    limiter.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+@pytest.mark.parametrize("limit", [2, 4, 50])
+def test_a_process_that_has_sent_leaves_places_to_one_that_comes_later(
+    two: Callable[..., None], limit: int
+) -> None:
+    async def test(first: Limiter, second: Limiter) -> None:
+        one = first.of("shop", limit, None)
+        await first.enter(one, 0)
+        first.leave(one, 0.001)
+        await second.enter(second.of("shop", limit, None), 0)
+
+    two(test)
+
+
+def test_after_a_burst_a_process_leaves_places_to_others_although_it_goes_on_sending(
+    two: Callable[..., None],
+) -> None:
+    async def test(first: Limiter, second: Limiter) -> None:
+        one = first.of("shop", 10, None)
+        await asyncio.gather(*(first.enter(one, 0) for _ in range(10)))
+        assert one.granted == 10
+        one.ask_at = 0.0  # it has not asked for a while
+        for _ in range(9):
+            first.leave(one, 0.001)
+        await second.enter(second.of("shop", 10, None), 0)
+
+    two(test)
