@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -85,6 +86,22 @@ def test_a_breaker_outlives_what_redis_has_lost(queues: Queues, server: RedisSer
     assert ask(queues, "b", 1).era == 0
     assert ask(queues, "a", 1, era=4, opened=2, left_ms=0)[4:6] == (4, 2)
     assert ask(queues, "b", 1)[4:6] == (4, 2)
+
+
+def test_a_clock_of_redis_that_is_set_back_keeps_neither_shares_nor_a_breaker(
+    queues: Queues, server: RedisServer
+) -> None:
+    """What was written when it was ahead."""
+    ahead = round(time.time() * 1000) + 3_600_000
+    lines = [f"dead 10 10 {ahead}", f". 0 {ahead}", f"! 3 1 {ahead} dead {ahead}"]
+    server.call("SET", "permits_{webhook_shop}", "\n".join(lines))
+    now = ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1, rate=1.0, burst=1.0, asked=1)
+    assert (now.granted, now.begin) == (0, 0), "as if all of it had been written now"
+    assert 59_000 < now.left_ms <= 60_000
+    assert until(lambda: ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1).granted == 10, 10)
+    server.call("SET", "permits_{webhook_shop}", f"! 3 1 0 dead {ahead}")
+    assert ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1).probe == 2
+    assert until(lambda: ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1).probe == 1, 10)
 
 
 @pytest.fixture
