@@ -225,8 +225,11 @@ class Limiter:
         now = self._now
         return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
 
-    async def enter(self, capacity: Capacity, waiting: int) -> None:
-        """Take a place, for which ``leave`` must be called. ``waiting``: how many wait. Raises Full."""
+    async def enter(self, capacity: Capacity, waiting: int, patience: float = MOST_PATIENCE_SECONDS) -> None:
+        """Take a place, for which ``leave`` must be called. Raises Full.
+
+        ``waiting``: how many wait. ``patience``: how long this one may at most, in seconds.
+        """
         loop = asyncio.get_running_loop()
         now = self._now = capacity.used = loop.time()
         self._tick(loop)
@@ -237,7 +240,8 @@ class Limiter:
         if len(capacity.queue) >= capacity.longest(now, self._late(now)):
             raise self._full(capacity, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
-        waiter = Waiter(future, now + PATIENCE_SECONDS, now + MOST_PATIENCE_SECONDS)
+        most = min(patience, MOST_PATIENCE_SECONDS)
+        waiter = Waiter(future, now + min(PATIENCE_SECONDS, most), now + most)
         capacity.queue.append(waiter)
         self._queued.add(capacity)
         self._want(capacity, now)

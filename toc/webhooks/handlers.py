@@ -41,6 +41,9 @@ OWN_CONCURRENCY = 50
 """Requests in flight, over all workers, to one origin of tasks' own URLs."""
 OWN_SECONDS = 15.0
 """Time-out of a request to such a URL."""
+WAITS, SENDS = 0.1, 0.8
+"""How much of its topic's max_runtime a task may wait for a place, and its request may take. So what ends too
+late is the request, which the target's breaker counts, and never the wait."""
 LOOK_SECONDS = 1.0
 """How soon a task is looked at again whose target is paused, unknown or locked, if few wait."""
 MOST_LOOKS = 100.0
@@ -137,15 +140,17 @@ class Webhooks:
             self._show()
         bound = self._bound(task)
         capacity = self._limiter.of(bound.name, *bound.limits)
+        max_runtime = self._catalog.known()[task.topic].max_runtime
+        waiting = self._waits.waiting(bound.label, "concurrency")
         try:
-            await self._limiter.enter(capacity, self._waits.waiting(bound.label, "concurrency"))
+            await self._limiter.enter(capacity, waiting, WAITS * max_runtime)
         except Full as full:
             self._postpone(bound.label, full.reason, full.seconds)
         era = capacity.breaker.era
         answer: Answer | None = None
         try:
             bound = self._as_it_is(bound)
-            answer = await self._send(task, bound)
+            answer = await self._send(task, bound, SENDS * max_runtime)
         finally:
             if self._limiter.judge(capacity, era, well=None if answer is None else not answer.unwell):
                 closed = capacity.breaker.blocked(asyncio.get_running_loop().time())
@@ -208,7 +213,7 @@ class Webhooks:
 
     # --- what comes of it
 
-    async def _send(self, task: Task, bound: Bound) -> Answer:
+    async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Answer:
         body, content_type = body_of(task)
         now = self._clock.now_ms()
         headers = headers_of(
@@ -222,7 +227,7 @@ class Webhooks:
         )
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
         sender = self._own_sender if bound.name.startswith(_OWN_PREFIX) else self._sender
-        answer = await sender.send(bound.url, headers, body, seconds)
+        answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
         label = self._labels.of(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
         WEBHOOK_REQUESTS.of(label, status).add()

@@ -31,6 +31,7 @@ from toc.model.task import Task
 from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
 from toc.store.secretbox import new_key
+from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import LIFE_MS, LIFE_SECONDS
 from toc.webhooks.connect import RESOLVER_THREADS, Lookup
 from toc.webhooks.handlers import Webhooks
@@ -281,6 +282,28 @@ def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
         assert [got.path for got in receiver.got] == ["/before", "/after" if what == "alter" else "/before"]
     if what == "rotate":
         assert signatures(receiver.got[1], secret) == [True]
+
+
+def test_to_wait_for_a_place_is_no_part_of_max_runtime(hook: Hook, receive: Receive) -> None:
+    receiver = receive(Reply(after=0.09))
+    hooked = hook(receiver, max_runtime=1)
+    hooked.center.targets.create("shop", receiver.url(), concurrency=1)
+    jobs = [hooked.submit(number, target="shop") for number in range(60)]
+    hooked.start()
+    rows = [hooked.ended(job_id, 60) for job_id in jobs]
+    assert {(row.status, row.attempts) for row in rows} == {(TaskStatus.PROCESSED, 0)}
+    assert len(receiver.got) == len(jobs)
+
+
+def test_a_breaker_opens_also_if_max_runtime_is_shorter_than_the_time_out(
+    hook: Hook, receive: Receive
+) -> None:
+    hooked = hook(receiver := receive(Reply(hang=True)), max_runtime=1, retries=1)
+    hooked.center.targets.create("shop", receiver.url())
+    jobs = [hooked.submit(number, target="shop") for number in range(FAILURES)]
+    hooked.start()
+    assert {hooked.ended(job_id).last_error for job_id in jobs} == {"no complete answer within 0.8 s"}
+    assert hooked.system.daemons[0].events("webhook_breaker_opened")
 
 
 def test_a_url_of_a_tasks_own_waits_for_no_target(hook: Hook, receive: Receive) -> None:
