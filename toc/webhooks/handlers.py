@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
+from toc.model.clock import Clock, to_ms
 from toc.model.errors import InvalidTarget, SecretsLocked, TocError, UnknownTarget
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Postponed, Sent, Undelivered
@@ -149,7 +149,7 @@ class Webhooks:
         era = capacity.breaker.era
         answer: Answer | None = None
         try:
-            bound = self._as_it_is(bound)
+            bound = self._as_it_is(task, bound)
             answer = await self._send(task, bound, SENDS * max_runtime)
         finally:
             if self._limiter.judge(capacity, era, well=None if answer is None else not answer.unwell):
@@ -172,9 +172,11 @@ class Webhooks:
             self._postpone(name, "no-target", self._look_again(name, "no-target"))
         return self._at_target(name, route.path)
 
-    def _as_it_is(self, bound: Bound) -> Bound:
-        """Return where a task goes that has waited for its place: its target may have changed. Raises
-        Postponed."""
+    def _as_it_is(self, task: Task, bound: Bound) -> Bound:
+        """Return where a task goes that may have waited for its place: its target may have changed. Raises
+        Postponed, also for a task that has expired meanwhile: its row says that when it is looked at next."""
+        if task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms():
+            self._postpone(bound.label, "concurrency", 0.0)
         target = bound.target
         if target is None or (self._book.known(bound.name) is target and target.change_id not in self._gone):
             return bound

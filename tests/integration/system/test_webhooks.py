@@ -284,6 +284,35 @@ def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
         assert signatures(receiver.got[1], secret) == [True]
 
 
+def test_a_task_that_expires_as_it_waits_for_a_place_is_not_sent(hook: Hook, receive: Receive) -> None:
+    first_is_here, may_answer = threading.Event(), threading.Event()
+
+    def reply(_got: Got) -> Reply:
+        first_is_here.set()
+        may_answer.wait(30)
+        return Reply()
+
+    receiver = receive(reply)
+    center = hook(receiver).center
+    center.targets.create("shop", receiver.url(), concurrency=1)
+
+    async def whole(webhooks: Webhooks) -> object:
+        first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
+        assert await asyncio.to_thread(first_is_here.wait, 30)
+        expires_at = datetime.now(UTC) + timedelta(milliseconds=5)
+        second = routed(2, target="shop")._replace(expires_at=expires_at)
+        waiting = asyncio.ensure_future(webhooks.deliver(second))
+        while datetime.now(UTC) <= expires_at + timedelta(milliseconds=1):
+            await asyncio.sleep(0.001)
+        may_answer.set()
+        _, outcome = await asyncio.gather(first, waiting, return_exceptions=True)
+        await close(webhooks)
+        return outcome
+
+    assert isinstance(asyncio.run(whole(sending(center))), Postponed)
+    assert len(receiver.got) == 1
+
+
 def test_to_wait_for_a_place_is_no_part_of_max_runtime(hook: Hook, receive: Receive) -> None:
     receiver = receive(Reply(after=0.09))
     hooked = hook(receiver, max_runtime=1)
