@@ -8,8 +8,8 @@ in a burst most tasks stay in Redis until they can be sent, and are not postpone
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
 a rate. A process that ends gives its share back. The same calls share the state of the breaker among the
-processes. While Redis is away, each process has an equal part (the limit divided by the number of processes,
-at least 1) and its own breaker.
+processes. While Redis is away, each process has an equal part (the limit divided by the number of processes
+that sent to the target before, or of those of its host if these are more; at least 1) and its own breaker.
 
 What becomes of a task:
 
@@ -182,7 +182,7 @@ class Capacity:
 class Limiter:
     """Lets the requests of one process go, each within the capacity of its target.
 
-    ``holder`` is the name of the process in Redis, ``members`` how many processes there are.
+    ``holder`` is the name of the process in Redis, ``members`` how many processes its host has.
     """
 
     def __init__(self, ask: Ask, holder: str, members: Callable[[], int]) -> None:

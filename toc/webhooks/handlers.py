@@ -85,7 +85,7 @@ class Bound(NamedTuple):
 class Webhooks:
     """Sends the tasks of webhook topics. One for each worker process.
 
-    ``holder`` names the process in Redis, ``members`` says how many processes send webhooks. ``run_once``
+    ``holder`` names the process in Redis, ``members`` says how many processes its host has. ``run_once``
     reads the targets: on a thread of its own.
     """
 

@@ -495,6 +495,24 @@ def test_a_worker_that_ends_leaves_its_share_of_a_target_to_the_others(hook: Hoo
     assert (answer.holders, answer.granted) == (1, 4)
 
 
+def test_a_worker_that_ends_waits_for_its_requests_and_none_is_sent_twice(
+    hook: Hook, receive: Receive
+) -> None:
+    hooked = hook(receiver := receive(Reply(after=0.5)))
+    hooked.center.targets.create("shop", receiver.url(), concurrency=2)
+    jobs = [hooked.submit(number, target="shop") for number in range(12)]
+    hooked.start()
+    assert until(lambda: len(receiver.got) >= 2)
+    (daemon,) = hooked.system.daemons
+    daemon.terminate()
+    daemon.await_end()
+    assert 2 <= len(receiver.got) < len(jobs), "it goes on with what waits in memory at most"
+    hooked.start(host="next")
+    rows = [hooked.ended(job_id, 60) for job_id in jobs]
+    assert {(row.status, row.attempts, row.crashes) for row in rows} == {(TaskStatus.PROCESSED, 0, 0)}
+    assert Counter(got.message_id for got in receiver.got) == {f"{job_id}_0": 1 for job_id in jobs}
+
+
 def test_a_breaker_opens_and_its_waits_use_up_no_try(hook: Hook, receive: Receive) -> None:
     down = [True]
     receiver = receive(lambda _got: Reply(503) if down[0] else Reply())
