@@ -18,6 +18,7 @@ from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.target import NOTHING_ALLOWED
 from toc.observe.board import own_board
+from toc.webhooks import capacity as capacity_module
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import AGAIN_SECONDS, MOVES_SECONDS, PATIENCE_SECONDS, Capacity, Full, Limiter
 from toc.webhooks.handlers import Webhooks
@@ -283,6 +284,27 @@ def test_while_a_target_is_busy_redis_is_asked_now_and_then_only(granted: int, t
         assert len(redis.asked) <= 2 + passed / AGAIN_SECONDS
 
     run(redis, test)
+
+
+def test_who_needs_one_place_more_does_not_wait_if_redis_had_all_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for pause in ("AGAIN_SECONDS", "RENEW_SECONDS"):
+        monkeypatch.setattr(capacity_module, pause, 3600.0)
+    monkeypatch.setattr(capacity_module, "LIFE_SECONDS", 7200.0)
+    redis = Redis()
+
+    async def test(limiter: Limiter) -> None:
+        capacity = limiter.of("shop", 100, None)
+        assert await entered(limiter, capacity, 60) == (60, [])
+        asked = len(redis.asked)
+        limiter._renew()
+        while len(redis.asked) == asked or limiter._asked:
+            await asyncio.sleep(0.001)
+        assert capacity.granted == 60, "what it uses, and no more"
+        await limiter.enter(capacity, 0)
+
+    run(redis, test, members=1)
 
 
 def test_a_process_asks_redis_once_for_many_requests() -> None:

@@ -19,8 +19,9 @@ What becomes of a task:
                      has less than its part of the limit; MOST_PATIENCE_SECONDS at most
 
 Redis is asked while tasks wait, when places above the share come free, and when the breaker changes;
-AGAIN_SECONDS apart. A share in use is renewed each RENEW_SECONDS. Only for a task that waits does Redis give
-the breaker's probe, or requests that may begin at a rate: so one may always wait.
+AGAIN_SECONDS apart, or at once for more places if it had all that were wanted. A share in use is renewed each
+RENEW_SECONDS. Only for a task that waits does Redis give the breaker's probe, or requests that may begin at a
+rate: so one may always wait.
 
 Everything here runs on the event loop, except the calls to Redis, which have their own thread.
 """
@@ -65,8 +66,8 @@ FORGET_SECONDS = 600.0
 AGAIN_SECONDS = 0.05
 """Pause before more is asked for than was granted."""
 SLACK = 8
-"""What a process asks for at least, so that a burst need not wait for more; but no more than its part of the
-limit, unless it uses more: one that comes later would wait until the next renewal."""
+"""What a process asks for at least, so that a burst need not wait for more; but never so much that nothing is
+left for one more process: that would wait until the next renewal."""
 FIRST_GUESS_SECONDS = 0.05
 """How long a request takes, until one has ended."""
 LEAST_WAIT_SECONDS = 0.25
@@ -123,6 +124,10 @@ class Capacity:
     """When tokens were last made here, while Redis is away."""
     holders: int = 1
     """Processes that send to the target, as Redis has said last."""
+    wanted: int = 0
+    """How many it has asked for last."""
+    met: bool = False
+    """Whether Redis had all of them."""
     ask_at: float = 0.0
     asks_later: bool = False
     """Whether a timer is set, at which it is looked at again."""
@@ -292,7 +297,7 @@ class Limiter:
         elif capacity.in_flight < capacity.granted // 2:
             capacity.following = 0.0  # they were put off for longer than was needed
             idle = not capacity.in_flight and capacity.granted > 4 * SLACK
-            if (idle or capacity.granted > self._part(capacity)) and now >= capacity.ask_at:
+            if (idle or capacity.granted > self._spare(capacity)) and now >= capacity.ask_at:
                 self._ask(capacity)  # a burst is over: others need not wait for the renewal
 
     def give_up(self) -> None:
@@ -405,15 +410,16 @@ class Limiter:
         """Among how many processes the limits are divided, as far as is known here."""
         return max(self._members(), capacity.holders, 1)
 
-    def _part(self, capacity: Capacity) -> int:
-        """This process's part of the limit on requests in flight."""
-        return max(capacity.limit // self._parts(capacity), 1)
+    def _spare(self, capacity: Capacity) -> int:
+        """How many places this process may have that it does not use: one more process has as many left."""
+        return max(capacity.limit // (self._parts(capacity) + 1), 1)
 
     def _share(self, capacity: Capacity, now: float) -> None:
         """Take this process's part of the limits, as Redis is away."""
-        capacity.granted = self._part(capacity)
+        parts = self._parts(capacity)
+        capacity.granted = max(capacity.limit // parts, 1)
         if capacity.rate:
-            rate = capacity.rate / self._parts(capacity)
+            rate = capacity.rate / parts
             since = min(now - capacity.refilled, 60.0) if capacity.refilled else 0.0
             capacity.tokens = min(capacity.tokens + since * rate, max(rate * BURST_SECONDS, 1.0))
             capacity.refilled = now
@@ -427,8 +433,9 @@ class Limiter:
             and not capacity.breaker.wants(now)
         ):
             return  # it has all
+        more = capacity.met and capacity.in_flight >= capacity.granted < capacity.limit
         wait = capacity.ask_at - now
-        if wait > 0:
+        if wait > 0 and not more:
             if not capacity.asks_later:
                 capacity.asks_later = True
                 asyncio.get_running_loop().call_later(min(wait, AGAIN_SECONDS), self._again, capacity)
@@ -465,11 +472,13 @@ class Limiter:
         # Where places are scarce, a process without one keeps asking: its postponed tasks will be back.
         unused = capacity.scarce and capacity.granted > 0
         idle = not using and (unused or now - capacity.used > IDLE_SECONDS)
+        ahead = min(max(2 * using, SLACK), self._spare(capacity))
+        capacity.wanted = 0 if idle else min(max(using, ahead), capacity.limit)
         return PermitRequest(
             self._holder,
             capacity.limit,
             capacity.in_flight,
-            0 if idle else min(max(using, min(max(2 * using, SLACK), self._part(capacity))), capacity.limit),
+            capacity.wanted,
             LIFE_MS,
             capacity.rate,
             _burst(capacity.rate),
@@ -492,10 +501,11 @@ class Limiter:
             capacity.away = isinstance(answer, IndexUnavailable)
             if isinstance(answer, IndexUnavailable):
                 self._tell_away(answer)
+                capacity.met = False
                 capacity.ask_at = now + RENEW_SECONDS
             else:
                 more = answer.granted > capacity.granted or answer.begin > 0  # there may be more yet
-                capacity.granted = answer.granted
+                capacity.granted, capacity.met = answer.granted, answer.granted >= capacity.wanted
                 capacity.granted_until = now + LIFE_SECONDS - RENEW_SECONDS if answer.granted else 0.0
                 capacity.holders = answer.holders
                 state = BreakerState(answer.era, answer.opened, answer.left_ms, answer.probe)

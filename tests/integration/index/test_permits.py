@@ -110,9 +110,9 @@ def two(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(capacity, "RENEW_SECONDS", 3600.0)
     monkeypatch.setattr(capacity, "LIFE_SECONDS", 7200.0)
 
-    def run(test: Callable[[Limiter, Limiter], Awaitable[None]]) -> None:
+    def run(test: Callable[[Limiter, Limiter], Awaitable[None]], of_a_host: int = 2) -> None:
         async def whole() -> None:
-            limiters = [Limiter(queues.permits, holder, lambda: 2) for holder in ("a", "b")]
+            limiters = [Limiter(queues.permits, holder, lambda: of_a_host) for holder in ("a", "b")]
             try:
                 await test(*limiters)
             finally:
@@ -124,9 +124,10 @@ def two(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return run
 
 
+@pytest.mark.parametrize("of_a_host", [1, 2])
 @pytest.mark.parametrize("limit", [2, 4, 50])
 def test_a_process_that_has_sent_leaves_places_to_one_that_comes_later(
-    two: Callable[..., None], limit: int
+    two: Callable[..., None], limit: int, of_a_host: int
 ) -> None:
     async def test(first: Limiter, second: Limiter) -> None:
         one = first.of("shop", limit, None)
@@ -134,7 +135,7 @@ def test_a_process_that_has_sent_leaves_places_to_one_that_comes_later(
         first.leave(one, 0.001)
         await second.enter(second.of("shop", limit, None), 0)
 
-    two(test)
+    two(test, of_a_host)
 
 
 def test_after_a_burst_a_process_leaves_places_to_others_although_it_goes_on_sending(
