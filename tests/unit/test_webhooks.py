@@ -140,7 +140,7 @@ def test_what_is_listed_may_be_reached_also_where_it_is_embedded(text: str, *, a
 @pytest.mark.parametrize(
     "host",
     ["127.1", "2130706433", "0x7f.0.0.1", "0x7f000001", "0177.0.0.1", "127.0.0.1.", "017700000001", "1.2.3",
-     "0", "256.1.1.1", "example.0x1", "[fe80::1%25eth0", "::1%"],
+     "0", "256.1.1.1", "example.0x1", "[fe80::1%25eth0]", "fe80::1%eth0", "::1%"],
 )  # fmt: skip
 def test_a_host_that_only_some_read_as_an_address_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is not an address: write"):
