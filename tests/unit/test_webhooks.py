@@ -843,6 +843,49 @@ def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
         asyncio.run(once(listener.getsockname()[1], server))
 
 
+def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toc.webhooks.connect.NAMES_SECONDS", 0)
+    monkeypatch.setattr("toc.webhooks.sender.MOST_AGE_SECONDS", 0.05)
+    addresses, got = ["127.0.0.1", "127.0.0.2"], {"127.0.0.1": 0, "127.0.0.2": 0}
+    moved = Event()
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError), listener.accept()[0] as client:
+            while client.recv(65536):
+                got[client.getsockname()[0]] += 1
+                client.sendall(KEPT)
+
+    def lookup(_host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[moved.is_set()], port))]
+
+    async def whole(port: int) -> None:
+        sender = Sender(Allow([f"http://moves.test:{port}", "127.0.0.0/8"]), lookup)
+        try:
+            for number in range(50):
+                if number == 1:
+                    moved.set()
+                assert (await sender.send(f"http://moves.test:{port}/", {}, b"{}", 60.0)).status == 204
+                if got["127.0.0.2"]:
+                    return
+                await asyncio.sleep(0.01)
+        finally:
+            await sender.close()
+
+    with socket.create_server((addresses[0], 0)) as old:
+        port = old.getsockname()[1]
+        with socket.create_server((addresses[1], port)) as new:
+            threads = [Thread(target=serve, args=[one], daemon=True) for one in (old, new)]
+            for thread in threads:
+                thread.start()
+            asyncio.run(whole(port))
+            new.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(30)
+    assert got["127.0.0.2"] == 1
+
+
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example"])
 def test_a_host_that_can_be_no_name_is_not_looked_up(host: str) -> None:
     answer = send(f"https://{host}/", Allow())
