@@ -48,6 +48,7 @@ def test_a_url_is_kept_with_scheme_and_host_in_lower_case(url: str, expected: st
         "https://u:p@example.com/", "https://@example.com/",
         "https://example.com/#x", "https://example.com/\r\nx: y", "https://example.com/a b",
         "https://example.com\\@10.0.0.1/", "https://exämple.com/", "https://[::1/",
+        "https://[fe80::1%25eth0]/",
         "https://e.com/" + 2000 * "x",
         7, None, "http://localhost:8081/", "http://localhost/",
     ],

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from toc.index.messages import PermitRequest, Permits
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.target import NOTHING_ALLOWED
 from toc.observe.board import own_board
+from toc.webhooks import capacity as capacity_module
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import AGAIN_SECONDS, MOVES_SECONDS, PATIENCE_SECONDS, Capacity, Full, Limiter
 from toc.webhooks.handlers import Webhooks
@@ -120,6 +122,35 @@ def test_while_redis_is_away_each_process_has_its_part_and_at_least_one(
         return (await entered(limiter, limiter.of("shop", limit, None), 120))[0]
 
     assert run(Redis(away=True), test, members) == expected
+
+
+def test_of_two_redis_nodes_one_that_is_away_matters_to_its_targets_only() -> None:
+    class TwoNodes(Redis):
+        """One node is away. Others have all that the target of the other node allows."""
+
+        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
+            answers = super().__call__(asked)
+            return {
+                name: IndexUnavailable("away") if name == "lost" else answer
+                for name, answer in answers.items()
+            }
+
+    async def test(limiter: Limiter) -> None:
+        lost, full = limiter.of("lost", 8, None), limiter.of("full", 8, None)
+        for _ in range(3):
+            gone = await asyncio.gather(entered(limiter, full, 1), entered(limiter, lost, 1))
+            assert [inside for inside, _ in gone] == [0, 1]
+            limiter.leave(lost, 0.01)
+        for _ in range(FAILURES):
+            full.breaker.failed(0.0, full.breaker.era)
+        assert not full.breaker.wants(0.0)
+        full.breaker._until = 0.0
+        assert (await entered(limiter, full, 1))[0] == 0, "its node gives the probe to others"
+
+    with capture_logs() as lines:
+        run(TwoNodes(0), test)
+    told = [line["event"] for line in lines]
+    assert told == ["webhook_limits_alone"], "once, and not whenever the other node answers"
 
 
 def test_a_rate_is_kept_while_redis_is_away() -> None:
@@ -253,6 +284,27 @@ def test_while_a_target_is_busy_redis_is_asked_now_and_then_only(granted: int, t
         assert len(redis.asked) <= 2 + passed / AGAIN_SECONDS
 
     run(redis, test)
+
+
+def test_who_needs_one_place_more_does_not_wait_if_redis_had_all_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for pause in ("AGAIN_SECONDS", "RENEW_SECONDS"):
+        monkeypatch.setattr(capacity_module, pause, 3600.0)
+    monkeypatch.setattr(capacity_module, "LIFE_SECONDS", 7200.0)
+    redis = Redis()
+
+    async def test(limiter: Limiter) -> None:
+        capacity = limiter.of("shop", 100, None)
+        assert await entered(limiter, capacity, 60) == (60, [])
+        asked = len(redis.asked)
+        limiter._renew()
+        while len(redis.asked) == asked or limiter._asked:
+            await asyncio.sleep(0.001)
+        assert capacity.granted == 60, "what it uses, and no more"
+        await limiter.enter(capacity, 0)
+
+    run(redis, test, members=1)
 
 
 def test_a_process_asks_redis_once_for_many_requests() -> None:
@@ -412,7 +464,7 @@ def test_a_share_that_is_being_asked_for_as_a_process_ends_is_given_back_too() -
         may_answer.set()
         await leaving
         coming.cancel()
-        assert [asked["shop"].wanted for asked in redis.asked] == [3, 0]
+        assert [asked["shop"].wanted for asked in redis.asked] == [1, 0]
 
     run(redis, test)
 
@@ -432,6 +484,6 @@ def test_a_share_that_is_granted_at_the_instant_at_which_a_process_ends_is_given
     async def test(limiter: Limiter) -> None:
         limiters.append(limiter)
         await limiter.enter(limiter.of("shop", 3, None), 0)
-        assert [asked["shop"].wanted for asked in redis.asked] == [3, 0]
+        assert [asked["shop"].wanted for asked in redis.asked] == [1, 0]
 
     run(redis, test)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
@@ -140,7 +140,7 @@ def test_what_is_listed_may_be_reached_also_where_it_is_embedded(text: str, *, a
 @pytest.mark.parametrize(
     "host",
     ["127.1", "2130706433", "0x7f.0.0.1", "0x7f000001", "0177.0.0.1", "127.0.0.1.", "017700000001", "1.2.3",
-     "0", "256.1.1.1", "example.0x1", "[fe80::1%25eth0", "::1%"],
+     "0", "256.1.1.1", "example.0x1", "[fe80::1%25eth0]", "fe80::1%eth0", "::1%"],
 )  # fmt: skip
 def test_a_host_that_only_some_read_as_an_address_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is not an address: write"):
@@ -371,6 +371,25 @@ def test_the_latest_era_of_a_breaker_holds_for_every_process_and_one_of_them_has
     assert (first.state, second.state, first.era, second.era) == ("closed", "closed", 2, 2)
 
 
+def test_of_two_processes_that_change_a_breaker_at_once_the_first_that_tells_redis_is_right() -> None:
+    def opened(failures: int) -> Breaker:
+        breaker = Breaker()
+        for _ in range(FAILURES + failures - 1):
+            breaker.failed(0.0, breaker.era)
+        return breaker
+
+    still_open, closed = opened(2), opened(1)
+    closed.succeeded()  # a request of before, just as the probe of the other process failed
+    assert still_open.era == closed.era
+    late = 9.0
+    still_open.learn(late, closed.told(late, waiting=False))
+    assert still_open.state == "closed", "else it waits for a probe that Redis never gives"
+    assert still_open.begin(late, alone=False)
+    other = opened(2)
+    closed.learn(0.0, other.told(0.0, waiting=False))
+    assert (closed.state, closed.era, closed.blocked(0.0)) == ("open", other.era, other.blocked(0.0))
+
+
 def test_a_probe_that_nothing_takes_is_given_back() -> None:
     breaker = Breaker()
     for _ in range(FAILURES):
@@ -582,6 +601,43 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert b"cookie" not in got.lower()
 
 
+def test_of_the_connections_that_were_kept_one_is_tried_at_most_in_vain() -> None:
+    """A receiver, or what stands before it, has restarted and resets each when something is sent over it."""
+    restarted = Event()
+
+    def answer(client: socket.socket, both: Barrier) -> None:
+        with client:
+            while client.recv(65536):
+                if restarted.is_set() and both.parties == 2:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    return
+                both.wait(30)
+                client.sendall(KEPT)
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):  # the test is over
+            for both in [Barrier(2)] * 2 + [Barrier(1)]:
+                Thread(target=answer, args=[listener.accept()[0], both], daemon=True).start()
+
+    async def whole(port: int) -> int | None:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        url = f"http://127.0.0.1:{port}/"
+        try:
+            await asyncio.gather(*(sender.send(url, {}, b"{}", 60.0) for _ in range(2)))
+            restarted.set()
+            return (await sender.send(url, {}, b"{}", 60.0)).status
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener], daemon=True)
+        server.start()
+        status = asyncio.run(whole(listener.getsockname()[1]))
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join(30)
+    assert status == 204
+
+
 KEPT = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
@@ -785,6 +841,49 @@ def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = answer_each(listener, [KEPT])
         asyncio.run(once(listener.getsockname()[1], server))
+
+
+def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toc.webhooks.connect.NAMES_SECONDS", 0)
+    monkeypatch.setattr("toc.webhooks.sender.MOST_AGE_SECONDS", 0.05)
+    addresses, got = ["127.0.0.1", "127.0.0.2"], {"127.0.0.1": 0, "127.0.0.2": 0}
+    moved = Event()
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError), listener.accept()[0] as client:
+            while client.recv(65536):
+                got[client.getsockname()[0]] += 1
+                client.sendall(KEPT)
+
+    def lookup(_host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[moved.is_set()], port))]
+
+    async def whole(port: int) -> None:
+        sender = Sender(Allow([f"http://moves.test:{port}", "127.0.0.0/8"]), lookup)
+        try:
+            for number in range(50):
+                if number == 1:
+                    moved.set()
+                assert (await sender.send(f"http://moves.test:{port}/", {}, b"{}", 60.0)).status == 204
+                if got["127.0.0.2"]:
+                    return
+                await asyncio.sleep(0.01)
+        finally:
+            await sender.close()
+
+    with socket.create_server((addresses[0], 0)) as old:
+        port = old.getsockname()[1]
+        with socket.create_server((addresses[1], port)) as new:
+            threads = [Thread(target=serve, args=[one], daemon=True) for one in (old, new)]
+            for thread in threads:
+                thread.start()
+            asyncio.run(whole(port))
+            new.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(30)
+    assert got["127.0.0.2"] == 1
 
 
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example"])

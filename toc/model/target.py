@@ -11,6 +11,7 @@ What is named with the task is kept in its attribute, under a reserved key::
 from __future__ import annotations
 
 import base64
+import contextlib
 import ipaddress
 import re
 import secrets
@@ -277,10 +278,9 @@ def literal(host: str) -> IPv4Address | IPv6Address | None:
     any host whose last part is a number. So is one that DNS cannot have as a name.
     """
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        return ipaddress.ip_address(plain)
-    except ValueError:
-        pass
+    if "%" not in plain:  # a zone means something on one host alone
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(plain)
     if ":" in plain or "%" in plain or _NUMBER.fullmatch(plain.rstrip(".").rpartition(".")[2]):
         raise ValueError(f"{host[:100]!r} is not an address: write four decimal numbers, or IPv6")
     if not all(0 < len(label) <= _MOST_LABEL for label in plain.removesuffix(".").split(".")):

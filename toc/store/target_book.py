@@ -75,7 +75,8 @@ class TargetBook:
                     self._targets = {target.name: target for target in self._table.list()}
                     self._state = state
                     current = {target.change_id for target in self._targets.values()}
-                    self._opened = {key: each for key, each in self._opened.items() if key in current}
+                    opened = list(self._opened.items())  # a copy: ``secrets`` adds to it at any time
+                    self._opened = {key: each for key, each in opened if key in current}
             except TocError as exc:
                 if not self._away:
                     self._away = True

@@ -5,8 +5,8 @@ open       nothing goes until its time is over; each time in a row is twice as l
 half-open  one request goes, the probe: its success closes the breaker, its failure opens it again
 
 The processes share one state in Redis (``permits.lua``). Each change makes it a new *era*, and the latest era
-holds for all. Redis also gives the probe to one process at a time. While Redis is away each process has a
-breaker of its own.
+holds for all; of two changes at once, the one that Redis hears of first. Redis also gives the probe to one
+process at a time. While Redis is away each process has a breaker of its own.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Breaker:
         """Take what holds for all."""
         if shared.era < self._era:  # asked before a change here
             return
-        if shared.era > self._era:
+        if shared.era > self._era or shared.opened != self._opened:  # or another one changed it at once
             self._failures = 0
             self._change(shared.opened, now + shared.left_ms / 1000, shared.era)
         if self._probing or not self._opened:

@@ -8,8 +8,8 @@ in a burst most tasks stay in Redis until they can be sent, and are not postpone
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
 a rate. A process that ends gives its share back. The same calls share the state of the breaker among the
-processes. While Redis is away, each process has an equal part (the limit divided by the number of processes,
-at least 1) and its own breaker.
+processes. While Redis is away, each process has an equal part (the limit divided by the number of processes
+that sent to the target before, or of those of its host if these are more; at least 1) and its own breaker.
 
 What becomes of a task:
 
@@ -19,8 +19,9 @@ What becomes of a task:
                      has less than its part of the limit; MOST_PATIENCE_SECONDS at most
 
 Redis is asked while tasks wait, when places above the share come free, and when the breaker changes;
-AGAIN_SECONDS apart. A share in use is renewed each RENEW_SECONDS. Only for a task that waits does Redis give
-the breaker's probe, or requests that may begin at a rate: so one may always wait.
+AGAIN_SECONDS apart, or at once for more places if it had all that were wanted. A share in use is renewed each
+RENEW_SECONDS. Only for a task that waits does Redis give the breaker's probe, or requests that may begin at a
+rate: so one may always wait.
 
 Everything here runs on the event loop, except the calls to Redis, which have their own thread.
 """
@@ -65,7 +66,8 @@ FORGET_SECONDS = 600.0
 AGAIN_SECONDS = 0.05
 """Pause before more is asked for than was granted."""
 SLACK = 8
-"""What a process asks for at least, so that a burst need not wait for more."""
+"""What a process asks for at least, so that a burst need not wait for more; but never so much that nothing is
+left for one more process: that would wait until the next renewal."""
 FIRST_GUESS_SECONDS = 0.05
 """How long a request takes, until one has ended."""
 LEAST_WAIT_SECONDS = 0.25
@@ -116,10 +118,16 @@ class Capacity:
     granted_until: float = 0.0
     tokens: float = 0.0
     """Requests that may begin, if there is a rate."""
+    away: bool = False
+    """Whether the Redis node is away that shares its limits."""
     refilled: float = 0.0
     """When tokens were last made here, while Redis is away."""
     holders: int = 1
     """Processes that send to the target, as Redis has said last."""
+    wanted: int = 0
+    """How many it has asked for last."""
+    met: bool = False
+    """Whether Redis had all of them."""
     ask_at: float = 0.0
     asks_later: bool = False
     """Whether a timer is set, at which it is looked at again."""
@@ -179,7 +187,7 @@ class Capacity:
 class Limiter:
     """Lets the requests of one process go, each within the capacity of its target.
 
-    ``holder`` is the name of the process in Redis, ``members`` how many processes there are.
+    ``holder`` is the name of the process in Redis, ``members`` how many processes its host has.
     """
 
     def __init__(self, ask: Ask, holder: str, members: Callable[[], int]) -> None:
@@ -206,6 +214,7 @@ class Limiter:
         self._left = False
         """Whether its shares were given up for good."""
         self._away = False
+        """Whether it was logged that Redis is away."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-permits")
 
     def of(self, name: str, limit: int, rate: float | None) -> Capacity:
@@ -221,8 +230,11 @@ class Limiter:
         now = self._now
         return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
 
-    async def enter(self, capacity: Capacity, waiting: int) -> None:
-        """Take a place, for which ``leave`` must be called. ``waiting``: how many wait. Raises Full."""
+    async def enter(self, capacity: Capacity, waiting: int, patience: float = MOST_PATIENCE_SECONDS) -> None:
+        """Take a place, for which ``leave`` must be called. Raises Full.
+
+        ``waiting``: how many wait. ``patience``: how long this one may at most, in seconds.
+        """
         loop = asyncio.get_running_loop()
         now = self._now = capacity.used = loop.time()
         self._tick(loop)
@@ -233,7 +245,8 @@ class Limiter:
         if len(capacity.queue) >= capacity.longest(now, self._late(now)):
             raise self._full(capacity, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
-        waiter = Waiter(future, now + PATIENCE_SECONDS, now + MOST_PATIENCE_SECONDS)
+        most = min(patience, MOST_PATIENCE_SECONDS)
+        waiter = Waiter(future, now + min(PATIENCE_SECONDS, most), now + most)
         capacity.queue.append(waiter)
         self._queued.add(capacity)
         self._want(capacity, now)
@@ -283,7 +296,8 @@ class Limiter:
             self._admit(capacity)
         elif capacity.in_flight < capacity.granted // 2:
             capacity.following = 0.0  # they were put off for longer than was needed
-            if not capacity.in_flight and capacity.granted > 4 * SLACK and now >= capacity.ask_at:
+            idle = not capacity.in_flight and capacity.granted > 4 * SLACK
+            if (idle or capacity.granted > self._spare(capacity)) and now >= capacity.ask_at:
                 self._ask(capacity)  # a burst is over: others need not wait for the renewal
 
     def give_up(self) -> None:
@@ -327,14 +341,14 @@ class Limiter:
 
     def _take(self, capacity: Capacity, now: float) -> bool:
         if now >= capacity.granted_until:
-            if not self._away:
+            if not capacity.away:
                 return False
             self._share(capacity, now)
         if capacity.in_flight >= min(capacity.granted, capacity.limit):
             return False
         if capacity.rate and capacity.tokens < 1:
             return False
-        if not capacity.breaker.begin(now, alone=self._away):
+        if not capacity.breaker.begin(now, alone=capacity.away):
             return False
         if capacity.rate:
             capacity.tokens -= 1
@@ -366,7 +380,7 @@ class Limiter:
         capacity.looks = False
         loop = asyncio.get_running_loop()
         now = self._now = loop.time()
-        moves = capacity.moves(now - 2 * self._late(now)) or (capacity.lacks(now) and not self._away)
+        moves = capacity.moves(now - 2 * self._late(now)) or (capacity.lacks(now) and not capacity.away)
         following = 0.0
         for waiter in capacity.queue:
             if waiter.admitted.done():
@@ -392,9 +406,17 @@ class Limiter:
 
     # --- shares
 
+    def _parts(self, capacity: Capacity) -> int:
+        """Among how many processes the limits are divided, as far as is known here."""
+        return max(self._members(), capacity.holders, 1)
+
+    def _spare(self, capacity: Capacity) -> int:
+        """How many places this process may have that it does not use: one more process has as many left."""
+        return max(capacity.limit // (self._parts(capacity) + 1), 1)
+
     def _share(self, capacity: Capacity, now: float) -> None:
         """Take this process's part of the limits, as Redis is away."""
-        parts = max(self._members(), capacity.holders, 1)
+        parts = self._parts(capacity)
         capacity.granted = max(capacity.limit // parts, 1)
         if capacity.rate:
             rate = capacity.rate / parts
@@ -411,8 +433,9 @@ class Limiter:
             and not capacity.breaker.wants(now)
         ):
             return  # it has all
+        more = capacity.met and capacity.in_flight >= capacity.granted < capacity.limit
         wait = capacity.ask_at - now
-        if wait > 0:
+        if wait > 0 and not more:
             if not capacity.asks_later:
                 capacity.asks_later = True
                 asyncio.get_running_loop().call_later(min(wait, AGAIN_SECONDS), self._again, capacity)
@@ -449,11 +472,15 @@ class Limiter:
         # Where places are scarce, a process without one keeps asking: its postponed tasks will be back.
         unused = capacity.scarce and capacity.granted > 0
         idle = not using and (unused or now - capacity.used > IDLE_SECONDS)
+        spare = self._spare(capacity)
+        # One that uses more than that gets a quarter more: else it would ask for nearly each place.
+        ahead = min(max(2 * using, SLACK), max(spare, min(using + using // 4, capacity.limit - spare)))
+        capacity.wanted = 0 if idle else min(max(using, ahead), capacity.limit)
         return PermitRequest(
             self._holder,
             capacity.limit,
             capacity.in_flight,
-            0 if idle else min(max(2 * using, SLACK), capacity.limit),
+            capacity.wanted,
             LIFE_MS,
             capacity.rate,
             _burst(capacity.rate),
@@ -471,20 +498,16 @@ class Limiter:
             self._asked = {}
             return
         answers = done.result()  # raises nothing: the calls answer with errors
-        away = [answer for answer in answers.values() if isinstance(answer, IndexUnavailable)]
-        if bool(away) != self._away:
-            self._away = bool(away)
-            if away:
-                log.warning("webhook_limits_alone", error=str(away[0]), parts=max(self._members(), 1))
-            else:
-                log.info("webhook_limits_shared")
         for name, capacity in capacities.items():
             answer = answers[name]
+            capacity.away = isinstance(answer, IndexUnavailable)
             if isinstance(answer, IndexUnavailable):
+                self._tell_away(answer)
+                capacity.met = False
                 capacity.ask_at = now + RENEW_SECONDS
             else:
                 more = answer.granted > capacity.granted or answer.begin > 0  # there may be more yet
-                capacity.granted = answer.granted
+                capacity.granted, capacity.met = answer.granted, answer.granted >= capacity.wanted
                 capacity.granted_until = now + LIFE_SECONDS - RENEW_SECONDS if answer.granted else 0.0
                 capacity.holders = answer.holders
                 state = BreakerState(answer.era, answer.opened, answer.left_ms, answer.probe)
@@ -496,8 +519,16 @@ class Limiter:
             self._admit(capacity)
             if capacity.breaker.give_back():
                 self._ask(capacity)
+        if self._away and not any(capacity.away for capacity in self._capacities.values()):
+            self._away = False
+            log.info("webhook_limits_shared")
         self._asked = {}  # only now, for give_up
         self._send()
+
+    def _tell_away(self, error: IndexUnavailable) -> None:
+        if not self._away:
+            self._away = True
+            log.warning("webhook_limits_alone", error=str(error), parts=max(self._members(), 1))
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._ticking:

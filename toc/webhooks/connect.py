@@ -100,6 +100,8 @@ class Bounded(ResponseHandler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
+        self.made = loop.time()
+        """When it was, by the loop's clock."""
         self._raw = 0
         self.answers = 0
         """How many it has been prepared for."""

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
-from toc.model.errors import InvalidTarget, SecretsLocked, TocError
+from toc.model.clock import Clock, to_ms
+from toc.model.errors import InvalidTarget, SecretsLocked, TocError, UnknownTarget
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Postponed, Sent, Undelivered
 from toc.model.target import Allow, Target, TargetSecrets, route_of, url_of
@@ -41,6 +41,9 @@ OWN_CONCURRENCY = 50
 """Requests in flight, over all workers, to one origin of tasks' own URLs."""
 OWN_SECONDS = 15.0
 """Time-out of a request to such a URL."""
+WAITS, SENDS = 0.1, 0.8
+"""How much of its topic's max_runtime a task may wait for a place, and its request may take. So what ends too
+late is the request, which the target's breaker counts, and never the wait."""
 LOOK_SECONDS = 1.0
 """How soon a task is looked at again whose target is paused, unknown or locked, if few wait."""
 MOST_LOOKS = 100.0
@@ -62,8 +65,8 @@ class Bound(NamedTuple):
     target: Target | None
     opened: TargetSecrets | None
     headers: Mapping[str, str] = NOTHING
-    pausable: bool = False
-    """Whether the URL is the target's own, so that a 410 pauses it."""
+    path: str = ""
+    """The path of the target's host that was named with the task, instead of the target's own URL."""
 
     @property
     def limits(self) -> tuple[int, float | None]:
@@ -82,7 +85,7 @@ class Bound(NamedTuple):
 class Webhooks:
     """Sends the tasks of webhook topics. One for each worker process.
 
-    ``holder`` names the process in Redis, ``members`` says how many processes send webhooks. ``run_once``
+    ``holder`` names the process in Redis, ``members`` says how many processes its host has. ``run_once``
     reads the targets: on a thread of its own.
     """
 
@@ -112,6 +115,8 @@ class Webhooks:
         self._shown = False
         self._open: set[str] = set()
         """Labels of targets that were shown last with an open breaker."""
+        self._gone: set[int] = set()
+        """change_ids of targets that have answered 410: they are paused here before their row says so."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
 
@@ -135,14 +140,17 @@ class Webhooks:
             self._show()
         bound = self._bound(task)
         capacity = self._limiter.of(bound.name, *bound.limits)
+        max_runtime = self._catalog.known()[task.topic].max_runtime
+        waiting = self._waits.waiting(bound.label, "concurrency")
         try:
-            await self._limiter.enter(capacity, self._waits.waiting(bound.label, "concurrency"))
+            await self._limiter.enter(capacity, waiting, WAITS * max_runtime)
         except Full as full:
             self._postpone(bound.label, full.reason, full.seconds)
         era = capacity.breaker.era
         answer: Answer | None = None
         try:
-            answer = await self._send(task, bound)
+            bound = self._as_it_is(task, bound)
+            answer = await self._send(task, bound, SENDS * max_runtime)
         finally:
             if self._limiter.judge(capacity, era, well=None if answer is None else not answer.unwell):
                 closed = capacity.breaker.blocked(asyncio.get_running_loop().time())
@@ -162,11 +170,25 @@ class Webhooks:
         name = route.target or task.topic
         if not route.target:
             self._postpone(name, "no-target", self._look_again(name, "no-target"))
-        target = self._book.known(route.target)
+        return self._at_target(name, route.path)
+
+    def _as_it_is(self, task: Task, bound: Bound) -> Bound:
+        """Return where a task goes that may have waited for its place: its target may have changed. Raises
+        Postponed, also for a task that has expired meanwhile: its row says that when it is looked at next."""
+        if task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms():
+            self._postpone(bound.label, "concurrency", 0.0)
+        target = bound.target
+        if target is None or (self._book.known(bound.name) is target and target.change_id not in self._gone):
+            return bound
+        return self._at_target(bound.name, bound.path)
+
+    def _at_target(self, name: str, path: str) -> Bound:
+        """Return where tasks of a target go. Raises Postponed."""
+        target = self._book.known(name)
         if target is None:
             why = "unknown" if self._book.ready else "targets-not-read"
             self._postpone(name, why, self._look_again(name, why))
-        if target.paused:
+        if target.paused or target.change_id in self._gone:
             self._postpone(name, "paused", self._look_again(name, "paused"))
         try:
             opened = self._book.secrets(target)
@@ -176,10 +198,10 @@ class Webhooks:
                 log.warning("webhook_secrets_locked", target=name, error=str(exc))
             self._postpone(name, "locked", self._look_again(name, "locked"))
         try:
-            url = url_of(target, route.path)
+            url = url_of(target, path)
         except InvalidTarget as exc:
             raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
-        return Bound(url, name, name, target, opened, opened.headers, pausable=not route.path)
+        return Bound(url, name, name, target, opened, opened.headers, path)
 
     def _look_again(self, target: str, why: str) -> float:
         seconds = min(self._waits.waiting(target, why) / MOST_LOOKS, MOST_LOOK_SECONDS)
@@ -193,7 +215,7 @@ class Webhooks:
 
     # --- what comes of it
 
-    async def _send(self, task: Task, bound: Bound) -> Answer:
+    async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Answer:
         body, content_type = body_of(task)
         now = self._clock.now_ms()
         headers = headers_of(
@@ -207,7 +229,7 @@ class Webhooks:
         )
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
         sender = self._own_sender if bound.name.startswith(_OWN_PREFIX) else self._sender
-        answer = await sender.send(bound.url, headers, body, seconds)
+        answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
         label = self._labels.of(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
         WEBHOOK_REQUESTS.of(label, status).add()
@@ -220,24 +242,36 @@ class Webhooks:
         sent = Sent(answer.status or 0, answer.ms)
         if found is Meaning.PROCESSED:
             return Delivered(sent, answer.text)
-        if found is Meaning.GONE and bound.pausable and bound.target is not None:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._pause, bound.target, task)
+        if found is Meaning.GONE and bound.target is not None and not bound.path:
+            await self._pause(bound.target, task)
         if found in (Meaning.DEAD, Meaning.GONE):
             raise Undelivered(answer.text, sent, dead=True)
         after = answer.retry_after
         cap = self._catalog.known()[task.topic].backoff_cap
         raise Undelivered(answer.text, sent, after_ms=round(min(after, cap) * 1000) if after else None)
 
-    def _pause(self, target: Target, task: Task) -> None:
-        """Pause a target that wants nothing any more. If that fails, the next task's answer does it."""
+    async def _pause(self, target: Target, task: Task) -> None:
+        """Pause a target that wants nothing any more, once. If that fails, the next task's answer does it."""
+        if target.change_id in self._gone:
+            return
+        self._gone.add(target.change_id)
         why = f"it answered 410 to job {task.job_id}"
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._executor, self._write_pause, target, why, task.job_id):
+            self._gone.discard(target.change_id)
+
+    def _write_pause(self, target: Target, why: str, job_id: int) -> bool:
+        """Write to a target's row that it is paused, unless it has changed. False: that failed."""
         try:
-            paused = self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id)
-            if paused:
-                log.warning("target_paused", target=target.name, job_id=task.job_id)
-                self._book.run_once()
+            if self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id):
+                log.warning("target_paused", target=target.name, job_id=job_id)
+        except UnknownTarget:
+            pass  # deleted meanwhile
         except TocError as exc:
             log.warning("target_not_paused", target=target.name, error=str(exc))
+            return False
+        self._book.run_once()
+        return True
 
     def _show(self) -> None:
         """Update the gauges, once a second."""

@@ -46,6 +46,8 @@ MOST_URLS = 2000
 """How many URLs are remembered as checked."""
 KEEP_SECONDS = 15.0
 """For how long a connection is kept over which nothing is sent."""
+MOST_AGE_SECONDS = 60.0
+"""After this time no connection is kept, however busy: its name may lead elsewhere by now."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Of a connection: the time-out of the whole counts."""
@@ -109,7 +111,7 @@ class Sender:
     async def _send(self, to: Destination, request: bytes, began: float, until: float) -> Answer:
         again = True
         while True:
-            connection = self._kept(to.origin)
+            connection = self._kept(to.origin) if again else None
             if connection is None:
                 async with asyncio.timeout_at(until):
                     connection = await self._opened().connect(to.place, [], _NO_TIMEOUT)
@@ -133,7 +135,7 @@ class Sender:
                 self._flying.pop(protocol, None)
                 if ended and not protocol.should_close:
                     protocol.rest()
-                    self._keep(to.origin, connection)
+                    self._keep(to.origin, connection, protocol)
                 else:
                     connection.close()
 
@@ -172,9 +174,13 @@ class Sender:
             connection.close()
         return None
 
-    def _keep(self, origin: ConnectionKey, connection: Connection) -> None:
+    def _keep(self, origin: ConnectionKey, connection: Connection, protocol: Bounded) -> None:
         loop = asyncio.get_running_loop()
-        self._idle.setdefault(origin, []).append((connection, loop.time()))
+        now = loop.time()
+        if now - protocol.made > MOST_AGE_SECONDS:
+            connection.close()
+            return
+        self._idle.setdefault(origin, []).append((connection, now))
         if self._sweeping is None:
             self._sweeping = loop.call_later(KEEP_SECONDS, self._sweep)
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
 from harness.patience import until
 
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import PermitRequest, Permits
 from toc.index.queues import Queues
+from toc.webhooks import capacity
+from toc.webhooks.capacity import Limiter
 
 LIFE_MS = 60_000
 
@@ -79,3 +86,68 @@ def test_a_breaker_outlives_what_redis_has_lost(queues: Queues, server: RedisSer
     assert ask(queues, "b", 1).era == 0
     assert ask(queues, "a", 1, era=4, opened=2, left_ms=0)[4:6] == (4, 2)
     assert ask(queues, "b", 1)[4:6] == (4, 2)
+
+
+def test_a_clock_of_redis_that_is_set_back_keeps_neither_shares_nor_a_breaker(
+    queues: Queues, server: RedisServer
+) -> None:
+    """What was written when it was ahead."""
+    ahead = round(time.time() * 1000) + 3_600_000
+    lines = [f"dead 10 10 {ahead}", f". 0 {ahead}", f"! 3 1 {ahead} dead {ahead}"]
+    server.call("SET", "permits_{webhook_shop}", "\n".join(lines))
+    now = ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1, rate=1.0, burst=1.0, asked=1)
+    assert (now.granted, now.begin) == (0, 0), "as if all of it had been written now"
+    assert 59_000 < now.left_ms <= 60_000
+    assert until(lambda: ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1).granted == 10, 10)
+    server.call("SET", "permits_{webhook_shop}", f"! 3 1 0 dead {ahead}")
+    assert ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1).probe == 2
+    assert until(lambda: ask(queues, "a", 10, life_ms=200, era=3, opened=1, probe=1).probe == 1, 10)
+
+
+@pytest.fixture
+def two(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a test with the limiters of two processes, neither of which renews its shares."""
+    monkeypatch.setattr(capacity, "RENEW_SECONDS", 3600.0)
+    monkeypatch.setattr(capacity, "LIFE_SECONDS", 7200.0)
+
+    def run(test: Callable[[Limiter, Limiter], Awaitable[None]], of_a_host: int = 2) -> None:
+        async def whole() -> None:
+            limiters = [Limiter(queues.permits, holder, lambda: of_a_host) for holder in ("a", "b")]
+            try:
+                await test(*limiters)
+            finally:
+                for limiter in limiters:
+                    limiter.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+@pytest.mark.parametrize("of_a_host", [1, 2])
+@pytest.mark.parametrize("limit", [2, 4, 50])
+def test_a_process_that_has_sent_leaves_places_to_one_that_comes_later(
+    two: Callable[..., None], limit: int, of_a_host: int
+) -> None:
+    async def test(first: Limiter, second: Limiter) -> None:
+        one = first.of("shop", limit, None)
+        await first.enter(one, 0)
+        first.leave(one, 0.001)
+        await second.enter(second.of("shop", limit, None), 0)
+
+    two(test, of_a_host)
+
+
+def test_after_a_burst_a_process_leaves_places_to_others_although_it_goes_on_sending(
+    two: Callable[..., None],
+) -> None:
+    async def test(first: Limiter, second: Limiter) -> None:
+        one = first.of("shop", 10, None)
+        await asyncio.gather(*(first.enter(one, 0) for _ in range(10)))
+        assert one.granted == 10
+        one.ask_at = 0.0  # it has not asked for a while
+        for _ in range(9):
+            first.leave(one, 0.001)
+        await second.enter(second.of("shop", 10, None), 0)
+
+    two(test)

@@ -211,6 +211,30 @@ def test_a_book_learns_of_every_change_and_looks_up_what_it_does_not_know(table:
     assert book.known("shop") is None
 
 
+def test_a_book_may_be_read_while_secrets_are_opened(table: TargetTable) -> None:
+    looking = False
+
+    class Interrupted(int):
+        """A key. As the book looks it up, another thread opens the secrets of one more target."""
+
+        def __hash__(self) -> int:
+            if looking:
+                book.secrets(replace(stored, change_id=len(book._opened)))
+            return 0
+
+    book = TargetBook(table, SetClock())
+    stored = table.create(target(), SECRETS)
+    book.run_once()
+    book._opened = dict.fromkeys(map(Interrupted, range(3)), SECRETS)
+    table.pause("shop", by="me", why="")
+    looking = True
+    book.run_once()
+    looking = False
+    shop = book.known("shop")
+    assert shop is not None
+    assert shop.paused
+
+
 def test_a_book_works_from_what_it_knows_while_the_server_is_away(
     mysql_place: Any, through_proxy: Store, proxy: Proxy
 ) -> None:

@@ -23,16 +23,17 @@ from harness.patience import until
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
 from harness.system import System
 
-from toc import TaskStatus, Topic
+from toc import TaskStatus, TimeoutCenter, Topic
 from toc.index.messages import PermitRequest, Permits
-from toc.model.raised import MAX_ERROR_CHARS, Postponed
+from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
 from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
 from toc.store.secretbox import new_key
+from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import LIFE_MS, LIFE_SECONDS
-from toc.webhooks.connect import RESOLVER_THREADS
+from toc.webhooks.connect import RESOLVER_THREADS, Lookup
 from toc.webhooks.handlers import Webhooks
 from toc.webhooks.sender import Sender
 
@@ -75,6 +76,38 @@ def signatures(got: Got, *secrets: str) -> list[bool]:
     keys = [base64.b64decode(secret.removeprefix("whsec_")) for secret in secrets]
     made = [base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys]
     return [f"v1,{one}" in there for one in made]
+
+
+def sending(center: TimeoutCenter, lookup: Lookup = socket.getaddrinfo) -> Webhooks:
+    """What a worker process sends with, in this one; it has read the targets."""
+    center.catalog.refresh()
+    webhooks = Webhooks(
+        targets=center.store.targets,
+        queues=center.queues,
+        catalog=center.catalog,
+        clock=center.clock,
+        allow=center.settings.allow,
+        holder="me",
+        members=lambda: 1,
+        lookup=lookup,
+    )
+    webhooks.run_once()
+    return webhooks
+
+
+async def close(webhooks: Webhooks) -> None:
+    """End its threads and connections: a worker's end with its process."""
+    webhooks._limiter.close()
+    webhooks._executor.shutdown(wait=False)
+    for sender in vars(webhooks).values():
+        if isinstance(sender, Sender):
+            await sender.close()
+
+
+def routed(job_id: int, **route: str) -> Task:
+    """A task that is due."""
+    now = datetime.now(UTC)
+    return Task(job_id, "hook", job_id, 1, TaskStatus.PENDING, now, {ATTRIBUTE: route}, 1, 0)
 
 
 def test_a_task_is_sent_signed_to_its_topics_target_or_its_own(hook: Hook, receive: Receive) -> None:
@@ -179,6 +212,127 @@ def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receiv
     target = hooked.center.targets.get("shop")
     assert target is not None
     assert not target.paused
+
+
+def test_what_waits_for_a_place_as_its_target_answers_410_is_not_sent_and_lives(
+    hook: Hook, receive: Receive
+) -> None:
+    receiver = receive(Reply(410, after=0.05))
+    hooked = hook(receiver)
+    hooked.center.targets.create("shop", receiver.url(), concurrency=1)
+    jobs = [hooked.submit(number, target="shop") for number in range(10)]
+    hooked.start()
+    system = hooked.system
+
+    def told() -> bool:
+        """Whether each is dead or has been put off."""
+        rows = [system.row(job_id) for job_id in jobs]
+        return all(row.status == TaskStatus.DEAD or row.next_time > row.action_time for row in rows)
+
+    system.wait(told, "all have been put off or are dead", 20)
+    assert [system.row(job_id).status for job_id in jobs].count(TaskStatus.DEAD) == 1
+    assert len(receiver.got) == 1
+
+
+@pytest.mark.parametrize("what", ["pause", "delete", "rotate", "alter"])
+def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
+    hook: Hook, receive: Receive, what: str
+) -> None:
+    first_is_here, may_answer = threading.Event(), threading.Event()
+
+    def reply(_got: Got) -> Reply:
+        first_is_here.set()
+        may_answer.wait(30)
+        return Reply()
+
+    receiver = receive(reply)
+    center = hook(receiver).center
+    targets = center.targets
+    targets.create("shop", receiver.url("/before"), concurrency=1)
+
+    def change(webhooks: Webhooks) -> str:
+        secret = ""
+        if what == "rotate":
+            secret = targets.rotate("shop", keep=0).secret
+        elif what == "alter":
+            targets.alter("shop", url=receiver.url("/after"))
+        else:
+            getattr(targets, what)("shop")
+        webhooks.run_once()
+        return secret
+
+    async def whole(webhooks: Webhooks) -> tuple[object, str]:
+        first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
+        assert await asyncio.to_thread(first_is_here.wait, 30)
+        second = asyncio.ensure_future(webhooks.deliver(routed(2, target="shop")))
+        await asyncio.sleep(0)  # now it waits for its place
+        secret = await asyncio.to_thread(change, webhooks)
+        assert not second.done()
+        may_answer.set()
+        _, outcome = await asyncio.gather(first, second, return_exceptions=True)
+        await close(webhooks)
+        return outcome, secret
+
+    outcome, secret = asyncio.run(whole(sending(center)))
+    if what in ("pause", "delete"):
+        assert isinstance(outcome, Postponed)
+        assert len(receiver.got) == 1
+    else:
+        assert isinstance(outcome, Delivered)
+        assert [got.path for got in receiver.got] == ["/before", "/after" if what == "alter" else "/before"]
+    if what == "rotate":
+        assert signatures(receiver.got[1], secret) == [True]
+
+
+def test_a_task_that_expires_as_it_waits_for_a_place_is_not_sent(hook: Hook, receive: Receive) -> None:
+    first_is_here, may_answer = threading.Event(), threading.Event()
+
+    def reply(_got: Got) -> Reply:
+        first_is_here.set()
+        may_answer.wait(30)
+        return Reply()
+
+    receiver = receive(reply)
+    center = hook(receiver).center
+    center.targets.create("shop", receiver.url(), concurrency=1)
+
+    async def whole(webhooks: Webhooks) -> object:
+        first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
+        assert await asyncio.to_thread(first_is_here.wait, 30)
+        expires_at = datetime.now(UTC) + timedelta(milliseconds=5)
+        second = routed(2, target="shop")._replace(expires_at=expires_at)
+        waiting = asyncio.ensure_future(webhooks.deliver(second))
+        while datetime.now(UTC) <= expires_at + timedelta(milliseconds=1):
+            await asyncio.sleep(0.001)
+        may_answer.set()
+        _, outcome = await asyncio.gather(first, waiting, return_exceptions=True)
+        await close(webhooks)
+        return outcome
+
+    assert isinstance(asyncio.run(whole(sending(center))), Postponed)
+    assert len(receiver.got) == 1
+
+
+def test_to_wait_for_a_place_is_no_part_of_max_runtime(hook: Hook, receive: Receive) -> None:
+    receiver = receive(Reply(after=0.09))
+    hooked = hook(receiver, max_runtime=1)
+    hooked.center.targets.create("shop", receiver.url(), concurrency=1)
+    jobs = [hooked.submit(number, target="shop") for number in range(60)]
+    hooked.start()
+    rows = [hooked.ended(job_id, 60) for job_id in jobs]
+    assert {(row.status, row.attempts) for row in rows} == {(TaskStatus.PROCESSED, 0)}
+    assert len(receiver.got) == len(jobs)
+
+
+def test_a_breaker_opens_also_if_max_runtime_is_shorter_than_the_time_out(
+    hook: Hook, receive: Receive
+) -> None:
+    hooked = hook(receiver := receive(Reply(hang=True)), max_runtime=1, retries=1)
+    hooked.center.targets.create("shop", receiver.url())
+    jobs = [hooked.submit(number, target="shop") for number in range(FAILURES)]
+    hooked.start()
+    assert {hooked.ended(job_id).last_error for job_id in jobs} == {"no complete answer within 0.8 s"}
+    assert hooked.system.daemons[0].events("webhook_breaker_opened")
 
 
 def test_a_url_of_a_tasks_own_waits_for_no_target(hook: Hook, receive: Receive) -> None:
@@ -341,6 +495,24 @@ def test_a_worker_that_ends_leaves_its_share_of_a_target_to_the_others(hook: Hoo
     assert (answer.holders, answer.granted) == (1, 4)
 
 
+def test_a_worker_that_ends_waits_for_its_requests_and_none_is_sent_twice(
+    hook: Hook, receive: Receive
+) -> None:
+    hooked = hook(receiver := receive(Reply(after=0.5)))
+    hooked.center.targets.create("shop", receiver.url(), concurrency=2)
+    jobs = [hooked.submit(number, target="shop") for number in range(12)]
+    hooked.start()
+    assert until(lambda: len(receiver.got) >= 2)
+    (daemon,) = hooked.system.daemons
+    daemon.terminate()
+    daemon.await_end()
+    assert 2 <= len(receiver.got) < len(jobs), "it goes on with what waits in memory at most"
+    hooked.start(host="next")
+    rows = [hooked.ended(job_id, 60) for job_id in jobs]
+    assert {(row.status, row.attempts, row.crashes) for row in rows} == {(TaskStatus.PROCESSED, 0, 0)}
+    assert Counter(got.message_id for got in receiver.got) == {f"{job_id}_0": 1 for job_id in jobs}
+
+
 def test_a_breaker_opens_and_its_waits_use_up_no_try(hook: Hook, receive: Receive) -> None:
     down = [True]
     receiver = receive(lambda _got: Reply(503) if down[0] else Reply())
@@ -453,9 +625,8 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
 ) -> None:
     receiver, over = receive(), threading.Event()
     shop = receiver.origin.replace("127.0.0.1", "shop.test")
-    center = hook(receiver, allow=[shop]).center
-    center.targets.create("shop", f"{shop}/a", timeout=20.0)
-    center.catalog.refresh()
+    hooked = hook(receiver, allow=[shop])
+    hooked.center.targets.create("shop", f"{shop}/a", timeout=20.0)
 
     hanging = threading.Semaphore(0)
 
@@ -466,25 +637,11 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
             raise OSError
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    webhooks = Webhooks(
-        targets=center.store.targets,
-        queues=center.queues,
-        catalog=center.catalog,
-        clock=center.clock,
-        allow=center.settings.allow,
-        holder="me",
-        members=lambda: 1,
-        lookup=lookup,
-    )
-    webhooks.run_once()
-
-    def task(job_id: int, **route: str) -> Task:
-        now = datetime.now(UTC)
-        return Task(job_id, "hook", job_id, 1, TaskStatus.PENDING, now, {ATTRIBUTE: route}, 1, 0)
+    webhooks = sending(hooked.center, lookup)
 
     async def whole() -> None:
         lost = [
-            asyncio.ensure_future(webhooks.deliver(task(1000 + n, url=f"https://n{n}.test/")))
+            asyncio.ensure_future(webhooks.deliver(routed(1000 + n, url=f"https://n{n}.test/")))
             for n in range(3 * RESOLVER_THREADS)
         ]
         try:
@@ -493,14 +650,12 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
             async with asyncio.timeout(10):
                 while not receiver.got:
                     with suppress(Postponed):
-                        await webhooks.deliver(task(1, target="shop"))
+                        await webhooks.deliver(routed(1, target="shop"))
                     await asyncio.sleep(0.1)
         finally:
             over.set()
             await asyncio.gather(*lost, return_exceptions=True)
-            for sender in vars(webhooks).values():
-                if isinstance(sender, Sender):
-                    await sender.close()
+            await close(webhooks)
 
     asyncio.run(whole())
     assert [one.path for one in receiver.got] == ["/a"]

@@ -3,7 +3,8 @@
 -- A process has what it was granted until `life` has passed since it asked last. While more is wanted than the
 -- limit, each may have an equal share, and of that no more than others have not. What it uses beyond that counts
 -- as its own until it has ended. If there are more processes than the limit has places, one that has a place
--- gives it up as soon as it asks and another one wants it.
+-- gives it up as soon as it asks and another one wants it. No instant lies further ahead than it was written to
+-- be: one that does is of before this server's clock was set back, and counts as if it had been written now.
 -- It also keeps the target's breaker: of the eras that processes tell, the latest holds, and the probe is given
 -- to one of them. Who has it keeps it as it asks on, for `life`.
 --
@@ -38,10 +39,14 @@ for line in string.gmatch(redis.call('GET', KEYS[1]) or '', '[^\n]+') do
   local one, two, three, four, five = string.match(line, '^! (%d+) (%d+) (%d+) (%S+) (%d+)$')
   if one then
     era, opened, open_until = tonumber(one), tonumber(two), tonumber(three)
-    probe, probing = four, tonumber(five)
+    open_until = math.min(open_until, now + 60000)  -- the longest time for which a breaker opens
+    probe, probing = four, math.min(tonumber(five), now + life)
   elseif who == '.' then
     tokens, at = tonumber(first) or burst, tonumber(second) or now
   elseif who and who ~= ARGV[1] and (tonumber(third) or 0) > now then
+    if tonumber(third) > now + life then
+      line = string.format('%s %s %s %d', who, first, second, now + life)
+    end
     lines[#lines + 1] = line
     taken, holders = taken + tonumber(first), holders + 1
     wishes = wishes + math.max(tonumber(first), tonumber(second))
