@@ -93,7 +93,9 @@ def test_targets_that_misbehave_cost_their_own_tasks_only(
     p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
     line.prove(len(receivers["hang"].got) >= 10, f"{len(receivers['hang'].got)} requests hung")
     line.prove(True, f"the others p50 {p50:.0f} ms, p99 {p99:.0f} ms late")
-    assert p99 < 1500, f"{p50:.1f} ms, {p99:.1f} ms: they waited for a target that hangs for 2 s"
+    assert p99 < 1500 + 1000 * line.slack, (
+        f"{p50:.1f} ms, {p99:.1f} ms: they waited for a target that hangs for 2 s"
+    )
     assert ended - due.timestamp() < 30
     assert not private.got, "a redirection was followed"
     opened = system.daemons[0].events("webhook_breaker_opened")
@@ -105,8 +107,14 @@ def test_targets_that_misbehave_cost_their_own_tasks_only(
     for name in ("hang", "reset", "broken", "redirect", "gone"):
         charged = sum(row.attempts for row in center.store.read(jobs[name]).values())
         assert charged <= len(receivers[name].got), f"{name}: a wait has used up a try"
-        flying = len(receivers[name].got) - charged
-        assert flying <= 30, f"{name}: {flying} requests that are charged to no task"
+
+    def flying(name: str) -> int:
+        """The requests that are charged to no task: those in flight, and those whose rows are not written."""
+        charged = sum(row.attempts for row in center.store.read(jobs[name]).values())
+        return len(receivers[name].got) - charged
+
+    for name in ("hang", "reset", "broken", "redirect", "gone"):
+        system.wait(lambda: flying(name) <= 30, f"the requests of {name} are charged", 10)  # noqa: B023
     waiting = center.store.read(jobs["hang"])
     assert max(row.attempts for row in waiting.values()) < 10
     for receiver in receivers.values():
