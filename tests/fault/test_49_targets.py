@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -93,9 +94,7 @@ def test_targets_that_misbehave_cost_their_own_tasks_only(
     p50, p99 = late[len(late) // 2], late[len(late) * 99 // 100]
     line.prove(len(receivers["hang"].got) >= 10, f"{len(receivers['hang'].got)} requests hung")
     line.prove(True, f"the others p50 {p50:.0f} ms, p99 {p99:.0f} ms late")
-    assert p99 < 1500 + 1000 * line.slack, (
-        f"{p50:.1f} ms, {p99:.1f} ms: they waited for a target that hangs for 2 s"
-    )
+    assert p99 < 1500 + 1000 * line.slack, f"{p50:.1f} ms, {p99:.1f} ms: they waited for one that hangs 2 s"
     assert ended - due.timestamp() < 30
     assert not private.got, "a redirection was followed"
     opened = system.daemons[0].events("webhook_breaker_opened")
@@ -108,13 +107,13 @@ def test_targets_that_misbehave_cost_their_own_tasks_only(
         charged = sum(row.attempts for row in center.store.read(jobs[name]).values())
         assert charged <= len(receivers[name].got), f"{name}: a wait has used up a try"
 
-    def flying(name: str) -> int:
-        """The requests that are charged to no task: those in flight, and those whose rows are not written."""
+    def all_charged(name: str) -> bool:
+        """Whether its requests are charged to tasks, but for a few that are in flight or whose rows are late."""
         charged = sum(row.attempts for row in center.store.read(jobs[name]).values())
-        return len(receivers[name].got) - charged
+        return len(receivers[name].got) - charged <= 30
 
     for name in ("hang", "reset", "broken", "redirect", "gone"):
-        system.wait(lambda: flying(name) <= 30, f"the requests of {name} are charged", 10)  # noqa: B023
+        system.wait(partial(all_charged, name), f"the requests of {name} are charged", 10)
     waiting = center.store.read(jobs["hang"])
     assert max(row.attempts for row in waiting.values()) < 10
     for receiver in receivers.values():
