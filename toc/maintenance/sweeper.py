@@ -135,6 +135,8 @@ class _Round:
         """Whether the previous round met mostly known ids. Then ids are read first, and few rows."""
         self.tables: deque[int] = deque()
         self.more: dict[int, Position] = {}
+        self._read: list[int] = []
+        """Tables whose turn has come in this round."""
         self._slice = 1
         self._all = 1
 
@@ -145,12 +147,27 @@ class _Round:
         self.known_before = self.unknown < self.rows / 2
         self.rows = self.unknown = 0
         self.tables = deque(tables)
+        self._read = []
         self._all = len(tables)
         self._slice = min(ceil(len(tables) / max(1, slices)), PROBES_PER_STEP)
 
     def take(self) -> list[int]:
-        """The tables of the next slice."""
-        return [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
+        """The tables of the next slice, without those that are being read: these come to their end first."""
+        slice_ = [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
+        self.tables.extend(table for table in slice_ if table in self.more)
+        taken = [table for table in slice_ if table not in self.more]
+        self._read += taken
+        return taken
+
+    def read_again(self) -> None:
+        """If the round is not over, read its tables once more, those first that have not had their turn.
+
+        So each has one, however often this is called.
+        """
+        if self.tables or self.more:
+            self.tables.extend(self._read)
+            self._read = []
+            self._all = len(self.tables)
 
     @property
     def part_done(self) -> float:
@@ -372,8 +389,8 @@ class Sweeper:
         quiet = []
         for table in tables:
             if soon and table in self._stirring:
-                busy.setdefault(table, start)
-            elif table not in busy:
+                busy[table] = start
+            else:
                 quiet.append(table)
         epoch = self._known.epoch
         limit = max(LEAST_PAGE, ROWS_PER_STEP // max(1, len(busy)))
@@ -417,9 +434,14 @@ class Sweeper:
             self._back = True
 
     def _look_again(self, now: float) -> None:
-        """Begin both passes over due rows anew, with nothing known."""
+        """Read all due rows again, with nothing known.
+
+        The rounds go on rather than begin anew: else a server that comes and goes, or a table that is locked
+        again and again, would keep them from ever reaching their last rows.
+        """
         self._known.forget()
-        self._soon, self._overdue = _Round(now), _Round(now)
+        self._soon.read_again()
+        self._overdue.read_again()
         self._soon_at = self._overdue_at = now
 
     # --- rush
