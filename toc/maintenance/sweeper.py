@@ -35,8 +35,7 @@ from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_REBUILDS, SWEEP_FAILURES
 from toc.store.scan import Position
-from toc.store.server import Locked
-from toc.store.shards import Trouble
+from toc.store.shards import OF_TABLES, Trouble
 
 log = get_logger(__name__)
 
@@ -223,7 +222,7 @@ class Sweeper:
         self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
         self._known = _Known(self._clock)
-        self._locked: set[int] = set()
+        self._failing_tables: set[int] = set()
         """Tables that did not answer the last time, while others of the server did."""
         self._stirring: set[int] = set()
         """Tables with due-soon rows in the last pass. Their ids are read without asking first."""
@@ -396,7 +395,7 @@ class Sweeper:
         limit = max(LEAST_PAGE, ROWS_PER_STEP // max(1, len(busy)))
         whole = not round_.known_before
         looked = self._sweep.scans.look(quiet, busy, from_ms, to_ms, limit, whole=whole)
-        self._note_locked([*quiet, *busy], looked.failed)
+        self._note_failing([*quiet, *busy], looked.failed)
         found = looked.ids
         round_.more = {table: _last(ids) for table, ids in found.items() if len(ids) >= limit}
         if soon:
@@ -419,17 +418,17 @@ class Sweeper:
                 del unknown[job_id]
             self._known.learn(unknown, epoch)
 
-    def _note_locked(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
+    def _note_failing(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
         """Continue without tables that do not answer. When they answer again, all their due rows are read.
 
         Raises the error if it is of another kind: then the whole server has failed.
         """
         for error in failed.values():
-            if not isinstance(error, (Locked, SchemaBehind)):
+            if not isinstance(error, OF_TABLES):
                 raise error
-        back = self._locked.intersection(asked).difference(failed)
-        self._locked.difference_update(back)
-        self._locked.update(failed)
+        back = self._failing_tables.intersection(asked).difference(failed)
+        self._failing_tables.difference_update(back)
+        self._failing_tables.update(failed)
         if back:
             self._back = True
 
@@ -453,7 +452,7 @@ class Sweeper:
         near = rush.near
         try:
             rush.step()
-        except Locked:
+        except OF_TABLES:
             self._rush_at = began + RETRY_SECONDS
             return
         self._rush_at = self._rest(began, REST_NEAR if near else REST_FAR, began)
@@ -476,7 +475,7 @@ class Sweeper:
         if self._first is not None:  # new tables do not wait for their turn
             try:
                 self._first.step()
-            except Locked:
+            except OF_TABLES:
                 self._window_at = began + RETRY_SECONDS
                 return
             if not self._first.tables_left:
@@ -567,7 +566,7 @@ class Sweeper:
         """One step of a slow pass, spread over its period. Returns the pass unless it is over, and when."""
         try:
             crawl.step()
-        except Locked:  # only locked tables are left
+        except OF_TABLES:  # only failing tables are left
             return crawl, began + RETRY_SECONDS
         done = 1 - crawl.tables_left / max(1, crawl.tables)
         until = began if crawl.amid else pass_began + every * done

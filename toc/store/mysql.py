@@ -22,7 +22,17 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.packets import read_answers
 from toc.store.pool import Pool, PooledConnection
-from toc.store.server import DatabaseServer, Duplicate, Exchange, Locked, Lost, Result, Statement, Transient
+from toc.store.server import (
+    DatabaseServer,
+    Duplicate,
+    Exchange,
+    Locked,
+    Lost,
+    Refused,
+    Result,
+    Statement,
+    Transient,
+)
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
@@ -34,9 +44,13 @@ _TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
 rolled back."""
 _LOCKED = frozenset({1205, 3572})
 """Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout); NOWAIT on MySQL."""
+_NO_QUORUM = 1047
+"""A node of a Galera cluster that has lost the others refuses every statement."""
 _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 _DUPLICATE = 1062
+_OF_DRIVER = 2000
+"""The first of the thousand codes of errors that no server has sent."""
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
@@ -332,8 +346,9 @@ class MySqlServer(DatabaseServer):
         if code in _LOST and sent:
             return Lost(text if code else f"{self.name}: the connection is closed")
         if isinstance(exc, (pymysql.err.DataError, pymysql.err.IntegrityError)):
-            return StoreUnavailable(f"{self.name}: a value was refused (MySQL error {code})")
-        return StoreUnavailable(text)
+            return Refused(f"{self.name}: a value was refused (MySQL error {code})")
+        answered = sent and not _OF_DRIVER <= code < _OF_DRIVER + 1000 and code != _NO_QUORUM
+        return Refused(text) if answered else StoreUnavailable(text)
 
     def connections(self) -> Statement:
         """A query for this account's connections, which every account may see."""

@@ -274,7 +274,7 @@ def test_overdue_rows_come_back_within_seconds_however_old(bench: Bench) -> None
 
 
 def test_a_server_that_comes_and_goes_keeps_the_sweep_from_no_row(bench: Bench) -> None:
-    """Also one of whose tables some are locked again and again: each return makes it read all due rows again."""
+    """Nor one whose tables are locked again and again. Each return has all due rows read again."""
     bench.settled()
     store = bench.center.store
     job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(3000)))
