@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,6 +61,11 @@ _ANSWER_SECONDS = 0.0001
 _MOST_ANSWER_SECONDS = 0.003
 """Most seconds that a patient caller gives the server before reading, per statement and at most. Every answer
 is a packet of its own: a caller that reads at once wakes up for each."""
+
+_PING_SECONDS = 0.5
+"""Seconds without an answer after which a ping is sent: so few that a dropped batch is sent once more."""
+_PING = b"\x01\x00\x00\x00\x0e"
+"""A packet of one byte, COM_PING."""
 
 _SESSION = (
     "SELECT @@max_allowed_packet",
@@ -177,11 +183,17 @@ class _Connection(pymysql.connections.Connection):
     The driver makes them for each connection, even if the server then speaks no TLS; reading the system's
     certificates takes 20 ms, in which no other thread runs. The kernel keeps the timeouts, and this class
     reads the answers to a batch itself.
+
+    KILL QUERY between two statements of a batch makes the server drop the rest without a word. So who waits
+    for long sends a ping: if its answer comes instead, the server has finished with the batch.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
     first_answer = 0.0
     """Seconds until the server's first answer."""
+    _waits = 1
+    """How often a read waits, with a ping in between."""
+    _may_ping = _pinged = False
     max_packet = 1 << 20
     """Most bytes that the server accepts at once, until it has told its limit."""
 
@@ -189,7 +201,9 @@ class _Connection(pymysql.connections.Connection):
         super().connect(sock)
         driver: Any = self  # it has no public way to its socket
         read, write = driver._read_timeout, driver._write_timeout
-        if None not in (read, write) and keep_timeouts(driver._sock, read, write):
+        waits = ceil((read or 0.0) / _PING_SECONDS)
+        if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
+            self._waits = waits
             driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
             driver._rfile.close()
             driver._rfile = reader(driver._sock)
@@ -230,12 +244,20 @@ class _Connection(pymysql.connections.Connection):
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
             driver._current_timeout = driver._read_timeout
-        return read_answers(self._receive, driver.decoders, count, driver._next_seq_id)
+        self._may_ping, self._pinged = count > 1, False
+        try:
+            return read_answers(
+                self._receive, driver.decoders, count, driver._next_seq_id, lambda: self._pinged
+            )
+        except BaseException:
+            if self._pinged:  # its answer would pass for one to the next batch
+                driver._force_close()
+            raise
 
     def _receive(self) -> bytes:
         driver: Any = self
         try:
-            data: bytes = driver._rfile.read1(READ_BYTES)
+            data = self._read()
         except OSError as exc:
             driver._force_close()
             raise pymysql.err.OperationalError(
@@ -247,6 +269,28 @@ class _Connection(pymysql.connections.Connection):
                 CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
             )
         return data
+
+    def _read(self) -> bytes:
+        driver: Any = self
+        tls = isinstance(driver._sock, ssl.SSLSocket)  # its socket, not the kernel, keeps the timeout
+        if tls and not driver._sock.pending() and not _readable(self, _PING_SECONDS):
+            self._ping()
+        for left in reversed(range(self._waits)):
+            try:
+                data: bytes = driver._rfile.read1(READ_BYTES)
+                break
+            except TimeoutError:
+                if not left:
+                    raise
+                self._ping()
+        return data
+
+    def _ping(self) -> None:
+        """Ask whether the server waits for another batch."""
+        driver: Any = self
+        if self._may_ping:
+            self._may_ping, self._pinged = False, True
+            driver._sock.sendall(_PING)
 
 
 def server_name(url: URL) -> str:
