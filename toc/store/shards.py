@@ -31,8 +31,8 @@ Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
 OF_TABLES = (Locked, Refused, SchemaBehind)
 """Trouble of some tables. Their server answers, and others of its tables may be well."""
-MOST_LOCKED = 3
-"""Most locked rows that one call waits for in vain; the rest are left for later."""
+MOST_FAILED = 3
+"""Most locked or refused rows of a table that one call tries in vain; the rest are left for later."""
 
 
 class Layout:
@@ -195,7 +195,7 @@ class Shards:
         """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
         Skips servers marked as away and tables marked as failing (``writes``: for writing). A failing part is
-        marked and harms no other: tables are then tried one by one and, after a lock conflict, rows. So
+        marked and harms no other: tables are then tried one by one and, if locked or refused, rows. So
         ``do`` must tolerate further calls with less. With ``gated=False`` all are asked, for callers who
         would rather wait than be refused.
         """
@@ -252,25 +252,25 @@ class Shards:
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
         parts: Parts[R],
     ) -> None:
-        """Run one table's part; if rows of it are locked, row by row, in random order, so that none
-        starves."""
+        """Run one table's part; if rows of it are locked or refused, row by row, in random order, so that
+        none starves."""
         try:
             parts.results.append(do(server, {table: part}))
-        except Locked as exc:
+        except (Locked, Refused) as exc:
             if not isinstance(part, list) or len(part) == 1:
                 parts.fail({table: part}, {table: exc})
                 return
-            locked = 0
+            failed = 0
             for job_id in random.sample(part, len(part)):
                 one: T = [job_id]  # type: ignore[assignment]
-                if locked < MOST_LOCKED:
+                if failed < MOST_FAILED:
                     try:
                         parts.results.append(do(server, {table: one}))
                         continue
-                    except Locked:
-                        locked += 1
+                    except (Locked, Refused):
+                        failed += 1
                     except StoreUnavailable:
-                        locked = MOST_LOCKED
+                        failed = MOST_FAILED
                 parts.fail({table: one}, {table: exc})
         except (StoreUnavailable, SchemaBehind) as exc:
             parts.fail({table: part}, {table: exc})

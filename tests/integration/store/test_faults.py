@@ -534,3 +534,28 @@ def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> Non
     places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
     assert len(store.ended.page(places, now=now, keep=0, limit=10_000)[0]) == 600
     store.close()
+
+
+def test_a_row_that_the_server_refuses_to_write_holds_up_no_other(
+    mysql_store: Store, new_row: NewRow, root: Engine
+) -> None:
+    """A damaged page, or a trigger or constraint that somebody has added."""
+    rows = [new_row(biz_id=7) for _ in range(20)]
+    mysql_store.insert_many(rows)
+    shards = mysql_store._shards
+    name = shards.names[shards.table_of(rows[0].job_id)]
+    database, _, _ = name.partition(".")
+    refused = rows[7].job_id
+    with root.connect() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER {database}.refuses BEFORE UPDATE ON {name} FOR EACH ROW "
+            f"IF NEW.job_id = {refused} THEN "
+            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+        )
+        try:
+            cases = mysql_store.finish([(row.job_id, 0) for row in rows])
+        finally:
+            connection.exec_driver_sql(f"DROP TRIGGER {database}.refuses")
+    assert cases == {row.job_id: Finish.DONE for row in rows if row.job_id != refused}
+    assert "not this one" in str(cases.unanswered[refused])
+    assert mysql_store.finish([(refused, 0)]) == {refused: Finish.DONE}
