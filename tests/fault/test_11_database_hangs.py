@@ -108,14 +108,14 @@ def test_a_full_disk_fails_submits_by_name_and_nothing_that_was_acknowledged_suf
             system.wait(lambda: len(load.job_ids) > 50, "the load runs", 10)
             with system.recorder.fault("full"):
                 ballast = fill(disk)
-                system.wait(lambda: load.errors["StoreUnavailable"] > 20, "submits are refused", 40)
-                refused.append(load.said["StoreUnavailable"])
+                system.wait(lambda: load.errors["Refused"] > 20, "submits are refused", 40)
+                refused.append(load.said["Refused"])
                 ballast.unlink()
             count = len(load.job_ids)
             system.wait(lambda: len(load.job_ids) > count + 100, "submits go on", 15)
         line.prove(
-            load.errors["StoreUnavailable"] > 20,
-            f"{load.errors['StoreUnavailable']} submits refused: {refused[0].partition(': ')[2]}",
+            load.errors["Refused"] > 20,
+            f"{load.errors['Refused']} submits refused: {refused[0].partition(': ')[2]}",
         )
         line.judge(system, within=4)
         system.stop()

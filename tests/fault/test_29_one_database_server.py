@@ -246,6 +246,31 @@ def test_a_locked_table_makes_no_task_of_another_table_late(
     run(system, locked, lambda number: number == 2, line, seconds=seconds)
 
 
+def test_a_table_whose_file_is_lost_makes_no_task_of_another_table_late(
+    build: Build, clean_redis: RedisServer, servers: tuple[MariaDB, MariaDB], verdict: Verdict
+) -> None:
+    """The server answers: only what needs that table fails."""
+    line = verdict(29, "a table is damaged", "its tablespace is gone")
+    system = build(clean_redis.url, database_urls=[servers[0].url], tables=TABLES)
+    database = f"{system.settings.database_prefix}0"
+    table, kept = f"{database}.timeout_task_0002", f"{database}.kept"
+
+    @contextmanager
+    def damaged() -> Iterator[None]:
+        with session(
+            servers[0],
+            f"RENAME TABLE {table} TO {kept}",
+            f"CREATE TABLE {table} LIKE {kept}",
+            f"ALTER TABLE {table} DISCARD TABLESPACE",
+        ):
+            yield
+        with session(servers[0], f"DROP TABLE {table}", f"RENAME TABLE {kept} TO {table}"):
+            pass
+
+    run(system, damaged, lambda number: number == 2, line, seconds=6)
+    assert "database_away" not in system.daemons[0].log.read_text()
+
+
 @pytest.mark.parametrize("how", [hanging, killed], ids=["hangs", "is killed"])
 def test_processes_started_without_the_topic_tables_server_run_what_the_others_have(
     build: Build,

@@ -71,6 +71,43 @@ def test_slots_with_keys_of_another_type_run_from_the_rows_and_the_others_as_eve
     line.judge(system, within=6, at_most=8)
 
 
+@pytest.mark.timeout(120)
+def test_a_topic_whose_keys_are_forbidden_makes_no_task_of_another_late(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    """Somebody grants keys by the names of topics, and forgets a new topic."""
+    line = verdict(39, "the account may not touch a topic's keys")
+    redis = clean_redis
+    system = build(redis.url)
+    daemon = system.start()
+    system.wait(system.whole, "the index is recorded as whole", 30)
+    keys = ["~*toc_owner", "~*test.sync_*", "~*test.async_*"]
+    with (
+        Load(system.client, rate=40, ahead=(0.1, 0.5), topics=("test.sync", "test.async")) as rest,
+        Load(system.client, rate=20, ahead=(0.1, 0.5), topics=("test.batch",), first=2_000_000) as its_own,
+    ):
+        system.wait(lambda: len(rest.job_ids) > 40, "the load runs", 10)
+        before = len(rest.job_ids)
+        with system.recorder.fault("redis_down", note="NOPERM"):
+            redis.call("ACL", "SETUSER", "default", "resetkeys", *keys)
+            try:
+                assert until(lambda: "slots_broken" in daemon.told(), 15)
+                time.sleep(3)
+            finally:
+                redis.call("ACL", "SETUSER", "default", "~*")
+        during = rest.job_ids[before:]
+        assert until(lambda: "slots_mended" in daemon.told(), 15)
+    system.wait(lambda: not system.pending(rest.job_ids + its_own.job_ids), "all have run", 30)
+    late = system.late(during)
+    line.prove(
+        "NOPERM" in daemon.told(),
+        f"{len(during)} tasks of others meanwhile, p50 {late[len(late) // 2]:.1f}, latest {late[-1]:.0f} ms",
+    )
+    assert "index_unreachable" not in daemon.told(), "Redis answers"
+    assert late[len(late) // 2] < 10 + 1000 * line.slack
+    line.judge(system, within=6)
+
+
 def _break(system: System, redis: RedisServer, slots: list[Slot]) -> dict[str, str]:
     """Let each slot have a key of another type, each time of another kind; the keys by their slot."""
     names = cycle(("store", "prepare", "dead", "claims", "generation"))

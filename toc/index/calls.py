@@ -60,10 +60,15 @@ class IndexFull(IndexUnavailable):
 
 
 class IndexBroken(IndexUnavailable):
-    """A key of this slot has another type than toc needs, so toc did not write it. Other slots work."""
+    """A key of this slot cannot be used: it has another type than toc needs, so toc did not write it, or our
+    account has no right to it. Other slots work."""
 
 
-_KINDS: dict[str, type[IndexUnavailable]] = {"OOM": IndexFull, "WRONGTYPE": IndexBroken}
+_KINDS: dict[str, type[IndexUnavailable]] = {
+    "OOM": IndexFull,
+    "WRONGTYPE": IndexBroken,
+    "NOPERM": IndexBroken,
+}
 """Error codes with an error class of their own."""
 
 

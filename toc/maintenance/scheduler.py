@@ -31,8 +31,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow
 from toc.store.schedules import DueSchedule, Move, Stored
-from toc.store.server import Locked
-from toc.store.shards import Trouble
+from toc.store.shards import OF_TABLES, Trouble
 from toc.store.store import Store
 
 log = get_logger(__name__)
@@ -212,7 +211,7 @@ class Scheduler:
         later = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
         self._agenda |= dict.fromkeys(failed, later)
         for error in failed.values():
-            if not isinstance(error, (Locked, SchemaBehind)):
+            if not isinstance(error, OF_TABLES):
                 raise error
             if self._complains("table"):
                 log.warning("schedules_not_served", error=str(error))

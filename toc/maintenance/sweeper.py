@@ -35,8 +35,7 @@ from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_REBUILDS, SWEEP_FAILURES
 from toc.store.scan import Position
-from toc.store.server import Locked
-from toc.store.shards import Trouble
+from toc.store.shards import OF_TABLES, Trouble
 
 log = get_logger(__name__)
 
@@ -135,6 +134,8 @@ class _Round:
         """Whether the previous round met mostly known ids. Then ids are read first, and few rows."""
         self.tables: deque[int] = deque()
         self.more: dict[int, Position] = {}
+        self._read: list[int] = []
+        """Tables whose turn has come in this round."""
         self._slice = 1
         self._all = 1
 
@@ -145,12 +146,27 @@ class _Round:
         self.known_before = self.unknown < self.rows / 2
         self.rows = self.unknown = 0
         self.tables = deque(tables)
+        self._read = []
         self._all = len(tables)
         self._slice = min(ceil(len(tables) / max(1, slices)), PROBES_PER_STEP)
 
     def take(self) -> list[int]:
-        """The tables of the next slice."""
-        return [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
+        """The tables of the next slice, without those that are being read: these come to their end first."""
+        slice_ = [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
+        self.tables.extend(table for table in slice_ if table in self.more)
+        taken = [table for table in slice_ if table not in self.more]
+        self._read += taken
+        return taken
+
+    def read_again(self) -> None:
+        """If the round is not over, read its tables once more, those first that have not had their turn.
+
+        So each has one, however often this is called.
+        """
+        if self.tables or self.more:
+            self.tables.extend(self._read)
+            self._read = []
+            self._all = len(self.tables)
 
     @property
     def part_done(self) -> float:
@@ -206,7 +222,7 @@ class Sweeper:
         self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
         self._known = _Known(self._clock)
-        self._locked: set[int] = set()
+        self._failing_tables: set[int] = set()
         """Tables that did not answer the last time, while others of the server did."""
         self._stirring: set[int] = set()
         """Tables with due-soon rows in the last pass. Their ids are read without asking first."""
@@ -372,14 +388,14 @@ class Sweeper:
         quiet = []
         for table in tables:
             if soon and table in self._stirring:
-                busy.setdefault(table, start)
-            elif table not in busy:
+                busy[table] = start
+            else:
                 quiet.append(table)
         epoch = self._known.epoch
         limit = max(LEAST_PAGE, ROWS_PER_STEP // max(1, len(busy)))
         whole = not round_.known_before
         looked = self._sweep.scans.look(quiet, busy, from_ms, to_ms, limit, whole=whole)
-        self._note_locked([*quiet, *busy], looked.failed)
+        self._note_failing([*quiet, *busy], looked.failed)
         found = looked.ids
         round_.more = {table: _last(ids) for table, ids in found.items() if len(ids) >= limit}
         if soon:
@@ -402,24 +418,29 @@ class Sweeper:
                 del unknown[job_id]
             self._known.learn(unknown, epoch)
 
-    def _note_locked(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
+    def _note_failing(self, asked: Sequence[int], failed: Mapping[int, Trouble]) -> None:
         """Continue without tables that do not answer. When they answer again, all their due rows are read.
 
         Raises the error if it is of another kind: then the whole server has failed.
         """
         for error in failed.values():
-            if not isinstance(error, (Locked, SchemaBehind)):
+            if not isinstance(error, OF_TABLES):
                 raise error
-        back = self._locked.intersection(asked).difference(failed)
-        self._locked.difference_update(back)
-        self._locked.update(failed)
+        back = self._failing_tables.intersection(asked).difference(failed)
+        self._failing_tables.difference_update(back)
+        self._failing_tables.update(failed)
         if back:
             self._back = True
 
     def _look_again(self, now: float) -> None:
-        """Begin both passes over due rows anew, with nothing known."""
+        """Read all due rows again, with nothing known.
+
+        The rounds go on rather than begin anew: else a server that comes and goes, or a table that is locked
+        again and again, would keep them from ever reaching their last rows.
+        """
         self._known.forget()
-        self._soon, self._overdue = _Round(now), _Round(now)
+        self._soon.read_again()
+        self._overdue.read_again()
         self._soon_at = self._overdue_at = now
 
     # --- rush
@@ -431,7 +452,7 @@ class Sweeper:
         near = rush.near
         try:
             rush.step()
-        except Locked:
+        except OF_TABLES:
             self._rush_at = began + RETRY_SECONDS
             return
         self._rush_at = self._rest(began, REST_NEAR if near else REST_FAR, began)
@@ -454,7 +475,7 @@ class Sweeper:
         if self._first is not None:  # new tables do not wait for their turn
             try:
                 self._first.step()
-            except Locked:
+            except OF_TABLES:
                 self._window_at = began + RETRY_SECONDS
                 return
             if not self._first.tables_left:
@@ -545,7 +566,7 @@ class Sweeper:
         """One step of a slow pass, spread over its period. Returns the pass unless it is over, and when."""
         try:
             crawl.step()
-        except Locked:  # only locked tables are left
+        except OF_TABLES:  # only failing tables are left
             return crawl, began + RETRY_SECONDS
         done = 1 - crawl.tables_left / max(1, crawl.tables)
         until = began if crawl.amid else pass_began + every * done

@@ -1,11 +1,12 @@
-"""Health of a server of the task table: whether it answers, and which of its tables are locked.
+"""Health of a server of the task table: whether it answers, and which of its tables fail.
 
-The first caller to find a server out of reach or a table locked (LOCK TABLES, a long ALTER) marks it here, so
-that no other caller waits for it: calls that obey the marks fail at once for it and continue with other
-servers and tables. A thread probes marked ones until they answer again, and then ends.
+The first caller to find a server out of reach, or a table that is locked (LOCK TABLES, a long ALTER) or that
+the server refuses to use (its file is damaged or lost), marks it here, so that no other caller waits for it:
+calls that obey the marks fail at once for it and continue with other servers and tables. A thread probes
+marked ones until they answer again, and then ends.
 
     away      the server does not answer, refuses, or has lost its connections
-    locked    a table that cannot be read, nor written
+    failing   a table that cannot be read, nor written
     frozen    a table that can be read and not written
 """
 
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Exchange, Locked, Statement
+from toc.store.server import DatabaseServer, Exchange, Locked, Refused, Statement
 
 log = get_logger(__name__)
 
@@ -44,6 +45,8 @@ REACHED_SECONDS = 3.0
 """How long after its last answer a server counts as reached. Each worker asks it about once a second."""
 AGAIN_SECONDS = 0.25
 """Seconds between probes of what is marked."""
+MOST_PROBED = 16
+"""Most tables that are probed at a time, in turn."""
 
 _ALIVE = Statement("SELECT 1")
 
@@ -203,8 +206,8 @@ class Health:
             return Ail.LOCKED
         return Ail.SLOW
 
-    def find_locked(self, tables: Iterable[int], *, writes: bool) -> None:
-        """Mark those tables that are locked, on a server that answers."""
+    def find_failing(self, tables: Iterable[int], *, writes: bool) -> None:
+        """Mark those tables that are locked or refused, on a server that answers."""
         for table in tables:
             if (table, writes) in self._marks or (table, False) in self._marks:
                 continue
@@ -217,10 +220,16 @@ class Health:
                     continue
             except Locked:
                 probe = None
+            except Refused as exc:
+                log.warning("table_refused", table=self._names[table], writes_only=writes, error=str(exc))
+                self._mark(table, exc, None, writes=writes)
+                continue
             except StoreUnavailable as exc:
                 self.mark_away(exc)
                 return
-            self._mark_locked(table, probe, writes=writes)
+            log.warning("table_locked", table=self._names[table], writes_only=writes)
+            locked = Locked(f"{self._server.name}: table {self._names[table]} is locked by another session")
+            self._mark(table, locked, probe, writes=writes)
 
     def close(self) -> None:
         """Stop probing."""
@@ -241,11 +250,8 @@ class Health:
 
     # --- until it is well again
 
-    def _mark_locked(self, table: int, probe: Exchange | None, *, writes: bool) -> None:
-        error = Locked(f"{self._server.name}: table {self._names[table]} is locked by another session")
+    def _mark(self, table: int, error: StoreUnavailable, probe: Exchange | None, *, writes: bool) -> None:
         with self._lock:
-            if (table, writes) not in self._marks:
-                log.warning("table_locked", table=self._names[table], writes_only=writes)
             self._marks[table, writes] = error
             if probe is not None:
                 self._probes[table, writes] = probe
@@ -260,7 +266,7 @@ class Health:
         while not self._closed.wait(AGAIN_SECONDS):
             if self.away is not None:
                 self._ask_server()
-            for table, writes in list(self._marks):
+            for table, writes in list(self._marks)[:MOST_PROBED]:
                 if self.away is None and not self._closed.is_set():
                     self._ask_table(table, writes=writes)
             with self._lock:
@@ -300,7 +306,9 @@ class Health:
                 probe.results()
             else:
                 self._server.run([self._probe(table, writes=writes)], outwait=False)
-        except Locked:
+        except (Locked, Refused):
+            with self._lock:
+                self._marks[table, writes] = self._marks.pop((table, writes))  # others have their turn
             return
         except SchemaBehind:
             pass  # callers of the table get the reason
@@ -308,8 +316,11 @@ class Health:
             self.mark_away(exc)
             return
         with self._lock:
-            del self._marks[table, writes]
-        log.info("table_unlocked", table=self._names[table])
+            error = self._marks.pop((table, writes))
+        if isinstance(error, Locked):
+            log.info("table_unlocked", table=self._names[table])
+        else:
+            log.info("table_answers", table=self._names[table])
         self._back()
 
     def _probe(self, table: int, *, writes: bool) -> Statement:

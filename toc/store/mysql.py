@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,17 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.sockets import READ_BYTES, keep_timeouts, reader
 from toc.store.packets import read_answers
 from toc.store.pool import Pool, PooledConnection
-from toc.store.server import DatabaseServer, Duplicate, Exchange, Locked, Lost, Result, Statement, Transient
+from toc.store.server import (
+    DatabaseServer,
+    Duplicate,
+    Exchange,
+    Locked,
+    Lost,
+    Refused,
+    Result,
+    Statement,
+    Transient,
+)
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
@@ -34,9 +45,13 @@ _TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
 rolled back."""
 _LOCKED = frozenset({1205, 3572})
 """Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout); NOWAIT on MySQL."""
+_NO_QUORUM = 1047
+"""A node of a Galera cluster that has lost the others refuses every statement."""
 _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 _DUPLICATE = 1062
+_OF_DRIVER = 2000
+"""The first of the thousand codes of errors that no server has sent."""
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
@@ -46,6 +61,11 @@ _ANSWER_SECONDS = 0.0001
 _MOST_ANSWER_SECONDS = 0.003
 """Most seconds that a patient caller gives the server before reading, per statement and at most. Every answer
 is a packet of its own: a caller that reads at once wakes up for each."""
+
+_PING_SECONDS = 0.5
+"""Seconds without an answer after which a ping is sent: so few that a dropped batch is sent once more."""
+_PING = b"\x01\x00\x00\x00\x0e"
+"""A packet of one byte, COM_PING."""
 
 _SESSION = (
     "SELECT @@max_allowed_packet",
@@ -163,11 +183,17 @@ class _Connection(pymysql.connections.Connection):
     The driver makes them for each connection, even if the server then speaks no TLS; reading the system's
     certificates takes 20 ms, in which no other thread runs. The kernel keeps the timeouts, and this class
     reads the answers to a batch itself.
+
+    KILL QUERY between two statements of a batch makes the server drop the rest without a word. So who waits
+    for long sends a ping: if its answer comes instead, the server has finished with the batch.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
     first_answer = 0.0
     """Seconds until the server's first answer."""
+    _waits = 1
+    """How often a read waits, with a ping in between."""
+    _may_ping = _pinged = False
     max_packet = 1 << 20
     """Most bytes that the server accepts at once, until it has told its limit."""
 
@@ -175,7 +201,9 @@ class _Connection(pymysql.connections.Connection):
         super().connect(sock)
         driver: Any = self  # it has no public way to its socket
         read, write = driver._read_timeout, driver._write_timeout
-        if None not in (read, write) and keep_timeouts(driver._sock, read, write):
+        waits = ceil((read or 0.0) / _PING_SECONDS)
+        if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
+            self._waits = waits
             driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
             driver._rfile.close()
             driver._rfile = reader(driver._sock)
@@ -216,12 +244,20 @@ class _Connection(pymysql.connections.Connection):
         if driver._current_timeout != driver._read_timeout:
             driver._sock.settimeout(driver._read_timeout)
             driver._current_timeout = driver._read_timeout
-        return read_answers(self._receive, driver.decoders, count, driver._next_seq_id)
+        self._may_ping, self._pinged = count > 1, False
+        try:
+            return read_answers(
+                self._receive, driver.decoders, count, driver._next_seq_id, lambda: self._pinged
+            )
+        except BaseException:
+            if self._pinged:  # its answer would pass for one to the next batch
+                driver._force_close()
+            raise
 
     def _receive(self) -> bytes:
         driver: Any = self
         try:
-            data: bytes = driver._rfile.read1(READ_BYTES)
+            data = self._read()
         except OSError as exc:
             driver._force_close()
             raise pymysql.err.OperationalError(
@@ -233,6 +269,28 @@ class _Connection(pymysql.connections.Connection):
                 CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
             )
         return data
+
+    def _read(self) -> bytes:
+        driver: Any = self
+        tls = isinstance(driver._sock, ssl.SSLSocket)  # its socket, not the kernel, keeps the timeout
+        if tls and not driver._sock.pending() and not _readable(self, _PING_SECONDS):
+            self._ping()
+        for left in reversed(range(self._waits)):
+            try:
+                data: bytes = driver._rfile.read1(READ_BYTES)
+                break
+            except TimeoutError:
+                if not left:
+                    raise
+                self._ping()
+        return data
+
+    def _ping(self) -> None:
+        """Ask whether the server waits for another batch."""
+        driver: Any = self
+        if self._may_ping:
+            self._may_ping, self._pinged = False, True
+            driver._sock.sendall(_PING)
 
 
 def server_name(url: URL) -> str:
@@ -332,8 +390,9 @@ class MySqlServer(DatabaseServer):
         if code in _LOST and sent:
             return Lost(text if code else f"{self.name}: the connection is closed")
         if isinstance(exc, (pymysql.err.DataError, pymysql.err.IntegrityError)):
-            return StoreUnavailable(f"{self.name}: a value was refused (MySQL error {code})")
-        return StoreUnavailable(text)
+            return Refused(f"{self.name}: a value was refused (MySQL error {code})")
+        answered = sent and not _OF_DRIVER <= code < _OF_DRIVER + 1000 and code != _NO_QUORUM
+        return Refused(text) if answered else StoreUnavailable(text)
 
     def connections(self) -> Statement:
         """A query for this account's connections, which every account may see."""

@@ -53,23 +53,30 @@ Convert = Callable[[bytes], Any]
 
 
 def read_answers(
-    receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1
+    receive: Callable[[], bytes],
+    decoders: Mapping[int, Any],
+    count: int,
+    sequence: int = 1,
+    pinged: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
     """Return the results of all ``count`` statements of a query that was sent, and leave nothing unread.
 
     ``receive`` returns the bytes received, at least one. ``decoders`` are the driver's, by column type, for
     values that are neither text nor integer. ``sequence`` is the number of packets of the query: the answer's
-    packets are numbered from it. Raises the driver's error for the first statement that failed.
+    packets are numbered from it. ``pinged``: whether a ping was sent behind the query, which is answered
+    behind it. Raises the driver's error for the first statement that failed.
     """
     try:
-        return _read_answers(_Packets(receive, sequence), decoders, count)
+        return _read_answers(_Packets(receive, sequence), decoders, count, pinged)
     except MySQLError:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as exc:
         raise _malformed(f"{type(exc).__name__}") from exc
 
 
-def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) -> list[Result]:
+def _read_answers(
+    packets: _Packets, decoders: Mapping[int, Any], count: int, pinged: Callable[[], bool]
+) -> list[Result]:
     results = []
     more = True
     while more:
@@ -95,6 +102,9 @@ def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) ->
                 rows.append(_row(packet, converts))
         more = bool(packet[3] & _MORE_RESULTS)
         results.append(Result(rows, len(rows)))
+    if len(results) == count and pinged():
+        packets.number_from(1)
+        packets.next()
     if len(results) != count or packets.left():
         raise _malformed(f"{len(results)} results for {count} statements")
     return results
@@ -134,6 +144,10 @@ class _Packets:
                 raise _malformed("an invalid error packet")
             raise_mysql_exception(packet)
         return packet
+
+    def number_from(self, sequence: int) -> None:
+        """Expect the next packet to have this number."""
+        self._sequence = sequence
 
     def left(self) -> bool:
         """Whether more bytes were received than read."""

@@ -24,7 +24,7 @@ from toc.model.task import Request, TaskRow
 from toc.store import requests
 from toc.store import rows as sql
 from toc.store.put_plan import Plan, Planner, Seen, Stored, ToPut, seen_columns, seen_rows
-from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Statement, Transient, pause
+from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient, pause
 from toc.store.shards import Shards
 from toc.store.submit import RESEND_SECONDS, TRIES, alone, equal, note_away
 
@@ -177,7 +177,7 @@ class Puts:
                 continue
             except (StoreUnavailable, SchemaBehind) as exc:
                 note_away(self._shards, server, exc)
-                return [None if isinstance(exc, (Transient, SchemaBehind)) else exc] * len(wanted)
+                return [None if isinstance(exc, (Transient, Refused, SchemaBehind)) else exc] * len(wanted)
         if len(wanted) == 1:
             return [None]
         half = len(wanted) // 2
@@ -213,10 +213,10 @@ class Puts:
             for n, plan in plans.items():
                 outcomes[n] = self._after_loss(server, plan)
             return outcomes
-        except Locked:  # after seconds: whose lock it was, each finds out for itself
+        except (Locked, Refused):  # after seconds: whose lock it was, each finds out for itself
             health = self._shards.health[server]
             tables = {self._shards.table_of(plan.asked.row.job_id): None for plan in plans.values()}
-            health.find_locked(tables, writes=True)
+            health.find_failing(tables, writes=True)
             _, failed = health.sort_out(tables, writes=True)
             for n, plan in plans.items():
                 outcomes[n] = failed.get(self._shards.table_of(plan.asked.row.job_id))

@@ -54,6 +54,11 @@ class Locked(Transient):
     """Another transaction has locked a row or a table: the batch timed out waiting and was rolled back."""
 
 
+class Refused(StoreUnavailable):
+    """The server answered that it cannot do this: a table is damaged or full, or not ours to use. It serves
+    others."""
+
+
 class Lost(StoreUnavailable):
     """The connection broke after the batch was sent: its outcome is unknown."""
 
@@ -93,8 +98,8 @@ class DatabaseServer(ABC):
         are sent once more on a new one. A batch that the server rolled back is always sent again, a few
         times, unless ``outwait`` is False and it had waited for a lock: the caller then continues with other
         tables. ``patient``: no caller is waiting, so the answers may be read all at once, a little after the
-        first one arrives. Raises StoreUnavailable (Locked; Lost, if the outcome is unknown), SchemaBehind,
-        Duplicate.
+        first one arrives. Raises StoreUnavailable (Locked; Refused; Lost, if the outcome is unknown),
+        SchemaBehind, Duplicate.
         """
         if not statements:
             return []
@@ -174,10 +179,11 @@ class DatabaseServer(ABC):
     def _break_off(self, link: PooledConnection, exc: BaseException, *, over: bool = False) -> NoReturn:
         """Raise the named error for a broken exchange, and give up its connection.
 
-        A duplicate is frequent: its connection is kept, unless a transaction is open that is not ``over``.
+        The connection of a duplicate, which is frequent, or of what was refused is kept, unless a transaction
+        is open that is not ``over``.
         """
         error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
-        if isinstance(error, Duplicate) and over:
+        if isinstance(error, (Duplicate, Refused)) and over:
             self._pool.give(link)
         else:
             self._pool.drop(link)  # half-read results or an open transaction must not reach the next user

@@ -19,7 +19,7 @@ from toc.model.sharding import table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
-from toc.store.server import Crowded, DatabaseServer, Locked, Transient
+from toc.store.server import Crowded, DatabaseServer, Locked, Refused, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
 
@@ -29,8 +29,10 @@ V = TypeVar("V")
 
 Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
-MOST_LOCKED = 3
-"""Most locked rows that one call waits for in vain; the rest are left for later."""
+OF_TABLES = (Locked, Refused, SchemaBehind)
+"""Trouble of some tables. Their server answers, and others of its tables may be well."""
+MOST_FAILED = 3
+"""Most locked or refused rows of a table that one call tries in vain; the rest are left for later."""
 
 
 class Layout:
@@ -192,10 +194,10 @@ class Shards:
     ) -> Parts[R]:
         """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
-        Skips servers marked as away and tables marked as locked (``writes``: for writing). A failing part is
-        marked and harms no other: after a lock conflict, tables are tried one by one, then rows. So ``do``
-        must tolerate further calls with less. With ``gated=False`` all are asked, for callers who would
-        rather wait than be refused.
+        Skips servers marked as away and tables marked as failing (``writes``: for writing). A failing part is
+        marked and harms no other: tables are then tried one by one and, if locked or refused, rows. So
+        ``do`` must tolerate further calls with less. With ``gated=False`` all are asked, for callers who
+        would rather wait than be refused.
         """
         if len(work) == 1:
             ((server, tables),) = work.items()
@@ -229,8 +231,9 @@ class Shards:
         try:
             parts.results.append(do(server, rest))
             health.heard()
-        except Locked:
-            health.find_locked(rest, writes=writes)
+        except OF_TABLES as exc:
+            if not isinstance(exc, SchemaBehind):
+                health.find_failing(rest, writes=writes)
             free, failed = health.sort_out(rest, writes=writes)
             parts.fail(tables, failed)
             for table, part in free.items():
@@ -239,9 +242,6 @@ class Shards:
             if gated and not isinstance(exc, (Transient, Crowded)):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
-        except SchemaBehind:  # a table may have been dropped or altered
-            for table, part in rest.items():
-                self._ask_table(server, table, part, do, parts)
         return parts
 
     def _ask_table(
@@ -252,25 +252,25 @@ class Shards:
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
         parts: Parts[R],
     ) -> None:
-        """Run one table's part; if rows of it are locked, row by row, in random order, so that none
-        starves."""
+        """Run one table's part; if rows of it are locked or refused, row by row, in random order, so that
+        none starves."""
         try:
             parts.results.append(do(server, {table: part}))
-        except Locked as exc:
+        except (Locked, Refused) as exc:
             if not isinstance(part, list) or len(part) == 1:
                 parts.fail({table: part}, {table: exc})
                 return
-            locked = 0
+            failed = 0
             for job_id in random.sample(part, len(part)):
                 one: T = [job_id]  # type: ignore[assignment]
-                if locked < MOST_LOCKED:
+                if failed < MOST_FAILED:
                     try:
                         parts.results.append(do(server, {table: one}))
                         continue
-                    except Locked:
-                        locked += 1
+                    except (Locked, Refused):
+                        failed += 1
                     except StoreUnavailable:
-                        locked = MOST_LOCKED
+                        failed = MOST_FAILED
                 parts.fail({table: one}, {table: exc})
         except (StoreUnavailable, SchemaBehind) as exc:
             parts.fail({table: part}, {table: exc})

@@ -31,7 +31,7 @@ from toc.model.sharding import JobIds
 from toc.model.task import TaskRow
 from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.server import Crowded, DatabaseServer, Duplicate, Locked, Lost, Statement, Transient
+from toc.store.server import Crowded, DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient
 from toc.store.shards import Shards
 from toc.store.threads import Threads
 
@@ -138,7 +138,7 @@ class Submitter:
             except (StoreUnavailable, SchemaBehind) as exc:
                 note_away(self._shards, server, exc)
                 for index in todo:
-                    outcomes[index] = None if isinstance(exc, (Transient, SchemaBehind)) else exc
+                    outcomes[index] = None if isinstance(exc, (Transient, Refused, SchemaBehind)) else exc
                 return [], twins
             for index in todo:
                 other = found.get(_key(rows[index])) if rows[index].dedup_key is not None else None
@@ -161,10 +161,10 @@ class Submitter:
                 exc.done[n] if n in exc.done else SubmitUnknown(exc.unknown[n]) for n in range(len(part))
             ]
             note_away(self._shards, server, exc.__cause__)
-        except Locked:
+        except (Locked, Refused):
             health = self._shards.health[server]
             tables = {self._shards.table_of(row.job_id): None for row in part}
-            health.find_locked(tables, writes=True)
+            health.find_failing(tables, writes=True)
             _, failed = health.sort_out(tables, writes=True)
             stored = [failed.get(self._shards.table_of(row.job_id)) for row in part]
         except (Transient, SchemaBehind, DedupConflict):  # of one of them; nothing is stored
@@ -427,7 +427,7 @@ def alone(shards: Shards, row: TaskRow, store: Callable[[], R]) -> R | TocError:
 
 def note_away(shards: Shards, server: DatabaseServer, error: BaseException | None) -> None:
     """Mark a server that is out of reach, so that no other caller waits for it."""
-    if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded)):
+    if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded, Refused)):
         shards.health[server].mark_away(error)
 
 

@@ -183,7 +183,7 @@ class Tries:
         try:
             ail = health.examine(exchange, partial(self._answered, one))
             if ail is Ail.LOCKED and exchange is not None:
-                health.find_locked(ids, writes=False)
+                health.find_failing(ids, writes=False)
                 free, failed = health.sort_out(ids, writes=False)
                 locked = bool(failed)
                 _refuse(ids, failed, take)

@@ -10,13 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
+import pymysql
 import pytest
 from fault.kit.proxy import Proxy
+from harness.machine import Machine
 from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB
@@ -26,6 +30,7 @@ from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
+from toc.store import mysql
 from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
 from toc.store.pulls import HandOut
@@ -75,6 +80,59 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
     found = through_proxy.read(ids)
     assert [found[job_id].status for job_id in ids] == [2, 3, 0, 0, 0, 0]
     assert found[ids[2]].version == 1
+
+
+@pytest.fixture
+def connection(mysql_place: Any) -> Iterator[Any]:
+    """Opens connections as the store has them, whose answers may take 8 s."""
+    connect = mysql.connector(make_url(mysql_place.urls[0]), 3, 8, 8)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(connect()))
+
+
+def test_nobody_waits_for_answers_that_the_server_drops(
+    connection: Callable[[], Any], root: Engine, machine: Machine
+) -> None:
+    """KILL QUERY between two statements of a batch ends it without a word."""
+    over = threading.Event()
+    ids: list[int] = []
+
+    def kill() -> None:
+        with root.connect() as killer:
+            while not over.wait(0.001):
+                with suppress(DBAPIError):  # none has begun, or it is closed
+                    killer.exec_driver_sql(f"KILL QUERY {ids[-1]}")
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    took: list[float] = []
+    try:
+        while not took or took[-1] < 0.45:
+            sick = connection()
+            ids.append(sick.thread_id())
+            began = time.monotonic()
+            with suppress(pymysql.err.OperationalError):
+                while True:
+                    began = time.monotonic()
+                    sick.batch(["DO 1"] * 50)
+            took.append(time.monotonic() - began)
+            assert len(took) < 500, "no answer was dropped"
+    finally:
+        over.set()
+        thread.join()
+    assert took[-1] < 2.0 + machine.slack
+
+
+def test_slow_answers_are_waited_for_and_leave_nothing_behind(connection: Callable[[], Any]) -> None:
+    """The server was asked meanwhile whether it is done."""
+    slow = connection()
+    slept = [result.rows for result in slow.batch(["SELECT SLEEP(1.2)", "SELECT 'a'", "SELECT SLEEP(1.2)"])]
+    assert slept == [[(0,)], [("a",)], [(0,)]]
+    assert [result.rows for result in slow.batch(["SELECT 1", "SELECT 2"])] == [[(1,)], [(2,)]]
+    with pytest.raises(pymysql.err.MySQLError, match="no_such_table"):
+        slow.batch(["SELECT SLEEP(1.2)", "SELECT 1 FROM no_such_database.no_such_table"])
+    with pytest.raises(pymysql.err.MySQLError):  # what it was asked is not answered to the next
+        slow.batch(["DO 1"])
 
 
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
@@ -476,3 +534,28 @@ def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> Non
     places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
     assert len(store.ended.page(places, now=now, keep=0, limit=10_000)[0]) == 600
     store.close()
+
+
+def test_a_row_that_the_server_refuses_to_write_holds_up_no_other(
+    mysql_store: Store, new_row: NewRow, root: Engine
+) -> None:
+    """A damaged page, or a trigger or constraint that somebody has added."""
+    rows = [new_row(biz_id=7) for _ in range(20)]
+    mysql_store.insert_many(rows)
+    shards = mysql_store._shards
+    name = shards.names[shards.table_of(rows[0].job_id)]
+    database, _, _ = name.partition(".")
+    refused = rows[7].job_id
+    with root.connect() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER {database}.refuses BEFORE UPDATE ON {name} FOR EACH ROW "
+            f"IF NEW.job_id = {refused} THEN "
+            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+        )
+        try:
+            cases = mysql_store.finish([(row.job_id, 0) for row in rows])
+        finally:
+            connection.exec_driver_sql(f"DROP TRIGGER {database}.refuses")
+    assert cases == {row.job_id: Finish.DONE for row in rows if row.job_id != refused}
+    assert "not this one" in str(cases.unanswered[refused])
+    assert mysql_store.finish([(refused, 0)]) == {refused: Finish.DONE}

@@ -273,6 +273,22 @@ def test_overdue_rows_come_back_within_seconds_however_old(bench: Bench) -> None
     assert bench.indexed(job_ids) == set(job_ids)
 
 
+def test_a_server_that_comes_and_goes_keeps_the_sweep_from_no_row(bench: Bench) -> None:
+    """Nor one whose tables are locked again and again. Each return has all due rows read again."""
+    bench.settled()
+    store = bench.center.store
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(3000)))
+    for n, job_id in enumerate(job_ids):
+        store.reschedule(job_id, n + 1)
+    for _ in range(2 * len(job_ids) // LEAST_PAGE):
+        bench.sweeper.catch_up()
+        for _ in range(4):
+            bench.step()
+        if bench.indexed(job_ids) == set(job_ids):
+            return
+    raise AssertionError(f"only {len(bench.indexed(job_ids))} are found")
+
+
 def test_tables_that_are_new_here_are_swept_to_the_horizon_at_once_and_no_further(bench: Bench) -> None:
     job_ids = bench.store(*(NewTask("test.sync", n, delay=3600) for n in range(500)))
     beyond = bench.store(*(NewTask("test.sync", n, delay=90_000) for n in range(50)))
