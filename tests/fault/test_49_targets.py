@@ -108,7 +108,7 @@ def test_targets_that_misbehave_cost_their_own_tasks_only(
         assert charged <= len(receivers[name].got), f"{name}: a wait has used up a try"
 
     def all_charged(name: str) -> bool:
-        """Whether its requests are charged to tasks, but for a few that are in flight or whose rows are late."""
+        """Whether its requests are charged to tasks, but for a few in flight, or whose rows are late."""
         charged = sum(row.attempts for row in center.store.read(jobs[name]).values())
         return len(receivers[name].got) - charged <= 30
 
