@@ -335,7 +335,8 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
     if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not job["whole"]:
         Helper().install()
-    if job["words"][:1] in (["demo"], ["cluster"]) and not job["whole"]:
+    starts = job["words"][:1] == ["demo"] or job["words"][:2] == ["cluster", "start"]
+    if starts and CLOSED not in job.values():  # else the helper's socket would take the place of the stream
         Helper(paths=paths).install_daemons()
     module = job["module"]
     _customize(module or "toc", job["words"])
