@@ -82,7 +82,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first (right under integration/ are those of demo and examples), those of quick tests
     last (they are already): no process of xdist ends long after the others."""
-    longest = ("spec", "property", "system", "integration")
+    longest = ("spec", "property", "system", "coordination", "integration")
     items.sort(key=lambda item: item.path.parent.name not in longest)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from contract.system import Contract
+from harness import forks
 
 from toc import NewTask, Settings, TimeoutCenter, TocError
 from toc.dev.local.process import free_port
@@ -350,14 +349,12 @@ def test_a_worker_says_which_server_is_unreachable_where_and_what_to_try(
 def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Contract) -> None:
     port = free_port()
     log = contract.directory / "no-redis.log"
-    with log.open("wb") as out:
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "toc", "worker", "--app", "contract_app:center", "--processes", "1"],
-            env={**contract.env, **SERVERS["Redis"](port)},
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-        )
+    log.touch()
+    daemon = forks.start(
+        ["worker", "--app", "contract_app:center", "--processes", "1"],
+        env={**contract.env, **SERVERS["Redis"](port)},
+        streams=dict.fromkeys(("stdout", "stderr"), str(log)),
+    )
     try:
         contract.wait(
             lambda: f"127.0.0.1:{port}" in log.read_text() or daemon.poll() is not None, "it says", 20

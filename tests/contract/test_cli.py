@@ -10,7 +10,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -275,7 +274,7 @@ def test_settings_come_as_text_or_list_and_sqlite_serves_as_task_table(tmp_path:
 
 
 @pytest.fixture
-def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def dev(tmp_path: Path) -> Iterator[tuple[forks.Forked, Path]]:
     """`toc dev` in a fresh directory, nothing configured."""
     (tmp_path / "shop.py").write_text(
         "from toc import TimeoutCenter, Task\ncenter = TimeoutCenter()\n"
@@ -284,16 +283,14 @@ def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
     log = tmp_path / "dev.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "toc", "dev", "--app", "shop:center"],
-            cwd=tmp_path,
-            env={**env, "PYTHONPATH": str(tmp_path)},
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    log.touch()
+    process = forks.start(
+        ["dev", "--app", "shop:center"],
+        env={**env, "PYTHONPATH": str(tmp_path)},
+        directory=tmp_path,
+        session=True,
+        streams=dict.fromkeys(("stdout", "stderr"), str(log)),
+    )
     yield process, log
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -305,7 +302,7 @@ def dev(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
 
 
 def test_the_embedded_default_runs_an_app_with_one_command(
-    dev: tuple[subprocess.Popen[bytes], Path],
+    dev: tuple[forks.Forked, Path],
 ) -> None:
     process, log = dev
 

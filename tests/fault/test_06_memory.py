@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 from fault.conftest import Build, Verdict
 from fault.kit import servers
 from fault.kit.load import tasks
+from harness import forks
 
 from toc.dev.local.servers import RedisServer
 from toc.index.calls import IndexFull
@@ -23,14 +22,7 @@ def test_a_redis_that_evicts_is_refused_and_a_full_one_drains_while_submits_go_o
     redis = launch(RedisServer)
     system = build(redis.url)
     redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    worker = subprocess.run(
-        [sys.executable, "-m", "toc", "worker", "--app", "harness.app:center"],
-        env=system.env,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    worker = forks.run(["worker", "--app", "harness.app:center"], env=system.env)
     evicts.prove(
         worker.returncode not in (0, -9) and "allkeys-lru" in worker.stdout + worker.stderr,
         f"the daemon refused to start (exit code {worker.returncode}) and named allkeys-lru",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
+from harness import forks
 from harness.system import System
 
 from toc import TaskStatus
@@ -135,13 +134,7 @@ def _refused(system: System, path: os.PathLike[str], env: dict[str, str]) -> int
         # It can be loaded where it is looked at first, in the daemon, and not where it is to run.
         module.write("import sys\nif sys.argv[0].endswith('process.py'): import nowhere\n")
         module.write("from harness.app import center\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "toc", "worker", "--app", "broken:center", "--processes", "2"],
-        env={**system.env, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = ["worker", "--app", "broken:center", "--processes", "2"]
+    done = forks.run(words, env={**system.env, **env})
     assert "error: --app 'broken:center': importing it failed: there is no module 'nowhere'" in done.stderr
     return done.returncode

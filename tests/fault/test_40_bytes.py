@@ -144,7 +144,7 @@ def test_workers_over_broken_answers_lose_nothing_and_do_not_die(
         system.client.submit_many(tasks(1500, ahead=(3.0, 14.0), fail=0.05))
         with Load(system.client, rate=60, ahead=(0.1, 1.0)):
             for proxy in proxies:
-                proxy.damage(**{kind: 0.02})
+                proxy.damage(**{kind: 0.05})
             system.wait(
                 lambda: sum(p.stats.cut_short + p.stats.flipped for p in proxies) >= times, "so often", 120
             )

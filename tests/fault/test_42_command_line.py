@@ -19,6 +19,7 @@ import typer
 from cryptography.fernet import Fernet
 from fault.conftest import Verdict
 from fault.kit.commands import Commands, Ended
+from harness import forks
 from harness.forks import CLOSED, FULL, GONE
 
 from toc.cli.main import app
@@ -185,15 +186,18 @@ def test_what_is_watched_ends_when_nobody_watches(toc: Commands, words: list[str
 
 def test_toc_dev_ends_when_it_cannot_say_where_its_settings_are(tmp_path: Path, verdict: Verdict) -> None:
     line = verdict(42, "output that cannot be written", "toc dev, as a process")
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "toc", "dev", "--directory", str(tmp_path / "dev")],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
-        )  # fmt: skip
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+    said = tmp_path / "said"
+    said.touch()
+    words = ["dev", "--directory", str(tmp_path / "dev")]
+    ended = forks.start(words, env=os.environ, streams={"stdout": FULL, "stderr": str(said)})
+    try:
+        code = ended.wait(60)
+    finally:
+        ended.kill()
+    assert (code, said.read_text().splitlines()[-1]) == (
         1, "error: stdout cannot be written: No space left on device",
     )  # fmt: skip
-    line.prove("Traceback" not in ended.stderr, ended.stderr.splitlines()[-1])
+    line.prove("Traceback" not in said.read_text(), said.read_text().splitlines()[-1])
 
 
 def test_letters_that_the_output_has_not_are_written_otherwise(tmp_path: Path, verdict: Verdict) -> None:

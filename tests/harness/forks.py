@@ -40,7 +40,9 @@ FULL, CLOSED, GONE = "full", "closed", "gone"
 STREAMS = ("stdin", "stdout", "stderr")
 OBEYED = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables of the interpreter that a forked process does obey."""
-PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
+TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
+"""How ``toc demo`` and ``toc cluster`` start daemons."""
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 HELPER, HTTP = b"toc-helper", b"toc-http"
 
 
@@ -333,6 +335,9 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
     if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not job["whole"]:
         Helper().install()
+    starts = job["words"][:1] == ["demo"] or job["words"][:2] == ["cluster", "start"]
+    if starts and CLOSED not in job.values():  # else the helper's socket would take the place of the stream
+        Helper(paths=paths).install_daemons()
     module = job["module"]
     _customize(module or "toc", job["words"])
     sys.argv = [module or "toc", *job["words"]]
@@ -406,9 +411,11 @@ class Helper:
     }
     """What it forks, and the name by which the kernel knows each."""
 
-    def __init__(self, others: Sequence[int] = ()) -> None:
-        """``others``: descriptors whose other ends must see it when this process has ended."""
+    def __init__(self, others: Sequence[int] = (), *, paths: list[str] | None = None) -> None:
+        """``others``: descriptors whose other ends must see it when this process has ended. ``paths``: where
+        daemons that it forks find packages."""
         self._lock = threading.Lock()
+        self._paths = paths or []
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not os.fork():
             _prctl(PR_SET_NAME, HELPER)
@@ -436,12 +443,38 @@ class Helper:
 
         vars(child)["subprocess"] = SimpleNamespace(Popen=self._start, DEVNULL=subprocess.DEVNULL)
 
-    def _start(self, args: list[str], **options: Any) -> Child:
-        return Child(self._fork(args[2], args[3:], options["pass_fds"]))
+    def install_daemons(self) -> None:
+        """Have this command start daemons so, each with a session of its own."""
+        from toc.dev.local.process import Process
 
-    def _fork(self, module: str, words: list[str], descriptors: Sequence[int]) -> int:
+        right = Process.spawn
+
+        def spawn(
+            command: Sequence[str | Path],
+            log: Path,
+            *,
+            env: Mapping[str, str] | None = None,
+            die_with_parent: bool = False,
+        ) -> Process:
+            if command[:3] != TOC:
+                return right(command, log, env=env, die_with_parent=die_with_parent)
+            place = {"cwd": str(Path.cwd()), "env": dict(os.environ if env is None else env)}
+            how = {"session": True, "seconds": 0, "whole": False, "module": None}
+            streams = dict.fromkeys(("stdout", "stderr"), str(log))
+            daemon = {"words": list(command[3:]), **place, **how, **streams}
+            pid = self._ask({"daemon": daemon, "dies": die_with_parent})
+            started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+            return Process(pid, int(started))
+
+        Process.spawn = spawn  # type: ignore[method-assign]
+
+    def _start(self, args: list[str], **options: Any) -> Child:
+        descriptors = options["pass_fds"]
+        job = {"module": args[2], "words": args[3:], "as": list(descriptors), "env": dict(os.environ)}
+        return Child(self._ask(job, descriptors))
+
+    def _ask(self, job: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int:
         """A child of this process that the helper has forked; returns its pid."""
-        job = {"module": module, "words": words, "as": list(descriptors), "env": dict(os.environ)}
         with self._lock:
             _prctl(PR_SET_CHILD_SUBREAPER, 1)  # the child of a descendant that ends becomes ours
             try:
@@ -455,6 +488,7 @@ class Helper:
             data, descriptors, _, _ = socket.recv_fds(line, 1 << 20, 16)
             if not data:
                 os._exit(0)  # the daemon has ended
+            job = json.loads(data)
             told, tell = os.pipe()
             gate, held = os.pipe()
             between = os.fork()
@@ -463,14 +497,23 @@ class Helper:
                 if not child:
                     os.close(held)
                     os.read(gate, 1)  # until its parent has ended, and the daemon has it
-                    self._become(json.loads(data), descriptors)
-                os.setpgid(child, child)
+                    if "daemon" in job:
+                        self._become_daemon(job["daemon"], dies=job["dies"])
+                    self._become(job, descriptors)
+                if "daemon" not in job:  # which has a session of its own
+                    os.setpgid(child, child)
                 os.write(tell, str(child).encode())
                 os._exit(0)
             os.waitpid(between, 0)
             line.send(os.read(told, 20))
             for one in (told, tell, gate, held, *descriptors):
                 os.close(one)
+
+    def _become_daemon(self, job: dict[str, Any], *, dies: bool) -> NoReturn:
+        os.closerange(3, 200)
+        if dies:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _become(job, self._paths)
 
     def _become(self, job: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
         module = job["module"]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness.patience import until
 
 from toc.dev.local.servers import RedisServer
 
-TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
+HARNESS = Path(__file__).parent.parent
 # Real orders, which are not part of this repository: looked for beside the checkout.
 REAL_ORDERS = Path(__file__).parents[3] / "shared" / "data" / "orders_2016_2017.csv"
 
@@ -105,7 +104,10 @@ def test_every_real_order_comes_out_as_the_file_says(environment: dict[str, str]
 def test_a_demo_that_is_terminated_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, temporary: Path
 ) -> None:
-    demo = subprocess.Popen([*TOC, "demo"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # In new interpreters, as its worker is: every other demo here, and its worker, is forked.
+    demo = subprocess.Popen(
+        [*forks.TOC, "demo"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     assert demo.stderr is not None
     with demo.stderr:
         assert any("submitted" in line for line in demo.stderr)
@@ -148,11 +150,18 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
         assert dev.wait(60) == 0
 
 
-@pytest.fixture
-def cluster(environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(params=["few tables", pytest.param("all tables", marks=pytest.mark.chaos)])
+def cluster(request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "cluster"
-    small = ("--processes", 1, "--zookeepers", 1)
-    started = toc(environment, tmp_path, "cluster", "start", "--directory", directory, *small)
+    start = ("cluster", "start", "--directory", str(directory), "--processes", "1", "--zookeepers", "1")
+    if request.param == "few tables":
+        env = environment | {"PYTHONPATH": str(HARNESS)}
+        started = forks.run(start, env=env, directory=tmp_path, module="harness.small_cluster", timeout=240)
+    else:
+        whole = [*forks.TOC, *start]
+        started = subprocess.run(
+            whole, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+        )
     try:
         if started.returncode == 3 and not os.environ.get("CI"):  # a server is not on this machine
             pytest.skip(started.stderr)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -245,12 +245,14 @@ def test_handlers_that_run_twice_do_their_work_once(shop: Shop) -> None:
 class Dev:
     """``toc dev --app shop:center`` in a directory, as a reader has it in the first terminal.
 
-    ``whole``: every ``toc``, also of the second terminal, is the installed program in a new interpreter.
+    ``env``: what the reader has exported. ``whole``: every ``toc``, also of the second terminal, is the
+    installed program in a new interpreter.
     """
 
-    def __init__(self, directory: Path, command: str, *, whole: bool) -> None:
+    def __init__(self, directory: Path, command: str, *, whole: bool, env: Mapping[str, str]) -> None:
         self.directory = directory
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        self.env |= env
         self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
         self.output = directory / "dev.log"
         self.process: subprocess.Popen[bytes] | forks.Forked
@@ -312,10 +314,14 @@ def dev() -> Iterator[Callable[..., Dev]]:
     started: list[Dev] = []
     directory = Path(tempfile.mkdtemp(prefix="toc-"))  # short, for the path of a Unix socket
 
-    def start(program: str | None, command: str, *, whole: bool = False) -> Dev:
-        if program is not None:
+    def start(
+        program: str | Path, command: str, *, whole: bool = False, env: Mapping[str, str] | None = None
+    ) -> Dev:
+        if isinstance(program, Path):
+            (directory / program.name).symlink_to(program)
+        else:
             (directory / "shop.py").write_text(program)
-        started.append(Dev(directory, command, whole=whole))
+        started.append(Dev(directory, command, whole=whole, env=env or {}))
         return started[-1]
 
     yield start
@@ -351,7 +357,7 @@ def test_the_quickstart_works_as_written(dev: Callable[..., Dev]) -> None:
 
 def test_the_quickstart_without_python_works_as_written(dev: Callable[..., Dev]) -> None:
     blocks = _blocks("docs/quickstart.md", "bash")
-    terminal = dev(None, "toc dev")
+    terminal = dev("", "toc dev")
     terminal.await_output("http0", 60)  # the gateway's process is ready as well
     said = terminal.output.read_text()
     for word, pattern in {
@@ -377,9 +383,9 @@ def test_the_quickstart_without_python_works_as_written(dev: Callable[..., Dev])
 def test_the_example_runs_as_its_readme_says(dev: Callable[..., Dev]) -> None:
     first, second = _blocks("examples/orders/README.md", "sh")
     export, command = first.splitlines()
-    terminal = dev(
-        None, f"sh -c {shlex.quote(f'{export}; ln -s {ROOT}/examples/orders; exec {command}')}", whole=True
-    )
+    _, *variables = shlex.split(export)
+    env = dict(variable.split("=") for variable in variables)
+    terminal = dev(ROOT / "examples/orders", command, env=env)
     shown = terminal.run(second)
     for outcome in ("is closed", "is paid", "is confirmed", "was told: your membership ends soon"):
         assert shown.count(f" {outcome}") >= 1, shown

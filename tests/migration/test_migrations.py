@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from harness import forks
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
@@ -28,13 +30,8 @@ from toc.store.migrate import Migrator, directory
 from toc.store.schema import REVISION, database_metadata
 from toc.store.store import Store
 
-UPGRADE = """
-import sys
-from toc.store.migrate import Migrator
-url, databases, tables, prefix = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-progress = lambda *report: print(*report, flush=True)
-Migrator([url], databases=databases, tables=tables, prefix=prefix).upgrade(progress)
-"""
+TESTS = Path(__file__).parents[1]
+UPGRADE = (TESTS / "harness/upgrade.py").read_text()
 
 WHERE = """
 from toc.store.migrate import directory
@@ -58,14 +55,22 @@ class Target:
             [self.url], databases=self.databases, tables=self.tables, prefix=self.prefix, clock=Clock()
         )
 
+    def arguments(self) -> list[str]:
+        return [self.url, str(self.databases), str(self.tables), self.prefix]
+
     def start(self) -> subprocess.Popen[str]:
-        arguments = [self.url, str(self.databases), str(self.tables), self.prefix]
+        """One of which each line can be waited for."""
         return subprocess.Popen(
-            [sys.executable, "-c", UPGRADE, *arguments],
+            [sys.executable, "-c", UPGRADE, *self.arguments()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def upgrade_beside_others(self) -> subprocess.CompletedProcess[str]:
+        """One in a process of its own, to its end."""
+        env = {**os.environ, "PYTHONPATH": str(TESTS)}
+        return forks.run(self.arguments(), module="harness.upgrade", env=env, timeout=120)
 
     def engine(self, database: int = 0, suffix: str = "") -> Engine:
         if self.sqlite:
@@ -297,10 +302,10 @@ def test_an_upgrade_that_was_killed_before_a_revision_was_recorded_is_resumed(my
 
 
 def test_three_upgrades_at_once_all_succeed(target: Target) -> None:
-    programs = [target.start() for _ in range(3)]
-    outputs = [program.communicate(timeout=120)[0] for program in programs]
-    assert [program.returncode for program in programs] == [0, 0, 0], outputs
-    assert sum(bool(output) for output in outputs) >= 1
+    with ThreadPoolExecutor(3) as threads:
+        ended = list(threads.map(lambda _: target.upgrade_beside_others(), range(3)))
+    assert [one.returncode for one in ended] == [0, 0, 0], ended
+    assert sum(bool(one.stdout) for one in ended) >= 1
     assert not any(status.behind for status in target.migrator().check())
 
 

@@ -13,7 +13,7 @@ from harness.system import System
 from toc import NewTask, TaskStatus
 from toc.model.task import OnConflict, PutOutcome
 
-REPLACES = int(os.environ.get("TOC_TEST_REPLACES", "1200"))
+REPLACES = int(os.environ.get("TOC_TEST_REPLACES", "600"))
 NAMES = 24
 
 

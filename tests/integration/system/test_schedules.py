@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import zoneinfo
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.system import System
 from sqlalchemy import create_engine
 
@@ -194,8 +193,7 @@ def test_a_stop_of_two_hours(bench: Bench, policy: str, made: list[float], misse
     assert (seen.fired, seen.missed) == (len(made), missed)
     assert seen.missed_at == (START + 3.5 * HOUR if missed else None)
     assert SCHEDULE_MISSED.of("test.sync").take() == missed
-    words = [sys.executable, "-m", "toc", "schedule", "show", "hourly", "--json"]
-    told = json.loads(subprocess.run(words, env=bench.env, capture_output=True, check=True).stdout)
+    told = json.loads(forks.run(["schedule", "show", "hourly", "--json"], env=bench.env).stdout)
     assert (told["fired"], told["missed"]) == (len(made), missed)
     assert told["missed_at"] == ("2024-03-29T03:30:00.000Z" if missed else None)
 
