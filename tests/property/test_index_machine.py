@@ -720,7 +720,6 @@ class Machine(RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """No more trouble: everything ends, soon, and the index agrees."""
-        settled = False
         for _ in range(2 * RETRIES + 6):
             self.time_passes(200)
             for number in range(2):
@@ -730,9 +729,6 @@ class Machine(RuleBasedStateMachine):
             for number in range(2):
                 self.take(number)
                 self.end_all(number)
-            if settled and self._settled():
-                break  # a whole round has found nothing to do, and so would those to come
-            settled = self._settled()
         self.rows_are_what_the_steps_made_of_them()
         for job_id, task in self.tasks.items():
             assert task.row.status != TaskStatus.PENDING, f"lost: {task.row}"
@@ -743,16 +739,6 @@ class Machine(RuleBasedStateMachine):
             places = [self.redis.zscore(key, str(job_id)) for key in (keys.store, keys.prepare, keys.dead)]
             dead = task.row.status == TaskStatus.DEAD
             assert [place is not None for place in places] == [False, False, dead], task.row
-
-    def _settled(self) -> bool:
-        """Whether no row is pending, and nothing waits or is held."""
-        self.rows_are_what_the_steps_made_of_them()
-        keys = [self.center.queues.keys(slot) for slot in TOPIC.slots()]
-        return (
-            all(task.row.status != TaskStatus.PENDING for task in self.tasks.values())
-            and not self.redis.exists(*(key for one in keys for key in (one.store, one.prepare)))
-            and not any(len(party.inflight) for party in self.parties)
-        )
 
     def end_all(self, number: int, error: Raised | None = None) -> None:
         """Whatever waits or runs there ends so, and is written."""
