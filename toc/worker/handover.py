@@ -3,7 +3,7 @@
     taken     wanted ─▶ claimed (a number is drawn) ─▶ served
     dropped   nothing more is taken; what has not started is given back
               ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS
-              ─▶ the claim number is handed back when the last handler under it has finished
+              ─▶ the claim number is handed back when nothing is left under it
 
 Tables need no claim: two workers that sweep one for a while are harmless.
 """
@@ -45,7 +45,8 @@ class Handover:
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots being handed over, with the end of the wait for running handlers (monotonic)."""
         self._lingering: list[OwnedSlot] = []
-        """Slots handed over whose last handlers still run under our claim."""
+        """Slots handed over that may still have entries under our claim. Without it, if this process dies,
+        others do not know whose these are, and wait until they time out."""
 
     @property
     def under_way(self) -> bool:
@@ -103,7 +104,8 @@ class Handover:
     def _hand_over(self, now: float) -> None:
         if not self._dropping and not self._lingering:
             return
-        busy = {entry.slot for entry in self.pipeline.inflight.snapshot()}
+        answered = self.pipeline.poller.settled  # asked first: what was taken before is held then, or sought
+        busy = {entry.slot for entry in self.pipeline.inflight.snapshot()} | self.pipeline.adopter.sought
         quiet = self.pipeline.finisher.idle
         released: list[OwnedSlot] = []
         waiting: list[tuple[float, list[OwnedSlot]]] = []
@@ -117,7 +119,7 @@ class Handover:
         if released:
             self.link.send("dropped", slots=pack(owned.slot for owned in released))
             self._lingering += released
-        if quiet:
+        if quiet and answered:
             self.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
             self._lingering = [owned for owned in self._lingering if owned.slot in busy]
 

@@ -41,6 +41,8 @@ class OwnedSlot:
     """The number of the last turn that it ended; 0 for none. Turns of all slots count together."""
     buried: int = 0
     """The size of its DeadQueue at the last peek."""
+    empty_since: float | None = None
+    """Since when peeks have found nothing prepared there (monotonic); None if the last one did."""
 
 
 class SlotBook:
@@ -111,6 +113,7 @@ class SlotBook:
                     lost.add(slot)
                 owned[slot].claim = result.number
                 owned[slot].others = dict(result.others)
+                owned[slot].empty_since = None
         return lost
 
     def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:

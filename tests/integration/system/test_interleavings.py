@@ -18,12 +18,15 @@ from harness.system import System
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.dev.local.servers import RedisCluster
 from toc.index.connections import Wire
+from toc.index.queues import Queues
 from toc.model.scores import store_score
 from toc.model.topic import Backoff
 from toc.store.shards import Answers
 from toc.store.tries import Owing, TakeTries
+from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.stages.entry import UNLEASED_SECONDS
 from toc.worker.stages.poll import PATIENCE_SECONDS
+from toc.worker.stages.reclaim import EMPTY_SECONDS
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
@@ -55,6 +58,42 @@ def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
     sleeper.end_and_finish()
     row = system.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+@pytest.mark.parametrize("meets", ["the end of the handover", "a look of the new owner"])
+def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch, meets: str
+) -> None:
+    """Without it, if its worker dies, the new owner does not know whose the entry is until it times out."""
+    former, owner = hands
+    job_id = submit_due(system)
+    handover = former.worker.handover
+
+    def go_on() -> None:
+        former.clock.slept += 2 * HAND_OVER_SECONDS
+        handover.step(former.clock.monotonic())
+
+    def known_to_the_owner() -> bool:
+        owner.book.renew([SLOT])
+        return former.name in owner.book.owned[SLOT].others.values()
+
+    assert known_to_the_owner()
+    if meets == "the end of the handover":
+        meanwhile(monkeypatch, Queues, "prepare", lambda: handover.drop({SLOT}), go_on)
+    else:
+        meanwhile(monkeypatch, Queues, "prepare", owner.reclaim)
+    former.take()
+    assert former.inflight.get(job_id) is not None
+    assert known_to_the_owner()
+    former.start_and_wait()
+    former.end_and_finish()
+    if meets == "the end of the handover":
+        go_on()
+    else:
+        owner.reclaim()
+        owner.clock.slept += EMPTY_SECONDS
+        owner.reclaim()
+    assert not known_to_the_owner(), "nothing is left under it"
 
 
 @pytest.mark.parametrize("why", ["its slot has moved", "its worker leaves"])

@@ -70,6 +70,12 @@ class Adopter:
         """Whether no let-go entry has yet to be looked for."""
         return not self.let_go and not self._busy
 
+    @property
+    def sought(self) -> set[Slot]:
+        """The slots in which entries of ours may exist that are not held."""
+        with self._lock:
+            return {slot for _, slot, _ in self._looks}
+
     def pause_taking(self) -> None:
         """Start nothing more: what is found goes back."""
         self._taking = False

@@ -77,8 +77,8 @@ class Poller:
 
     @property
     def settled(self) -> bool:
-        """Whether no node owes an answer."""
-        return not self._awaited
+        """Whether no prepare is under way: what was taken is held."""
+        return not self._between.locked() and not self._awaited
 
     def pause_taking(self) -> None:
         """Take nothing more. Returns when the current round has ended."""

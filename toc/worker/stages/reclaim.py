@@ -42,6 +42,9 @@ SPREAD_SECONDS = 0.2
 random part of ``SPREAD_SECONDS``: if all looked at once they would hold up live tasks."""
 PEEK_SECONDS = 5.0
 """How often each slot is peeked at."""
+EMPTY_SECONDS = 5.0
+"""How long nothing must have been prepared in a slot until the claim numbers of others there are deleted. A
+former owner may have sent a prepare that arrives later."""
 PEEK_SLOTS = 500
 """Slots per look, unless the period requires more. Thousands at once hold up live tasks for 20 ms."""
 RECLAIM_LIMIT = 200
@@ -107,23 +110,25 @@ class Reclaimer:
         held = Counter(
             entry.slot for entry in self.inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
         )
+        now = self.clock.monotonic()
         idle: dict[Slot, list[int]] = {}
         for slot, peek in self.queues.peek(slots).items():
             if isinstance(peek, IndexUnavailable) or slot not in owned:
                 continue
-            owned[slot].buried = peek.dead
+            one = owned[slot]
+            one.buried = peek.dead
+            one.empty_since = None if peek.prepared else now if one.empty_since is None else one.empty_since
             if peek.next_due is not None:
                 self.inbox.look_at(slot, instant_of(peek.next_due))
             # While others have claim numbers there, our new entries may hide what they left.
-            if peek.prepared > held[slot] or (peek.prepared and owned[slot].others):
+            if peek.prepared > held[slot] or (peek.prepared and one.others):
                 self._suspects.add(slot)
                 continue
             self._suspects.discard(slot)
-            if not peek.prepared and owned[slot].others:
-                idle[slot] = list(owned[slot].others)
-                owned[slot].others = {}
+            if one.others and one.empty_since is not None and now - one.empty_since >= EMPTY_SECONDS:
+                idle[slot] = list(one.others)
+                one.others = {}
         if idle:
-            # Nothing is prepared there, so nothing is left under these claim numbers.
             self.queues.unclaim(idle)
 
     def _reclaim(self) -> None:
