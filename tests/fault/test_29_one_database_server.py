@@ -253,15 +253,15 @@ def test_a_table_whose_file_is_lost_makes_no_task_of_another_table_late(
     line = verdict(29, "a table is damaged", "its tablespace is gone")
     system = build(clean_redis.url, database_urls=[servers[0].url], tables=TABLES)
     database = f"{system.settings.database_prefix}0"
-    table, kept = f"{database}.timeout_task_0002", f"{database}.kept"
+    table, kept, broken = (f"{database}.{name}" for name in ("timeout_task_0002", "kept", "broken"))
 
     @contextmanager
     def damaged() -> Iterator[None]:
         with session(
             servers[0],
-            f"RENAME TABLE {table} TO {kept}",
-            f"CREATE TABLE {table} LIKE {kept}",
-            f"ALTER TABLE {table} DISCARD TABLESPACE",
+            f"CREATE TABLE {broken} LIKE {table}",
+            f"ALTER TABLE {broken} DISCARD TABLESPACE",
+            f"RENAME TABLE {table} TO {kept}, {broken} TO {table}",  # at no moment are its rows missing
         ):
             yield
         with session(servers[0], f"DROP TABLE {table}", f"RENAME TABLE {kept} TO {table}"):
