@@ -6,6 +6,7 @@ waiting     tasks due at one instant whose handlers wait 50 ms: coroutines, then
 slots       processor time a task, and lateness, with 8, 128, 1,024 and 10,240 slots (in 10 topics)
 daemons     tasks run a second by 1, 2 and 4 daemons of one process, and which programs use the cores
 schedules   lateness of tasks of 1,000 schedules that fire at one instant, and of 1,000 submitted for one
+resting     processor time at rest without schedules, and with 100,000 of which none fires
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
 
@@ -29,7 +30,7 @@ from benchmarks.workloads import HOUR, Sizes, burst, lateness
 NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS, SCHEDULED = 1 << 51, 1 << 50, 1 << 49, 1 << 48
 """What benchmarks.peers.toc does with numbers that have these bits: other topics, and schedules."""
 WAIT_SECONDS = 0.05
-WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "schedules", "idle"]
+WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "schedules", "resting", "idle"]
 
 
 def warm_up(system: System) -> None:
@@ -113,6 +114,18 @@ def schedules(system: System, count: int = 1000) -> dict[str, Any]:
     return found
 
 
+def resting(system: System, count: int = 100_000) -> dict[str, Any]:
+    """Measure ``idle`` without schedules, and twice with so many that fire in ten hours or later."""
+    warm_up(system)
+    settle(system)
+    without = idle(system)
+    for first in range(0, count, 5000):
+        system.submit(min(5000, count - first), time.time_ns() + 10 * HOUR, HOUR // count, bits=SCHEDULED)
+        warn(f"    {first + 5000:,} schedules")
+    settle(system)
+    return {"without": without, "schedules": count, "with": [idle(system), idle(system)]}
+
+
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
@@ -172,6 +185,9 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict
     if name == "schedules":
         with _running(toc) as system:
             return schedules(system)
+    if name == "resting":
+        with _running(toc) as system:
+            return resting(system)
     if name == "growth":
         with _running(toc) as system:
             return growth(system, pending)
