@@ -238,13 +238,15 @@ def judge(
     done = {(one["order"], one["topic"]) for one in requests if one["status"] == 204}
     assert not came & cancelled, "sent although its cancel was confirmed"
     should_fire |= came & either
-    assert came == done == should_fire, (len(came - should_fire), len(should_fire - done))
+    assert came == should_fire, (len(came - should_fire), len(should_fire - came))
+    stopped = came - done  # by a cancel that was asked for too late to prevent the first try
+    assert stopped <= either, len(stopped - either)
     assert cancelled == set(submitted) - should_fire
     rows = system.center.store.read(submitted.values())
     wrong = {
         key: rows[job_id].status
         for key, job_id in submitted.items()
-        if rows[job_id].status != (TaskStatus.PROCESSED if key in should_fire else TaskStatus.CANCELLED)
+        if rows[job_id].status != (TaskStatus.PROCESSED if key in done else TaskStatus.CANCELLED)
     }
     assert not wrong
     ids = {(one["order"], one["topic"], one["id"]) for one in requests}
