@@ -60,11 +60,10 @@ def test_a_task_that_raises_when_it_runs_alone_has_failed_a_try_like_any_other(s
     system.create_topics(backoff_base=0.1)
     system.start(processes=1)
     job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 3, "fail": 4})
-    system.wait(lambda: system.row(job_id).attempts == 4, "its run alone has failed", 20)
+    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it ran among others again", 30)
     row = system.row(job_id)
     assert row.last_error == "RuntimeError: attempt 4 fails as asked"
     assert row.crashes == 0
-    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it ran among others again", 30)
     starts = system.starts(job_id)
     assert [start.attempt for start in starts] == [1, 2, 3, 4, 5]
     assert starts[4].pid not in (starts[3].pid, starts[2].pid)
@@ -134,7 +133,8 @@ def test_a_run_alone_that_is_longer_than_max_runtime_is_ended_and_has_failed(
     system.wait(lambda: bool(system.history()), "it runs", 30)
     (start,) = system.history()
     system.wait(lambda: not _lives(start.pid), "its process has ended", 5)
-    system.wait(lambda: system.row(job_id).attempts == 1, "the try has failed", 5)
+    # The jitter of the backoff begins at 0: the next try may have begun, and even failed, by now.
+    system.wait(lambda: system.row(job_id).attempts >= 1, "the try has failed", 5)
     assert "max_runtime" in (system.row(job_id).last_error or "")
     assert "worker_recycled" not in daemon.log.read_text()
 
