@@ -10,6 +10,7 @@ import gc
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -48,6 +49,9 @@ ROOM = 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As for what a shell starts in the background; programs that tests interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all tests are collected: there is no garbage among thousands of objects that stay
     keep_commands()
     if "TMPDIR" not in os.environ and _in_memory():

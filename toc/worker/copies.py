@@ -9,7 +9,8 @@ the copy, also by ``sys.exit()``, the copy ends with that code (``copy_ended``).
 jobs had escaped (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, its copy of the
 event loop runs nothing more, so it ends when that coroutine awaits something. When a copy starts, it closes
 the channel and the socket of its name, and restores Python's own signal handlers, because libraries end
-copies by SIGTERM.
+copies by SIGTERM. A signal that arrives before that waits: by the original's handlers, a copy that a library
+ends as soon as it was made would live on, and its original wait for its end for ever.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _original: int | None = None
 """The process that may have copies. None: no copy is ended, as when parts of toc are used alone."""
 _own: list[Callable[[], None]] = []
 """Closes what only the original may hold: the channel to its daemon, the name that proves it alive."""
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_masks = threading.local()
+"""``before``: the signals that this thread held back before it began to fork."""
 _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 """The thread that runs the handlers' event loop, and the loop."""
 
@@ -46,7 +50,7 @@ def keep_apart(*close: Callable[[], None]) -> None:
     global _original
     _original = os.getpid()
     _own.extend(close)
-    os.register_at_fork(after_in_child=_begin)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_begin)
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> None:
@@ -76,12 +80,21 @@ def _say(code: int) -> None:
     log.warning("copy_ended", pid=os.getpid(), of=_original, exit_code=code)
 
 
+def _hold_signals() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _begin() -> None:
     """Prepare a copy before anything else runs in it."""
     with contextlib.suppress(ValueError):  # subinterpreters have no signals
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libraries end their copies with it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _release_signals()
     for close in _own:
         close()
     if _loop is not None and _loop[0] == threading.get_ident():
