@@ -9,11 +9,11 @@ suspended sends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import intents
-from toc.coordination.assignment import Member, assign
+from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.cut_off import CutOff
 from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
@@ -155,38 +155,36 @@ class Leader:
         if now >= self._sweep_dead:
             self._sweep_dead = now + SWEEP_DEAD
             self._remove_old_deaths()
-        clean = True
-        if self._due is not None and now >= self._due and self._topics is not None:
-            self._due = None
-            clean = self._assign(self._node, self._topics, assignment, dead)
-        waits = [self._sweep_dead] + (
-            [self._due] if self._due is not None and self._topics is not None else []
-        )
-        return max(min(waits) - time.monotonic(), 0.0), not clean
+        refused = False
+        wake_at = self._sweep_dead
+        if self._topics is not None:
+            if self._due is not None and now >= self._due:
+                self._due = None
+                refused = not self._assign(self._node, self._topics, assignment, dead)
+            if self._due is not None:
+                wake_at = min(wake_at, self._due)
+        return max(wake_at - time.monotonic(), 0.0), refused
 
     def _assign(
         self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
     ) -> bool:
-        """Compute the assignment and write what has changed. False if a write was refused."""
+        """Compute the assignment and write what has changed, or look again later.
+
+        Returns False if a write was refused.
+        """
         workers = intents.read_members(self.session, self.paths, self.watches["workers"])
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
-        now = time.monotonic()
-        if self._looked != (workers, wanted) and now < self._changed_at + DEBOUNCE_MOST:
-            self._looked = workers, wanted
-            self._due = now + DEBOUNCE
+        if self._must_settle((workers, wanted)):
             return True
         # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
-        owners_before = [owner for owners in previous.values() for owner in owners]
-        missing = set(filter(None, owners_before)) - dead - {member.worker_id for member in workers}
-        # Who had a slot that nobody has claimed may not have told yet, as after a loss of all nodes.
-        if now < self._gathered and (missing or None in owners_before or not owners_before):
-            self._due = min(now + GATHER_LOOK, self._gathered)
+        owners_before = {owner for owners in previous.values() for owner in owners}
+        if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
             return True
-        # Not before: until those that live have registered again, too little would be lacking.
+        # Only now: workers that live and have not registered again yet may lack features too.
         self._lacking = lacking((member.host, member.features) for member in workers)
-        cut_off = self._judge_cut_off(workers, set(owners_before))
+        cut_off = self._judge_cut_off(workers, owners_before)
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
@@ -198,9 +196,40 @@ class Leader:
             deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
         )
-        seconds = time.perf_counter() - began
+        ms = round((time.perf_counter() - began) * 1000)
+        if not self._write_changed(node, owners, assignment, workers=len(workers), ms=ms):
+            self.inputs_changed()
+            return False
+        self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
+        return True
+
+    def _must_settle(self, inputs: object) -> bool:
+        """Whether the inputs still change; then they are read again after DEBOUNCE."""
+        now = time.monotonic()
+        if self._looked == inputs or now >= self._changed_at + DEBOUNCE_MOST:
+            return False
+        self._looked = inputs
+        self._due = now + DEBOUNCE
+        return True
+
+    def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:
+        """Whether a new leader must still wait for owners of slots; then it looks again soon.
+
+        Among the ``owners``, None stands for a slot that nobody has claimed: as after a loss of all nodes,
+        its owner may not have registered yet.
+        """
+        now = time.monotonic()
+        if now >= self._gathered or (owners and owners <= accounted_for):
+            return False
+        self._due = min(now + GATHER_LOOK, self._gathered)
+        return True
+
+    def _write_changed(
+        self, node: str, owners: Owners, assignment: dict[str, Assigned], *, workers: int, ms: int
+    ) -> bool:
+        """Write the topics whose owners have changed, and say so. False if a write was refused."""
         absent = Assigned([], -1)
-        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | topics.keys()}
+        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | owners.keys()}
         after = {
             topic: owners.get(topic)
             for topic, each in sorted(before.items())
@@ -208,16 +237,14 @@ class Leader:
         }
         if not self._write(node, before, after, assignment):
             log.warning("assignment_refused", topics=len(after))
-            self.inputs_changed()
             return False
-        self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
         if after:
             log.info(
                 "assignment_written",
-                workers=len(workers),
+                workers=workers,
                 topics=len(after),
                 moved=sum(_moved(before[topic].owners, new or []) for topic, new in after.items()),
-                ms=round(seconds * 1000),
+                ms=ms,
             )
         return True
 
