@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from toc.coordination.session import Address
+from toc.coordination.address import Address
 from toc.model.finding import Finding, Level
 
 _ENOUGH = 4096

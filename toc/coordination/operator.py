@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
+from toc.coordination.address import Address
 from toc.coordination.assignment import TABLES, assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
 from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents, Pin, read_intents, read_members
-from toc.coordination.session import Address, Session
+from toc.coordination.session import Session
 from toc.coordination.znodes import (
     DIRECTORIES,
     Paths,

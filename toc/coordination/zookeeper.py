@@ -27,13 +27,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from toc.coordination.address import Address
 from toc.coordination.assignment import Member, assign
 from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import Neighbourhood, Presence
-from toc.coordination.session import DELETED, Address, Directory, Session, Znode
+from toc.coordination.session import DELETED, Directory, Session, Znode
 from toc.coordination.znodes import (
     DIRECTORIES,
     Assigned,
