@@ -31,8 +31,8 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Parse ``[user:password@]host:port,host:port[/chroot][?tls=true&ca=FILE&cert=FILE&key=FILE]``.
 
-        User and password may be percent-encoded. With them only we can change the nodes that we make (scheme
-        digest). Raises ConfigError, which does not show the password.
+        User and password may be percent-encoded. With them, nobody else can change the nodes that we make
+        (scheme digest). Raises ConfigError, which does not show the password.
         """
         options_at = _OPTIONS.search(text)  # searched first: the path of a file may hold an "@"
         head, tail = (text[: options_at.start()], text[options_at.end() :]) if options_at else (text, "")

@@ -1,9 +1,9 @@
 """The leading daemon, which alone writes the assignment.
 
-Each daemon puts an ephemeral sequential node into ``leader/``; the lowest leads. Every write is one
-transaction that checks that the leader's node still exists, and the version of what it was computed from. So
-a leader that was deposed, or that wakes up after a pause, writes nothing, whatever it believes; one that is
-suspended sends nothing.
+Each daemon puts an ephemeral sequential node into ``leader/``; the daemon with the lowest leads. Every write
+is one transaction that checks that the leader's node still exists and that the assignment has the version
+from which the new one was computed. So a leader that was deposed, or that wakes up after a pause, writes
+nothing, whatever it believes; one without a connection sends nothing.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 INPUTS = ("workers", *intents.DIRECTORIES)
-"""The directories that the assignment depends on; only the leader watches them. Under a leader of a version
-before features all watch ``workers``."""
+"""The directories that the assignment depends on. Only the leader watches them; under a leader of a version
+before features, every daemon watches ``workers``."""
 
 DEBOUNCE = 0.15
-"""Seconds from a change until all inputs are read, and until they are read again if they had changed."""
+"""Seconds from a change until the inputs are read, and until they are read again if they have changed."""
 
 DEBOUNCE_MOST = 1.0
-"""Seconds after which the assignment is made even if inputs still change. Hosts that start or are drained
-together then cost one or two assignments: each further one would move slots twice."""
+"""Seconds after which the assignment is made even if the inputs still change. So hosts that start or are
+drained together cost one or two assignments; each further one could move a slot again."""
 
 GATHER = 1.5
-"""Seconds that a newly registered leader waits for the workers of the assignment in force, or for any if
-there is none. After an outage, or a loss of all nodes, all daemons register anew, and the first must not take
-everything from the next ones."""
+"""Seconds that a newly registered leader waits for the workers of the assignment in force, or for any worker
+if there is no assignment. After an outage, or a loss of all nodes, all daemons register anew, and the first
+must not take all slots from the next ones."""
 
 GATHER_LOST = 5.0
-"""Replaces GATHER if this daemon has seen nodes deleted: the others live, and notice at about the same
-time."""
+"""Seconds of that wait if this daemon has seen nodes deleted: the other daemons live, and notice it at about
+the same time."""
 
 GATHER_LOOK = 0.3
 """Seconds between two checks for those workers."""
@@ -53,7 +53,7 @@ SWEEP_DEAD = 60.0
 
 @dataclass(eq=False)
 class Leader:
-    """One daemon's candidacy and, when it leads, its work. Used by ZooKeeperCoordinator's thread only."""
+    """One daemon's candidacy and, while it leads, its work. Only ZooKeeperCoordinator's thread uses it."""
 
     session: Session
     paths: Paths
@@ -71,7 +71,7 @@ class Leader:
         self._without: Mapping[str, list[str]] = {}
         """The workers that were cut off at the last assignment, each with the servers that it lacked."""
         self._mute = False
-        """Whether another leads that does not tell what members lack: one of a version before features."""
+        """Whether a daemon of a version before features leads, which does not tell what members lack."""
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -79,7 +79,7 @@ class Leader:
         self._due: float | None = None
         self._changed_at = 0.0
         self._looked: object = None
-        """What the last read of the inputs found."""
+        """The inputs as last read."""
         self._sweep_dead = 0.0
 
     @property
@@ -89,12 +89,12 @@ class Leader:
 
     @property
     def lacking(self) -> Lacking | None:
-        """Which members lack which features, as of the last assignment; None if the leader tells that, and is
-        another."""
+        """Which members lack which features, as of the last assignment; None if another daemon leads and
+        tells it."""
         return self._lacking if self.leading or self._mute else None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
-        """Set what to assign; before the first call nothing is. Returns whether it changed."""
+        """Set what to assign; before the first call, nothing is assigned. Returns whether it changed."""
         if (self._topics, self._deliveries) == (dict(topics), dict(deliveries)):
             return False
         self._topics, self._deliveries = dict(topics), dict(deliveries)
@@ -104,7 +104,7 @@ class Leader:
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
         now = time.monotonic()
-        if self._due is None or self._due > now + DEBOUNCE:  # someone may be cut off later
+        if self._due is None or self._due > now + DEBOUNCE:  # due later: when a worker may become cut off
             self._changed_at = now
             self._due = now + DEBOUNCE
 
@@ -115,7 +115,7 @@ class Leader:
         self.count_votes()
 
     def nodes_lost(self) -> None:
-        """Record that this daemon's nodes were deleted, so perhaps those of others too."""
+        """Record that this daemon's nodes were deleted, and so perhaps those of other daemons."""
         self._gathered = time.monotonic() + GATHER_LOST
 
     def count_votes(self) -> None:
@@ -249,7 +249,7 @@ class Leader:
         return True
 
     def _judge_cut_off(self, workers: list[Member], owners: Collection[str | None]) -> Collection[str]:
-        """Return the workers that are cut off, and look again when the next one will be."""
+        """Return the workers that are cut off. Looks again when the judgement changes next."""
         before, self._without = self._without, self._cut_off.look(workers, owners)
         for worker_id in sorted(self._without.keys() - before.keys()):
             log.warning("worker_cut_off", worker=worker_id, servers=self._without[worker_id])

@@ -38,8 +38,9 @@ DELETED: str = EventType.DELETED
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
 _ANY_STATE_SECONDS = 1.5
-"""Seconds to look for a server with all the state that we have seen, before any will do. Servers refuse a
-client that has seen more than they have; after a loss of their disks all of them would, forever."""
+"""How long to look for a server with all the state that we have seen; after that, any server will do. Servers
+refuse a client that has seen more than they have, and after a loss of their disks all of them always
+would."""
 _EXPECTED = (
     kazoo_errors.NoNodeError,
     kazoo_errors.NodeExistsError,
@@ -67,9 +68,9 @@ class Directory(NamedTuple):
 
 
 class Session:
-    """A ZooKeeper session that is renewed as long as needed. Not thread-safe, except for the flags.
+    """A ZooKeeper session; when it ends, another one begins. For one thread.
 
-    ``on_event`` is called from a kazoo thread whenever the connection is lost or made; it must not block.
+    ``on_event`` is called on a kazoo thread whenever the connection is lost or made; it must not block.
     Durations are seconds.
     """
 
@@ -108,14 +109,14 @@ class Session:
         start."""
         client, self._client = self._client, None
         if client is not None:
-            client.remove_listener(self._state_changed)  # an intended end is no event
+            client.remove_listener(self._state_changed)  # an intended end is not reported
             client.stop()
             client.close()
 
     def revive(self) -> None:
-        """Without a connection: make one possible again, which kazoo alone would not.
+        """Make a connection possible again where kazoo alone would never make one.
 
-        kazoo gives up when authentication fails or its thread died. And it would never connect to an ensemble
+        kazoo gives up when authentication fails or its thread has died. It also never connects to an ensemble
         that has lost its state, or to another one in its place.
         """
         client, away = self._client, self._away_since
@@ -125,19 +126,19 @@ class Session:
             log.warning("zookeeper_client_renewed", reason=self._problems.last)
             self.renew()
         elif away is not None and time.monotonic() - away > _ANY_STATE_SECONDS:
-            # If the server knows our session, it continues; otherwise the server says that it has ended.
+            # A server that knows our session continues it; another one tells us that it has ended.
             self._seen = max(self._seen, client.last_zxid)
             client.last_zxid = 0
 
     @property
     def behind(self) -> bool:
-        """Whether the last answer had an older state than this session has seen: from a restored disk, or
-        from a member that lags behind."""
+        """Whether the last answer had an older state than this session has seen, as from a restored disk or
+        a server that lags behind."""
         return self._client is not None and self._client.last_zxid < self._seen
 
     def renew(self) -> None:
         """End the session, with all its nodes, and begin another one."""
-        # Not the same client: one that ended by itself has a close request queued for its next session.
+        # The client is not reused: one that ended by itself has queued a close request for its next session.
         self.stop()
         self._seen = 0
         self._client = self._make_client()
@@ -168,7 +169,8 @@ class Session:
         self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
 
     def rewrite(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
-        """Replace the data of nodes. Returns False for each that is gone or has another version."""
+        """Replace the data of nodes: (path, data, version). False for each that is gone or has another
+        version."""
         results = self._all(methodcaller("set_async", *node) for node in nodes)
         return [not isinstance(result, Exception) for result in results]
 
@@ -177,7 +179,7 @@ class Session:
         self._all(methodcaller("delete_async", path) for path in paths)
 
     def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Znode | None]:
-        """Read nodes; None for those that are gone. ``watch`` is called once for each that changes later."""
+        """Read nodes; None for those that are gone. ``watch`` is called once for each node that changes."""
         results = self._all(methodcaller("get_async", path, watch) for path in paths)
         return [None if isinstance(result, Exception) else _node(*result) for result in results]
 
@@ -209,7 +211,7 @@ class Session:
         ]
 
     def replace(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
-        """Create a node, in one transaction deleting it first if it exists, so that a watch on its directory
+        """Create a node. One that exists is deleted in the same transaction, so that a watch on its directory
         always fires."""
         while True:
             [there] = self.read([path])
@@ -253,8 +255,8 @@ class Session:
     # --- plumbing ---
 
     def _all(self, requests: Iterable[Callable[[Any], Any]]) -> list[Any]:
-        """Send requests without waiting between them. Returns the results in order, expected errors
-        included."""
+        """Send requests without waiting in between. Returns the results in order; expected errors are
+        results."""
         client = self._client
         if client is None or not client.connected:  # kazoo would queue them until it reconnects
             raise CoordinationUnavailable(f"there is no connection to ZooKeeper at {self.address.hosts}")
@@ -270,7 +272,7 @@ class Session:
     def _outcome(self, result: Any) -> Any:
         try:
             answer = result.get(timeout=self._session_timeout)
-            for part in answer if isinstance(answer, list) else []:  # a transaction: it never raises
+            for part in answer if isinstance(answer, list) else []:  # a transaction never raises
                 if isinstance(part, kazoo_errors.KazooException) and not isinstance(part, _EXPECTED):
                     raise part
         except _EXPECTED as exc:
@@ -319,10 +321,10 @@ class Session:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Tries the next host when one is silent, such as a machine without power.
+    """Tries the next host soon when one is silent, such as a machine without power.
 
-    kazoo would wait for it up to the session timeout, so that sessions end meanwhile, and longer than an
-    operator's command waits at all.
+    kazoo would wait for a silent host up to the session timeout: sessions would end meanwhile, and an
+    operator's command would have given up.
     """
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
@@ -332,7 +334,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Problems(logging.Handler):
-    """Handles kazoo's log lines: keeps the last problem for our messages, passes on its errors.
+    """Handles kazoo's log lines: keeps the last problem for our messages and logs its errors.
 
     kazoo prints credentials at DEBUG and a line a second while it cannot connect; both are dropped.
     """
