@@ -10,7 +10,7 @@ from toc.model.finding import Level
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
-from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
+from toc.worker.daemon.monitor import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.processes import Beside
 from toc.worker.daemon.supervisor import Daemon
 

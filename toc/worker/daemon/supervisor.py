@@ -36,8 +36,9 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, unpack
 from toc.worker.crowding import Relief
-from toc.worker.daemon.http import Monitor, State
+from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
+from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS, patience
 
@@ -222,12 +223,7 @@ class Daemon:
         child.silence.broken()
         child.heard = True
         if kind == "beat":
-            child.stuck = message["stuck"]
-            before = child.out_of_reach, child.reached
-            child.out_of_reach = frozenset(message.get("out_of_reach", ()))
-            child.reached = frozenset(message.get("reached", ()))
-            if child.member and (child.out_of_reach, child.reached) != before:
-                self._join(child)
+            self._on_beat(child, message)
         elif kind == "crowding":
             child.crowded = message["crowded"]
         elif kind == "ready":
@@ -244,26 +240,35 @@ class Daemon:
             child.dropping -= slots
             self._coordinator.release(child.worker_id, slots)
         elif kind == "leaving":
-            # It takes nothing more. Its running tries keep their heartbeats under its own claims.
-            child.leaving = True
-            self._coordinator.release(child.worker_id, child.held)
-            child.held.clear()
-            self._take_out(child, known_dead=False)
-            if message["recycle"]:
-                child.recycled = True
-                log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
-                self._successors.start_in(child.index, 0.0)
+            self._on_leaving(child, message["recycle"])
         elif kind == "left":
             child.left = True
-        if (
-            self._consumes(child)
-            and not child.member
-            and not child.leaving
-            and not child.relieved
-            and self._stop_at is None
-        ):
+        may_join = not (child.member or child.leaving or child.relieved)
+        if may_join and self._consumes(child) and self._stop_at is None:
             child.member = self._changed = True
             self._join(child)
+
+    def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
+        child.stuck = message["stuck"]
+        before = child.out_of_reach, child.reached
+        child.out_of_reach = frozenset(message.get("out_of_reach", ()))
+        child.reached = frozenset(message.get("reached", ()))
+        if child.member and (child.out_of_reach, child.reached) != before:
+            self._join(child)
+
+    def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
+        """Give its slots to others: it takes nothing more. ``recycle``: why it wants a successor, or empty.
+
+        Its running tries keep their heartbeats under its own claims.
+        """
+        child.leaving = True
+        self._coordinator.release(child.worker_id, child.held)
+        child.held.clear()
+        self._take_out(child, known_dead=False)
+        if recycle:
+            child.recycled = True
+            log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
+            self._successors.start_in(child.index, 0.0)
 
     def _join(self, child: WorkerProcess) -> None:
         """Tell the cluster of a worker, or what has changed about it."""
@@ -530,29 +535,30 @@ class Daemon:
         desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
         self._missing = set()
         for child in self._children.values():
-            if child.leaving:
-                continue
-            serves = child.member and not child.relieved
-            want = desired.get(child.worker_id, set()) if serves else set()
-            # Claims lost with a session: claim them again; if that fails, they are another's by now.
-            lost = (
-                child.held - claimed.get(child.worker_id, set()) - child.dropping if child.member else set()
-            )
-            if lost:
-                want -= lost - self._coordinator.claim(child.worker_id, lost & want)
-            drop = child.held - want - child.dropping
-            if drop:
-                child.dropping |= drop
-                child.link.send("drop", slots=pack(drop))
-            missing = want - child.held
-            if missing:
-                granted = self._coordinator.claim(child.worker_id, missing)
-                if granted:
-                    child.held |= granted
-                    child.link.send("dead", workers=sorted(dead))
-                    child.link.send("take", slots=pack(granted))
-                self._missing |= missing - granted
-                self._incomplete |= len(granted) < len(missing)
+            if not child.leaving:
+                serves = child.member and not child.relieved
+                want = desired.get(child.worker_id, set()) if serves else set()
+                self._align(child, want, claimed.get(child.worker_id, set()))
+
+    def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
+        """Tell a worker which slots to drop and to take, so that it holds those that it should, ``want``."""
+        lost = child.held - claimed - child.dropping if child.member else set()
+        if lost:
+            # Their claims ended with a session. What cannot be claimed again is another worker's by now.
+            want -= lost - self._coordinator.claim(child.worker_id, lost & want)
+        drop = child.held - want - child.dropping
+        if drop:
+            child.dropping |= drop
+            child.link.send("drop", slots=pack(drop))
+        missing = want - child.held
+        if missing:
+            granted = self._coordinator.claim(child.worker_id, missing)
+            if granted:
+                child.held |= granted
+                child.link.send("dead", workers=sorted(self._sent_dead))
+                child.link.send("take", slots=pack(granted))
+            self._missing |= missing - granted
+            self._incomplete |= len(granted) < len(missing)
 
 
 def _lacks(lacking: Lacking) -> list[str]:
