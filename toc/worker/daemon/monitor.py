@@ -54,12 +54,13 @@ from toc.worker.daemon.state import State, faults, notes, wants
 log = get_logger(__name__)
 
 LOOK_SECONDS = 2.0
-"""How often the servers are checked, unless checks take long."""
+"""Pause after a check of the servers, at least."""
 LOOK_SHARE = 50
-"""The rest after a check, as a multiple of its time: 2 % of one core at most."""
+"""That pause as a multiple of the check's time, if that is longer: so checks take 2 % of a core at most."""
 LOOK_TIMEOUT_SECONDS = 1.0
 LATE_MS = 2000
-"""While tables lack an owner: how long rows must be due to count as late. Running tries then have leases."""
+"""How long a row must be due to count as late while tables lack an owner. By then, running tries have
+leases."""
 
 
 class Monitor:
@@ -92,7 +93,7 @@ class Monitor:
         self._databases: Values = {}
         self._rows: Values = {}
         self._away: dict[str, list[str]] = {}
-        """What each check found out of reach. Absent until the first check."""
+        """For each kind of server, the errors of those out of reach; absent until the first check."""
         self._stopped = threading.Event()
         self._started = False
         pages = {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz}
@@ -102,7 +103,7 @@ class Monitor:
 
     @contextmanager
     def board(self, worker_id: str) -> Iterator[int]:
-        """Shared memory for the numbers of a new worker process, as a file descriptor to inherit."""
+        """Make shared memory for the numbers of a new worker process. Yields a descriptor to inherit."""
         descriptor = os.memfd_create("toc-metrics")
         try:
             os.ftruncate(descriptor, BOARD_BYTES)
@@ -151,11 +152,11 @@ class Monitor:
         server, self._server = self._server, None
         if server is not None:
             if self._started:
-                server.shutdown()  # would wait for ever if it did not serve
+                server.shutdown()  # it would never return if the server did not serve
             server.server_close()
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
-        # Not a watched thread: failing measurements must never end a daemon.
+        # These threads are not watched: measurements that fail must never end a daemon.
         threading.Thread(target=target, name=f"toc-{name}", daemon=True).start()
 
     # --- looking at the servers
@@ -213,7 +214,7 @@ class Monitor:
         self._databases, self._away["database"] = values, away
 
     def _look_at_rows(self) -> None:
-        """Find late tasks by their rows, while tables lack an owner: only the rows tell what is due then."""
+        """Find late tasks by their rows while tables lack an owner, because the index lacks entries then."""
         values: Values = {}
         if self._state.unswept:
             topics, now = self._catalog.known().values(), self._clock.now_ms()
@@ -223,10 +224,10 @@ class Monitor:
                     _put(values, OVERDUE, (now - row.next_time) / 1000, names[row.biz_type])
         self._rows = values
 
-    # --- shown
+    # --- what is shown
 
     def values(self) -> Values:
-        """All numbers: of live and ended worker processes, and the daemon's own."""
+        """Return all numbers: those of live and ended worker processes, and the daemon's own."""
         known = self._catalog.known()
         total = beginning(known, known.keys() & self._handled)
         with self._lock:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from toc.model.topic import Slot
 
 STILL_SECONDS = 30.0
-"""A daemon thread that makes no progress, or a worker without a heartbeat, for this long hangs."""
+"""After this time a daemon thread without progress, or a worker without a heartbeat, counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class State:
 
     at: float
     processes: int
-    """How many worker processes there should be."""
+    """How many processes there should be."""
     workers: Mapping[str, int] = field(default_factory=dict)
     """How many there are, by state: ready, starting, leaving, silent."""
     silent: Mapping[str, float] = field(default_factory=dict)
@@ -28,15 +28,15 @@ class State:
     owned: frozenset[Slot] = frozenset()
     """Slots that its workers consume."""
     moving: frozenset[Slot] = frozenset()
-    """Slots on the way to or from its workers."""
+    """Slots that its workers are gaining or losing."""
     unowned: frozenset[Slot] = frozenset()
-    """Slots that no worker may own, if this daemon is the one that reports them."""
+    """Slots that no worker may own; only the leading daemon knows any."""
     unswept: bool = False
     """Whether some tables have no owner either. The index then lacks recent submissions."""
     tables: int = 0
     """How many tables its workers sweep."""
     missing: int = 0
-    """How many slots and tables its workers should have but lack."""
+    """How many slots and tables its workers should have and have not claimed yet."""
     zookeeper: bool | None = None
     """Whether there is a session. None: ZooKeeper is not used."""
     drained: bool = False
@@ -45,7 +45,7 @@ class State:
 
 
 def faults(state: State, now: float) -> list[str]:
-    """Reasons to restart a daemon. Not a server out of reach: a restart does not bring it back."""
+    """Return reasons to restart a daemon. A server out of reach is none: a restart does not bring it back."""
     found = []
     if now - state.at > STILL_SECONDS:
         found.append(f"the daemon has been stuck for {now - state.at:.0f} s")
@@ -56,7 +56,7 @@ def faults(state: State, now: float) -> list[str]:
 
 
 def wants(state: State) -> list[str]:
-    """What a daemon lacks for all its work, apart from servers that it checks."""
+    """Return what a daemon lacks for all its work, apart from the servers that it checks."""
     found = []
     if state.stopping:
         found.append("it is stopping")
@@ -70,10 +70,10 @@ def wants(state: State) -> list[str]:
 
 
 def notes(state: State) -> list[str]:
-    """Unusual states that are intended, and faults of the cluster rather than of this daemon.
+    """Return intended but unusual states, and faults of the cluster rather than of this daemon.
 
-    A drained host is ready: it has all that it should have, and a rolling update that waited for readiness
-    would never end. Nor do slots without an owner count: the update may bring a worker for them.
+    They do not make a daemon unready. A drained host has all that it should have, and a rolling update that
+    waited for its readiness would never end. Slots without an owner may get one by that update.
     """
     found = []
     if state.drained:
