@@ -83,6 +83,7 @@ class Script:
         self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         places = [SlotKeys._fields.index(key) for key in (*keys, *(["channel"] if wakes else []))]
+        # Of a single place, an itemgetter would return no tuple; of a slice it does.
         self._names: Callable[[SlotKeys], tuple[str, ...]] = itemgetter(
             *(places if len(places) > 1 else (slice(place, place + 1) for place in places or [0]))
         )

@@ -106,25 +106,20 @@ def parse(url: str) -> Location:
         tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
     elif tls_options:
         raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
-    service = None
+    service, database = None, "0"
     if scheme == "unix":
         if kind is not Topology.SINGLE or hosts or not parts.path:
             raise ConfigError("TOC_REDIS_URL for a Unix socket must look like unix:///path/redis.sock")
         addresses: tuple[Address, ...] = (Address(unquote(parts.path), 0),)
-        database = query.pop("db", "0")
+    elif kind is Topology.SENTINEL:
+        addresses = _addresses(hosts, 26379)
+        service = _service(parts.path)
     else:
-        addresses = _addresses(hosts, 26379 if kind is Topology.SENTINEL else 6379)
-        if kind is Topology.SENTINEL:
-            service = unquote(parts.path.strip("/"))
-            if not service or "/" in service:
-                raise ConfigError(
-                    "TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service"
-                )
-            database = query.pop("db", "0")
-        else:
-            database = query.pop("db", parts.path.strip("/") or "0")
+        addresses = _addresses(hosts, 6379)
+        database = parts.path.strip("/") or "0"
     if kind is Topology.SINGLE and len(addresses) > 1:
         raise ConfigError("TOC_REDIS_URL names several hosts: begin it with redis+cluster or redis+sentinel")
+    database = query.pop("db", database)
     if query:
         raise ConfigError(f"TOC_REDIS_URL has an unknown option: {', '.join(sorted(query))}")
     if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
@@ -147,6 +142,14 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
     if not found:
         raise ConfigError(f"TOC_REDIS_URL names no host; expected {_EXAMPLE}")
     return tuple(found)
+
+
+def _service(path: str) -> str:
+    """Return the service that the sentinels watch."""
+    service = unquote(path.strip("/"))
+    if not service or "/" in service:
+        raise ConfigError("TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service")
+    return service
 
 
 def _sentinel_options(query: dict[str, str]) -> dict[str, Any]:

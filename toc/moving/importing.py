@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from toc.failpoint import failpoint
 from toc.model.clock import from_ms
@@ -25,6 +25,8 @@ from toc.model.verdict import Failure
 from toc.operate.templates import ensure_topic
 from toc.sdk.client import TimeoutCenter
 
+T = TypeVar("T")
+
 BATCH = 500
 CHECKED_TOGETHER = 1000
 LATER_MS = 86_400_000
@@ -36,6 +38,12 @@ NEVER = "it is never due"
 def instant_of(score: float) -> int:
     """Return an instant (ms), given in seconds as Redis keeps them: any number, also an infinite one."""
     return int(max(min(score, 2.0**40), 0.0) * 1000)
+
+
+def paged(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield the items in order, at most ``size`` at once."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
 
 
 class Found(NamedTuple):
@@ -128,8 +136,8 @@ class Importing:
         for templates, found in self._pages():
             for template in templates:
                 self._make_template(template)
-            for first in range(0, len(found), BATCH):
-                self._take(found[first : first + BATCH])
+            for part in paged(found, BATCH):
+                self._take(part)
             self._tell(self.report)
         self._check()
         return self.report
@@ -238,9 +246,7 @@ class Importing:
 
     def _check(self) -> None:
         """Look for every job that was taken over once more."""
-        job_ids = list(self._taken.values())
-        for first in range(0, len(job_ids), CHECKED_TOGETHER):
-            part = job_ids[first : first + CHECKED_TOGETHER]
+        for part in paged(list(self._taken.values()), CHECKED_TOGETHER):
             rows = self._center.store.read(part)
             self.report.checked += len(part)
             self.report.missing += sum(job_id not in rows for job_id in part)

@@ -23,7 +23,7 @@ from toc.gateway.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, Foreign
 from toc.model.clock import Clock
 from toc.model.template import Template
-from toc.moving.importing import NEVER, Found, Passed, instant_of
+from toc.moving.importing import NEVER, Found, Passed, instant_of, paged
 from toc.sdk.submission import LATEST_MS
 
 VALUES = 100
@@ -81,15 +81,15 @@ class LmstfyOriginal:
             return
         time.sleep(SETTLE_SECONDS)
         yield from self._placed(known)  # those whose entry was just written, or moved while it was read
-        left = sorted(strays - known.keys())
-        for first in range(0, len(left), VALUES):
-            yield self._jobs([_stray(key) for key in left[first : first + VALUES]])
+        for part in paged(sorted(strays - known.keys()), VALUES):
+            yield self._jobs([_stray(key) for key in part])
 
     def _placed(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
         for page in self._entries():
-            entries = [one for one in page if isinstance(one, Passed) or one.key not in known]
-            for first in range(0, len(entries), VALUES):
-                yield self._jobs(entries[first : first + VALUES])
+            for part in paged(
+                [one for one in page if isinstance(one, Passed) or one.key not in known], VALUES
+            ):
+                yield self._jobs(part)
 
     def _entries(self) -> Iterator[list[Entry | Passed]]:
         for members in self._redis.scores("timer_set"):
