@@ -4,7 +4,7 @@
     dq_bucket_{n}      ids of jobs that wait for their time or for the end of their ttr, by second
     dq_queue_{topic}   ids of ready jobs, the next one at the left end
 
-Both patterns of names can be configured there, and are given here.
+The names of buckets and queues can be configured there, so their patterns are arguments here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKETS, QUEUES = "dq_bucket_*", "dq_queue_*"
 VALUES = 100
 SETTLE_SECONDS = 0.2
 SOON_MS = 1000
-"""Ready jobs are due so much later: a task of a timed topic is never due at once."""
+"""How much later than now ready jobs are due: a task of a timed topic is never due at once."""
 
 DELETED = "its job was deleted"
 OTHER = "a key that holds no job"
@@ -63,7 +63,7 @@ class YouzanOriginal:
         if not strays:
             return
         time.sleep(SETTLE_SECONDS)
-        yield from self._placed(known)  # those whose place was just written, or changed while it was read
+        yield from self._placed(known)  # again: a place may have been written or changed meanwhile
         for page in paged(sorted(key for key in strays if _text(key) not in known), VALUES):
             yield self._jobs([(key, None, "stray") for key in page])
 
@@ -104,12 +104,12 @@ class YouzanOriginal:
             due = max(due, at or 0)
             state = "delayed" if delay * 1000 > now else "reserved"
         elif state == "stray":
-            due = max(due, now + 1000 * ttr)  # its consumer has it, or ended before that was noted
+            due = max(due, now + 1000 * ttr)  # its consumer has it, or ended before it recorded that
             state = "reserved"
         due = max(due, now + SOON_MS)
         if due > LATEST_MS:
             return Passed(_text(key), NEVER, lost=True)
-        # What depends on the hour of the import is no part of the attribute: it would not be the same again.
+        # The task's attribute must not depend on the time of the import: another run must make the same task.
         task = Job(job_id, topic, 0, 1000 * ttr, body, due).task(Youzan.name, PREFIX)
         return Found(_text(key), state, task._replace(on_conflict=OnConflict.KEEP))
 

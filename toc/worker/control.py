@@ -4,7 +4,7 @@
     known         the first message: what the daemon has read of the task table
     take, drop    slots
     dead          workers
-    stop, force   to leave in good order; to leave at once
+    stop, force   to leave in good order; to leave without waiting for running tries
 
     to the daemon
     ready         it can work

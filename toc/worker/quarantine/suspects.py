@@ -4,9 +4,10 @@ When a process dies, every task that runs there is charged a crash (``crashes`` 
 can tell the culprit from the others. So is a task whose try another handler has broken off (``Disturbed``).
 After ``limit`` crashes in a row, a task runs alone in a child process (``isolated``).
 
-    it returns                  it is processed, as usual it raises, or max_runtime   a normal failed try; its
-    crashes are forgotten the child ends, or freezes  the task did it: it is dead the worker ends too
-    the end was not observed: it runs again, each time later; after MAX_UNSEEN: dead
+    it returns                  it is processed, as usual
+    it raises, or max_runtime   a normal failed try; its crashes are forgotten
+    the child ends, or freezes  the task did it: it is dead
+    the worker ends too         nobody saw the end: it runs again, each time later; after MAX_UNSEEN: dead
 
 A run alone is charged on the row *before* it begins, with the time of the next run in case no outcome is
 reported. So the count is right whatever happens to the worker, and a task that only waits is charged nothing.
