@@ -22,20 +22,19 @@ ZooKeeper is the source of truth: a lost assignment stays in force until a leade
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from toc.coordination.address import Address
 from toc.coordination.assignment import Member, assign
+from toc.coordination.changes import Changes
 from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import Neighbourhood, Presence
-from toc.coordination.session import DELETED, Directory, Session, Znode
+from toc.coordination.session import Directory, Session, Znode
 from toc.coordination.znodes import (
     DIRECTORIES,
     Assigned,
@@ -55,8 +54,6 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
-_VERIFY = 3.0  # seconds between two checks that our nodes still exist
-_VERIFY_SOON = 0.1  # that interval after a loss: deleting a whole tree takes time, so let it finish first
 
 
 class _Departed(NamedTuple):
@@ -88,10 +85,11 @@ class ZooKeeperCoordinator:
         self._clock = clock or Clock()
         place = Address.parse(address)
         self._paths = Paths.of(place.chroot, cluster)
+        self._changes = Changes(self._signal)
         self._session = Session(
-            place, self._connection_changed, connect_timeout=connect_timeout, session_timeout=session_timeout
+            place, self._changes.connection, connect_timeout=connect_timeout, session_timeout=session_timeout
         )
-        self._watches = {name: partial(self._directory_changed, name) for name in DIRECTORIES}
+        self._watches = {name: partial(self._changes.directory, name) for name in DIRECTORIES}
         self._host = host
         self._neighbourhood = Neighbourhood.of(host)
         self._name = self._neighbourhood.name(f"{host}-daemon")
@@ -102,13 +100,6 @@ class ZooKeeperCoordinator:
         self._started = False
         self._topics: Mapping[str, int] = {}
         self._deliveries: Mapping[str, str] = {}
-
-        # set by kazoo's threads, under the lock
-        self._lock = threading.Lock()
-        self._resync = False
-        self._verify_at = 0.0  # monotonic
-        self._dirty: set[str] = set()
-        self._dirty_topics: set[str] = set()
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
@@ -125,7 +116,7 @@ class ZooKeeperCoordinator:
         self._unjoined: set[str] = set()
         self._departed: list[_Departed] = []
 
-    # --- the daemon's thread ---
+    # --- the port ---
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable."""
@@ -255,7 +246,7 @@ class ZooKeeperCoordinator:
                     due = self._catch_up(session_id)
             except CoordinationUnavailable as exc:
                 log.warning("coordination_interrupted", reason=str(exc))
-                self._resync = True
+                self._changes.read_everything()
                 due = _RETRY
         return due
 
@@ -306,7 +297,7 @@ class ZooKeeperCoordinator:
             action()
         except CoordinationUnavailable as exc:
             log.warning("coordination_interrupted", reason=str(exc))
-            self._resync = True
+            self._changes.read_everything()
             self._signal()
 
     def _current(self) -> bool:
@@ -317,15 +308,15 @@ class ZooKeeperCoordinator:
         """Bring ZooKeeper and this daemon in line. Returns the seconds until the next step."""
         if session_id != self._session_id:
             self._enter_session(session_id)
-        elif time.monotonic() >= self._verify_at:
+        elif not self._changes.verify_in:
             self._verify(session_id)
         self._write_changes()
         self._refresh()
         wait, refused = self._leader.step(self._assignment, self._dead)
         if refused:
-            self._resync = True
+            self._changes.read_everything()
             wait = 0.0
-        verify = max(self._verify_at - time.monotonic(), 0.0)
+        verify = self._changes.verify_in
         return verify if wait is None else min(wait, verify)
 
     def _enter_session(self, session_id: int | None) -> None:
@@ -344,9 +335,9 @@ class ZooKeeperCoordinator:
             self._leader.nodes_lost()
         self._session.make_directories(paths)
         self._directories = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
-        self._verify_at = time.monotonic() + _VERIFY
+        self._changes.verified()
         self._leader.enroll(session_id)
-        self._resync = True
+        self._changes.read_everything()
         self._refresh()
         wanted = self.desired()
         again = {
@@ -362,7 +353,7 @@ class ZooKeeperCoordinator:
 
     def _verify(self, session_id: int) -> None:
         """Check that our nodes still exist, and make the missing ones again."""
-        self._verify_at = time.monotonic() + _VERIFY
+        self._changes.verified()
         directories = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
         if self._session.behind:  # the server shows nodes of our session that no longer exist
             self._session.renew()
@@ -456,18 +447,15 @@ class ZooKeeperCoordinator:
     def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
         """Read the nodes of our workers; a watch tells when one vanishes."""
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
-        return self._session.read(paths, self._member_changed)
+        return self._session.read(paths, self._changes.member)
 
     def _refresh(self) -> None:
         """Read again what has changed, and watch it."""
-        with self._lock:
-            if self._resync:
-                self._dirty.update(DIRECTORIES)
-                self._dirty_topics.update(self._assignment)
-                self._claims.unblock()
-            self._resync = False
-            dirty, self._dirty = self._dirty, set()
-            topics, self._dirty_topics = self._dirty_topics, set()
+        everything, dirty, topics = self._changes.take()
+        if everything:
+            dirty.update(DIRECTORIES)
+            topics.update(self._assignment)
+            self._claims.unblock()
         if "leader" in dirty:
             self._leader.count_votes()
         if "assignment" in dirty:
@@ -487,7 +475,7 @@ class ZooKeeperCoordinator:
     def _read_assignment(self, topics: Iterable[str]) -> None:
         names = list(topics)
         nodes = self._session.read(
-            (self._paths.node("assignment", name) for name in names), self._topic_changed
+            (self._paths.node("assignment", name) for name in names), self._changes.topic
         )
         for name, node in zip(names, nodes, strict=True):
             if node is not None:
@@ -496,36 +484,6 @@ class ZooKeeperCoordinator:
                 # Its node was deleted. It stays in force, and the leader writes it again.
                 self._assignment[name] = Assigned(known.owners, -1)
                 self._leader.inputs_changed()
-
-    # --- kazoo's threads: set flags and return ---
-
-    def _connection_changed(self) -> None:
-        with self._lock:
-            self._resync = True
-            self._verify_at = 0.0  # watches end with a connection
-        self._signal()
-
-    def _directory_changed(self, name: str, event: Any) -> None:
-        with self._lock:
-            self._dirty.add(name)
-        if event.type == DELETED:
-            self._verify_soon()
-        self._signal()
-
-    def _member_changed(self, event: Any) -> None:
-        if event.type == DELETED:
-            self._verify_soon()
-            self._signal()
-
-    def _verify_soon(self) -> None:
-        with self._lock:
-            self._verify_at = min(self._verify_at, time.monotonic() + _VERIFY_SOON)
-
-    def _topic_changed(self, event: Any) -> None:
-        if event.path:  # else the connection was lost, and everything is read again
-            with self._lock:
-                self._dirty_topics.add(event.path.rpartition("/")[2])
-            self._signal()
 
     def _signal(self) -> None:
         if self.on_change is not None:
