@@ -299,7 +299,7 @@ class _Plan:
         return False
 
     def _return(self, topic: str, giver: int, taker: int, gain: float, disturb: bool) -> str | None:
-        """Return the topic to give in return: the one whose spread suffers least, if less than ``gain``."""
+        """Return the topic to give in return: its spread suffers least, and less than ``gain``."""
         best, least = None, gain / _MORE
         for other in self.topics_of[self.kind[giver]]:
             if other != topic and self._spare(taker, other, disturb):

@@ -24,7 +24,7 @@ class Dirty(NamedTuple):
 
 
 class Changes:
-    """Flags that kazoo's threads set; the daemon's thread acts on them after a ``signal``."""
+    """Flags that kazoo's threads set. ``signal`` makes the daemon's thread act on them."""
 
     def __init__(self, signal: Callable[[], None]) -> None:
         self._signal = signal
@@ -38,14 +38,14 @@ class Changes:
     # --- kazoo's threads
 
     def connection(self) -> None:
-        """Record that the connection was lost or made: watches end with a connection."""
+        """The connection was lost or made. Watches end with a connection."""
         with self._lock:
             self._everything = True
             self._verify_at = 0.0
         self._signal()
 
     def directory(self, name: str, event: Any) -> None:
-        """Record that nodes in a directory were made or deleted."""
+        """Nodes in a directory were made or deleted."""
         with self._lock:
             self._directories.add(name)
         if event.type == DELETED:
@@ -53,13 +53,13 @@ class Changes:
         self._signal()
 
     def member(self, event: Any) -> None:
-        """Record that the node of one of our workers has changed."""
+        """The node of a worker of ours has changed."""
         if event.type == DELETED:
             self._verify_soon()
             self._signal()
 
     def topic(self, event: Any) -> None:
-        """Record that the assignment of a topic has changed."""
+        """The assignment of a topic has changed."""
         if event.path:  # else the connection was lost, and everything is read again
             with self._lock:
                 self._topics.add(event.path.rpartition("/")[2])
@@ -72,7 +72,7 @@ class Changes:
     # --- the daemon's thread
 
     def read_everything(self) -> None:
-        """Have everything read again, because reading or writing was interrupted."""
+        """Have everything read again, as after an interruption."""
         self._everything = True
 
     def take(self) -> Dirty:
@@ -88,5 +88,5 @@ class Changes:
         return max(self._verify_at - time.monotonic(), 0.0)
 
     def verified(self) -> None:
-        """Record that our nodes have been made or are being checked."""
+        """Record that our nodes were just made or checked."""
         self._verify_at = time.monotonic() + _VERIFY

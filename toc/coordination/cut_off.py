@@ -6,7 +6,7 @@ If the server itself is away, nobody is cut off and no slot moves, because all m
 that it answers. A member that has not asked it yet proves nothing. When the server is back, all members soon
 cease to report that it does not answer.
 
-A worker reports what it reaches and what it does not with its heartbeat (``Reach``), its daemon writes that
+A worker reports what it reaches and what it does not with its beat (``Reach``), its daemon writes that
 into the worker's node, and the leader compares (``CutOff``). Both wait before they conclude anything: moving
 slots costs more than a short interruption.
 """

@@ -33,16 +33,15 @@ DEBOUNCE = 0.15
 
 DEBOUNCE_MOST = 1.0
 """Seconds after which the assignment is made even if the inputs still change. So hosts that start or are
-drained together cost one or two assignments; each further one could move a slot again."""
+drained together cost one or two assignments; each further one could move slots again."""
 
 GATHER = 1.5
 """Seconds that a newly registered leader waits for the workers of the assignment in force, or for any worker
-if there is no assignment. After an outage, or a loss of all nodes, all daemons register anew, and the first
-must not take all slots from the next ones."""
+without one. After an outage or a loss of all nodes all daemons register anew, and the first must not take all
+slots from the next ones."""
 
 GATHER_LOST = 5.0
-"""Seconds of that wait if this daemon has seen nodes deleted: the other daemons live, and notice it at about
-the same time."""
+"""Seconds of that wait if this daemon has seen nodes deleted: others live and notice it about now."""
 
 GATHER_LOOK = 0.3
 """Seconds between two checks for those workers."""
@@ -168,10 +167,7 @@ class Leader:
     def _assign(
         self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
     ) -> bool:
-        """Compute the assignment and write what has changed, or look again later.
-
-        Returns False if a write was refused.
-        """
+        """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
         workers = intents.read_members(self.session, self.paths, self.watches["workers"])
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
         if self._must_settle((workers, wanted)):
@@ -213,10 +209,9 @@ class Leader:
         return True
 
     def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:
-        """Whether a new leader must still wait for owners of slots; then it looks again soon.
+        """Whether owners of slots may still register; then a new leader looks again soon.
 
-        Among the ``owners``, None stands for a slot that nobody has claimed: as after a loss of all nodes,
-        its owner may not have registered yet.
+        None among the ``owners`` is a slot that nobody has claimed, whose owner may not have registered yet.
         """
         now = time.monotonic()
         if now >= self._gathered or (owners and owners <= accounted_for):
@@ -227,7 +222,7 @@ class Leader:
     def _write_changed(
         self, node: str, owners: Owners, assignment: dict[str, Assigned], *, workers: int, ms: int
     ) -> bool:
-        """Write the topics whose owners have changed, and say so. False if a write was refused."""
+        """Write the topics whose owners have changed. False if a write was refused."""
         absent = Assigned([], -1)
         before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | owners.keys()}
         after = {

@@ -40,7 +40,7 @@ class LocalCoordinator:
         self._assignment = {}
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
-        """Set the number of slots of each topic, and the deliveries of topics that handlers do not get."""
+        """Set what to assign: topic -> number of slots."""
         if (self._topics, self._deliveries) != (dict(topics), dict(deliveries or {})):
             self._topics, self._deliveries = dict(topics), dict(deliveries or {})
             self._changed()
@@ -52,7 +52,7 @@ class LocalCoordinator:
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and its claims. If ``known_dead``, remember its death."""
+        """Remove a worker and its claims."""
         if known_dead:
             self._dead[worker_id] = self._clock.now_ms()
         if self._members.pop(worker_id, None) is not None:
@@ -77,7 +77,7 @@ class LocalCoordinator:
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim the slots that no other process holds. Returns those that the worker holds now."""
+        """Claim free slots. Returns those that the worker holds now."""
         if worker_id not in self._members:
             return set()
         for slot in slots:
@@ -92,7 +92,7 @@ class LocalCoordinator:
                 self._signal()
 
     def dead_workers(self) -> frozenset[str]:
-        """Return the workers that are known to have died within DEAD_FOR_MS."""
+        """Return the workers known to have died within DEAD_FOR_MS."""
         oldest = self._clock.now_ms() - DEAD_FOR_MS
         self._dead = {worker_id: died for worker_id, died in self._dead.items() if died >= oldest}
         return frozenset(self._dead)

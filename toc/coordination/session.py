@@ -255,8 +255,7 @@ class Session:
     # --- plumbing ---
 
     def _all(self, requests: Iterable[Callable[[Any], Any]]) -> list[Any]:
-        """Send requests without waiting in between. Returns the results in order; expected errors are
-        results."""
+        """Send requests without waiting in between. Returns their results or expected errors in order."""
         client = self._client
         if client is None or not client.connected:  # kazoo would queue them until it reconnects
             raise CoordinationUnavailable(f"there is no connection to ZooKeeper at {self.address.hosts}")

@@ -137,7 +137,7 @@ class ZooKeeperCoordinator:
             self._presence.close()
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
-        """Set the number of slots of each topic, and the deliveries of topics that handlers do not get."""
+        """Set what to assign: topic -> number of slots."""
         self._topics, self._deliveries = dict(topics), dict(deliveries or {})
         if self._leader.set_topics(topics, self._deliveries):
             self._assignment = {
@@ -290,7 +290,7 @@ class ZooKeeperCoordinator:
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do now what needs ZooKeeper. If that is impossible or interrupted, ``step`` does it later."""
+        """Do what needs ZooKeeper now; if that fails, ``step`` does it later."""
         if not self._started or not self._current():
             return
         try:
@@ -305,7 +305,7 @@ class ZooKeeperCoordinator:
         return self._session.id is not None and self._session.id == self._session_id
 
     def _catch_up(self, session_id: int) -> float:
-        """Bring ZooKeeper and this daemon in line. Returns the seconds until the next step."""
+        """Do what is due with a connection. Returns the seconds until the next step."""
         if session_id != self._session_id:
             self._enter_session(session_id)
         elif not self._changes.verify_in:
@@ -450,7 +450,7 @@ class ZooKeeperCoordinator:
         return self._session.read(paths, self._changes.member)
 
     def _refresh(self) -> None:
-        """Read again what has changed, and watch it."""
+        """Read what has changed, and watch it."""
         everything, dirty, topics = self._changes.take()
         if everything:
             dirty.update(DIRECTORIES)

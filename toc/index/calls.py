@@ -195,8 +195,10 @@ class Calls:
 
 
 def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:
-    """Return ``read`` of a reply. A reply that is an IndexUnavailable is returned as it is; one that cannot
-    be parsed becomes a ReplyLost, because its call was executed."""
+    """Return ``read`` of a reply, or the IndexUnavailable that the reply is.
+
+    A reply that cannot be parsed becomes a ReplyLost, because its call was executed.
+    """
     if isinstance(reply, IndexUnavailable):
         return reply
     try:
@@ -443,5 +445,4 @@ def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[C
 
 
 def _to_load(window: list[Call]) -> list[Script]:
-    """Return the scripts to load before the calls of this window, each once."""
     return list(dict.fromkeys(call.script for call in window if call.load and call.script))

@@ -17,7 +17,7 @@ _SHOWN_CHARS = 200
 class PrepareRequest(NamedTuple):
     """Take up to ``limit`` due ids of ``slot`` (at most MAX_IDS) under the claim number ``claim``.
 
-    ``retries`` is the topic's setting: the tries left of an entry that has used up none.
+    ``retries`` is the topic's: the tries left of an entry that has used up none.
     """
 
     slot: Slot

@@ -159,8 +159,7 @@ class Queues:
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
         """Return those (job_id, score) that are not in the StoreQueues at that score or earlier.
 
-        They are candidates for ``add``, which costs the server much more than this for entries that are there
-        already.
+        ``add`` decides about them. For entries that are there already, it costs the server much more.
         """
         ids = {slot: [(job_id,) for job_id, _ in items] for slot, items in entries.items()}
         scores = self._calls.in_batches(ids, command("ZMSCORE", _STORE_QUEUE), _chained)

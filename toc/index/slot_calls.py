@@ -25,13 +25,12 @@ Result = TypeVar("Result")
 
 
 def command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
-    """Return a function that builds a call of a command on one key of a slot. It takes the slot's keys and
-    further words."""
+    """Return a function of a slot's keys and further words that builds a call on one of the keys."""
     return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
 
 
 class SlotCalls(Calls):
-    """Makes calls for slots. ``keys`` returns the keys of a slot."""
+    """Calls for slots. ``keys`` returns the keys of a slot."""
 
     def __init__(
         self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys], patience: float | None = None
@@ -48,9 +47,8 @@ class SlotCalls(Calls):
     ) -> dict[Slot, Result | IndexUnavailable]:
         """Run a script that takes the keys of many slots, in few calls. ``read`` yields each slot's result.
 
-        In a cluster the keys of a call must share a hash slot, so each slot has a call of its own. If a
-        server refuses a call for many slots, one of them may be the cause, so each slot is then asked about
-        alone.
+        In a cluster each slot has a call of its own, as the keys of a call must share a hash slot. If a call
+        for many slots is refused, one of them may be the cause, so each is then asked about alone.
         """
         asked = list(slots)
         size = 1 if self.nodes.clustered else size
@@ -141,5 +139,4 @@ def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) 
 def _by_slot(
     slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
 ) -> dict[Slot, Result]:
-    """Return the result that a call has for each of its slots."""
     return dict(zip(slots, read(call), strict=True))

@@ -145,7 +145,6 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
 
 
 def _service(path: str) -> str:
-    """Return the service that the sentinels watch."""
     service = unquote(path.strip("/"))
     if not service or "/" in service:
         raise ConfigError("TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service")

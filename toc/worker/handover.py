@@ -45,9 +45,8 @@ class Handover:
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots that are being handed over, with the end of the wait for running tries (monotonic)."""
         self._lingering: list[OwnedSlot] = []
-        """Slots handed over that may still have entries under our claim number. They keep that number:
-        without it, others could not tell whose these entries are if this process dies, and would wait until
-        they time out."""
+        """Slots handed over that may still have entries under our claim number. It is kept: without it, if
+        this process dies, others could not tell whose the entries are and would wait until they time out."""
 
     @property
     def under_way(self) -> bool:

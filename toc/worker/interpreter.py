@@ -42,8 +42,7 @@ def keep() -> None:
 
 
 def _for_others(hook: _Hook | None, set_here: Callable[[_Hook | None], None]) -> Any:
-    """Return a trace or profile function that sets ``hook`` in threads that are not ours, and nothing in
-    ours."""
+    """Return a trace or profile function that sets ``hook`` only in threads that are not ours."""
 
     def first(*event: Any) -> Any:
         ours = threading.current_thread().name.startswith("toc-")

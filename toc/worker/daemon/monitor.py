@@ -64,7 +64,7 @@ leases."""
 
 
 class Monitor:
-    """Collects the numbers of a daemon's worker processes, and serves them if an address is set.
+    """The numbers and probes of a daemon; served if an address is set.
 
     ``address`` is TOC_METRICS_ADDRESS, ``handled`` the topics of the application. Raises ConfigError if it
     cannot listen there.
@@ -243,11 +243,9 @@ class Monitor:
         return Answer(*encode(self.values(), accept))
 
     def _livez(self, _accept: str) -> Answer:
-        """Answer whether this daemon is alive; if not, with the reasons to restart it."""
         return _probe(faults(self._state, time.monotonic()))
 
     def _readyz(self, _accept: str) -> Answer:
-        """Answer whether this daemon has all that it needs for all its work; if not, with what it lacks."""
         lacking = faults(self._state, time.monotonic()) + wants(self._state)
         for what in ("Redis", "database"):
             lacking += self._away.get(what, [f"no {what} server has been checked yet"])

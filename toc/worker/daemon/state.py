@@ -1,4 +1,4 @@
-"""What a daemon reports about itself once a second, and what its probes conclude from that."""
+"""What a daemon reports of itself once a second, and what its probes conclude."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from toc.model.topic import Slot
 
 STILL_SECONDS = 30.0
-"""After this time a daemon thread without progress, or a worker without a heartbeat, counts as hanging."""
+"""After this time a daemon thread without progress, or a worker without a beat, counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class State:
     workers: Mapping[str, int] = field(default_factory=dict)
     """How many there are, by state: ready, starting, leaving, silent."""
     silent: Mapping[str, float] = field(default_factory=dict)
-    """worker_id -> time of the last heartbeat (monotonic), for silent workers that were ready."""
+    """worker_id -> time of the last beat (monotonic), for silent workers that were ready."""
     stuck: Mapping[str, list[str]] = field(default_factory=dict)
     """worker_id -> its internal loops that hang."""
     owned: frozenset[Slot] = frozenset()

@@ -260,7 +260,7 @@ class Daemon:
     def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
         """Give its slots to others: it takes nothing more. ``recycle``: why it wants a successor, or empty.
 
-        Its running tries keep their heartbeats under its own claims.
+        Its running tries are kept alive under its claim numbers.
         """
         child.leaving = True
         self._coordinator.release(child.worker_id, child.held)
@@ -390,9 +390,8 @@ class Daemon:
             self._listen(child)  # its last messages
         child.link.close()
         if not child.left:
-            # Its tasks will run again. They must not run beside programs that their first tries started, nor
-            # behind row locks that copies of the process hold. This comes before wait(): until then, the
-            # number cannot belong to another process group.
+            # Its tasks run again: not beside programs that they started, nor behind row locks that copies
+            # hold. This precedes wait(): until then, the number cannot belong to another process group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
@@ -513,14 +512,14 @@ class Daemon:
         for child in self._children.values():
             child.link.send("stop")
             if not child.heard:
-                # It holds nothing yet, and reads the link only once it has started, which may take too long.
-                # One that has just started leaves in good order after either.
+                # It reads the link only once it has started, which may take too long. One that has just
+                # started leaves in good order after either.
                 os.kill(child.process.pid, signal.SIGTERM)
 
     # --- slots
 
     def _reconcile(self) -> None:
-        """Bring what each worker holds in line with the assignment."""
+        """Bring what workers hold in line with the assignment."""
         if not (self._changed or self._incomplete or time.monotonic() >= self._step_at):
             return
         self._changed = self._incomplete = False
@@ -543,7 +542,7 @@ class Daemon:
                 self._align(child, want, claimed.get(child.worker_id, set()))
 
     def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
-        """Tell a worker which slots to drop and to take, so that it holds those that it should, ``want``."""
+        """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
         lost = child.held - claimed - child.dropping if child.member else set()
         if lost:
             # Their claims ended with a session. What cannot be claimed again is another worker's by now.
@@ -564,5 +563,4 @@ class Daemon:
 
 
 def _lacks(lacking: Lacking) -> list[str]:
-    """The features that some members lack, each with the hosts."""
     return [f"{feature}: {' '.join(hosts)}" for feature, hosts in sorted(lacking.items()) if hosts]

@@ -65,9 +65,7 @@ class IsolatedProcess:
         """Whether it has sent nothing for too long: its task blocks the interpreter."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message, which may be long as it holds a task's body. A process that does not read it within
-        TAKE_SECONDS is killed.
-        """
+        """Send a message, which may hold a task's body. Kills a process that does not read it."""
         self._link.send(kind, **fields)
         until = time.monotonic() + TAKE_SECONDS
         while not self._link.flush() and not self.dead:
@@ -79,8 +77,8 @@ class IsolatedProcess:
     def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
         """Return its next message; None if it has ended, or after ``seconds``.
 
-        With ``patience`` it must send heartbeats: after a silence of that many seconds it counts as
-        ``silent``, and None is returned. If it has just fallen silent when ``seconds`` are over, the wait
+        With ``patience``, None is also returned after a silence of that many seconds (``silent``). If it has
+        just fallen silent when ``seconds`` are over, the wait
         lasts until it sends something or counts as silent.
         """
         until = time.monotonic() + seconds

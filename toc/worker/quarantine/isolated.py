@@ -110,7 +110,7 @@ def _body(packed: tuple[str, str] | None) -> Body | None:
 
 
 def _beat(link: ControlPipe) -> None:
-    """Send heartbeats, as long as no handler blocks the interpreter."""
+    # It stops when a handler blocks the interpreter: that is its purpose.
     while not link.closed:
         link.send("beat")
         time.sleep(BEAT_SECONDS)

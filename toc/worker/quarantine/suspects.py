@@ -68,8 +68,8 @@ FIRST_GUESS_SECONDS = 0.1
 """Assumed time of a run before any was measured. A task that comes back too early is put back again."""
 LEAST_SECONDS = 0.01
 OUTLIER = 4
-"""A run counts as at most this many times the average. Long runs are rare, mostly those of culprits, after
-which the app is loaded again. If they set the pace, all other tasks would wait in vain."""
+"""A run counts as at most this many times the average. Long runs are rare, mostly those of culprits. If they
+set the pace, all others would wait in vain."""
 SOONEST_MS = 500
 """Soonest turn (ms ahead) of a task that finds the line full."""
 FARTHEST_MS = 300_000
@@ -204,7 +204,6 @@ class Quarantine:
             self._judge(entry, row, child, bodies.get(entry.job_id))
 
     def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess, body: Body | None) -> None:
-        """Have the child run the task, and report the outcome."""
         fresh, message, how = self._try(entry, before, child, body)
         if not fresh and how:
             # The cause may be something that earlier tasks left in that child: only a fresh one convicts.
@@ -228,8 +227,7 @@ class Quarantine:
     def _try(
         self, entry: Entry, row: TryRow, child: IsolatedProcess, body: Body | None
     ) -> tuple[bool, dict[str, Any] | None, str]:
-        """Run the task. Returns whether the child was fresh, its message, and how it ended if it sent
-        none."""
+        """Run the task. Returns whether the child was fresh, its message, and how it ended without one."""
         fresh, child.fresh = child.fresh, False
         limit = entry.topic.max_runtime
         content = None if body is None else [body.content.content_type, b64encode(body.content.data).decode()]
@@ -287,9 +285,9 @@ class Quarantine:
         return whole is not None and whole.last_error == ALONE
 
     def _count(self, entry: Entry, now: int) -> bool:
-        """Charge a run alone on the row before it begins, with the time of the next in case no outcome comes.
+        """Charge a run alone on the row, with the time of the next in case no outcome comes.
 
-        Returns whether that was written; if not, the entry is settled.
+        False if that was not written; the entry has then been dealt with.
         """
         row = entry.row
         again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
