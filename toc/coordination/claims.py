@@ -41,8 +41,8 @@ class Claims:
         self.held: dict[Slot, str] = {}
         """slot -> worker_id."""
         self.vacant: set[Slot] = set()
-        """Slots that our workers have released and whose claims are still in our session. No other daemon can
-        have them. While ZooKeeper is out of reach, our other workers may take them."""
+        """Slots that our workers have released and whose claims are still in our session. While ZooKeeper is
+        out of reach, our other workers may take them."""
         self.leftover: set[Slot] = set()
         """Claims that may be ours and must be deleted, unless they are held again."""
         self._lock = threading.Lock()
@@ -167,7 +167,7 @@ class Claims:
         return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
 
     def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        """Rewrite claims of these versions for other workers of ours; they are never free in between."""
+        """Rewrite claims of these versions for other workers of ours."""
         now_ms = self._clock.now_ms()
         done = self._session.rewrite(
             (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)

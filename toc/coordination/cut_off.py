@@ -1,14 +1,12 @@
 """Members that are cut off: they do not reach a server that another member reaches.
 
-The server is well then, and the way to it is not. Tasks in the slots of a cut-off worker would wait until it
-reaches the server again, so the leader gives these slots to members that are not cut off, if there are any.
-If the server itself is away, nobody is cut off and no slot moves, because all members soon cease to report
-that it answers. A member that has not asked it yet proves nothing. When the server is back, all members soon
-cease to report that it does not answer.
+The leader gives their slots to members that are not cut off, if there are any. If the server itself is away,
+nobody is cut off, because all members soon cease to report that it answers. "A host that is cut off" in
+docs/architecture.md says more.
 
-A worker reports what it reaches and what it does not with its beat (``Reach``), its daemon writes that
-into the worker's node, and the leader compares (``CutOff``). Both wait before they conclude anything: moving
-slots costs more than a short interruption.
+A worker reports with its beat which servers it reaches and which not (``Reach``), its daemon writes that into
+the worker's node, and the leader compares (``CutOff``). Both wait before they conclude anything: moving slots
+costs more than a short interruption.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ they hand over in good order.
 
 When a session has ended, its nodes are gone. The daemon claims again those slots that its workers still
 consume and that are still assigned to them, and the workers join again; other slots vanish from ``claimed``.
-The same happens when nodes were deleted, which watches and a check every few seconds detect. Nothing in
-ZooKeeper is the source of truth: a lost assignment stays in force until a leader has written it again.
+The same happens when nodes were deleted, which watches and a check every few seconds detect.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ task takes ten such waits or more, one after the other. Eight threads of Python 
 their process a tenth of a second late; with C calls of 70 ms it is 2 to 14 s. A shorter interval does not
 help then, nor does priority: the system's scheduler does not know which threads wait for the interpreter.
 
-So the process tells its daemon, which moves its slots to the other processes of the host, and back when it is
-no longer crowded. Its running tries continue, and nobody is charged. This helps if one task crowds one
-process. If several processes are crowded, the cause is the load, which needs all of them, so all serve. A
-process that hardly uses a processor is not crowded: it or its machine is paused.
+So the process tells its daemon, which moves its slots to the other processes of the host until it is no
+longer crowded. Nobody is charged. If several processes are crowded, the cause is the load, which needs all of
+them. A process that hardly uses a processor is not crowded: it or its machine is paused.
 """
 
 from __future__ import annotations

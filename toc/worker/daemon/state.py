@@ -72,8 +72,8 @@ def wants(state: State) -> list[str]:
 def notes(state: State) -> list[str]:
     """Return intended but unusual states, and faults of the cluster rather than of this daemon.
 
-    They do not make a daemon unready. A drained host has all that it should have, and a rolling update that
-    waited for its readiness would never end. Slots without an owner may get one by that update.
+    They do not make a daemon unready: a rolling update that waited for a drained host would never end, and it
+    may bring a worker for slots without an owner.
     """
     found = []
     if state.drained:

@@ -380,7 +380,7 @@ class Daemon:
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
 
     def _bury(self, child: WorkerProcess) -> None:
-        """Handle the end of a process: publish its death, unless it left in good order, and replace it."""
+        """Handle the end of a process. Kill its group and publish its death unless it left in good order."""
         del self._children[child.worker_id]
         self.monitor.ended(child.worker_id)
         self._selector.unregister(child.pidfd)
@@ -390,8 +390,7 @@ class Daemon:
             self._listen(child)  # its last messages
         child.link.close()
         if not child.left:
-            # Its tasks run again: not beside programs that they started, nor behind row locks that copies
-            # hold. This precedes wait(): until then, the number cannot belong to another process group.
+            # Before wait(): until then, the number cannot belong to another process group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
@@ -485,11 +484,8 @@ class Daemon:
                 self._take_out(child, known_dead=False)
 
     def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
-        """Give the slots of a silent worker to others; kill it when it has been silent for too long.
-
-        Otherwise its tasks would wait for it or run twice, and a task that blocks the interpreter would block
-        one process after the other.
-        """
+        """Give the slots of a silent worker to others; kill it when it is silent for too long
+        (toc.worker.silence)."""
         if child.member:
             log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
             self._take_out(child, known_dead=False)
