@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -321,7 +321,7 @@ class Daemon:
             for child in children
             if child.heard and child.silence.seconds > SILENT_SECONDS
         }
-        tables = sum(slot.topic == TABLES for slot in held)
+        owned = _without_tables(held)
         unowned = self._coordinator.unowned()
         self.monitor.tell(
             State(
@@ -330,11 +330,11 @@ class Daemon:
                 workers=Counter(doing(child, silent) for child in children),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
-                owned=frozenset(slot for slot in held if slot.topic != TABLES),
-                moving=frozenset(slot for slot in moving if slot.topic != TABLES),
-                unowned=frozenset(slot for slot in unowned if slot.topic != TABLES),
+                owned=owned,
+                moving=_without_tables(moving),
+                unowned=_without_tables(unowned),
                 unswept=any(slot.topic == TABLES for slot in unowned),
-                tables=tables,
+                tables=len(held) - len(owned),
                 missing=len(self._missing),
                 zookeeper=self._coordinator.connected() if self.settings.zookeeper else None,
                 drained=self._coordinator.drained(),
@@ -556,6 +556,10 @@ class Daemon:
                 child.link.send("take", slots=pack(granted))
             self._missing |= missing - granted
             self._incomplete |= len(granted) < len(missing)
+
+
+def _without_tables(slots: Collection[Slot]) -> frozenset[Slot]:
+    return frozenset(slot for slot in slots if slot.topic != TABLES)
 
 
 def _lacks(lacking: Lacking) -> list[str]:
