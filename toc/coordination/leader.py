@@ -36,12 +36,12 @@ DEBOUNCE_MOST = 1.0
 drained together cost one or two assignments; each further one could move slots again."""
 
 GATHER = 1.5
-"""Seconds that a newly registered leader waits for the workers of the assignment in force, or for any worker
-without one. After an outage or a loss of all nodes all daemons register anew, and the first must not take all
+"""Seconds that a newly registered leader waits for the workers of the assignment in force; without one, for
+any worker. After an outage or a loss of all nodes all daemons register anew, and the first must not take all
 slots from the next ones."""
 
 GATHER_LOST = 5.0
-"""Seconds of that wait if this daemon has seen nodes deleted: others live and notice it about now."""
+"""Seconds of that wait if this daemon has seen nodes deleted: the others notice it at about the same time."""
 
 GATHER_LOOK = 0.3
 """Seconds between two checks for those workers."""

@@ -78,8 +78,8 @@ class IsolatedProcess:
         """Return its next message; None if it has ended, or after ``seconds``.
 
         With ``patience``, None is also returned after a silence of that many seconds (``silent``). If it has
-        just fallen silent when ``seconds`` are over, the wait
-        lasts until it sends something or counts as silent.
+        just fallen silent when ``seconds`` are over, the wait lasts until it sends something or counts as
+        silent.
         """
         until = time.monotonic() + seconds
         self._silence.broken()
