@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 from harness.patience import until
 from harness.sessions import kill_session
-from harness.system import DaemonProcess
 
 from toc.dev.local.servers import RedisServer
 from toc.loop import EXIT_THREAD_DIED
@@ -57,12 +54,12 @@ def test_a_process_whose_background_thread_dies_says_so_and_is_replaced(
     with Load(system.client, rate=50):
         system.wait((deaths / "none-left").exists, "all have had their turn", 120)
         victims = {path.name for path in deaths.iterdir()} - {"none-left"} - spared
-        system.wait(lambda: len(_told(daemon, "worker_died")) >= len(victims), "all have died", 30)
-        died = _told(daemon, "worker_died")
+        system.wait(lambda: len(daemon.events("worker_died")) >= len(victims), "all have died", 30)
+        died = daemon.events("worker_died")
         for fault, event in zip(faults, died, strict=True):
             fault.end(pids=[event["pid"]])
         system.wait(lambda: len(daemon.workers()) == processes, "all have been replaced", 60)
-    named = {re.sub(r"handler-\d+", "handler", event["thread"]) for event in _told(daemon, "thread_died")}
+    named = {re.sub(r"handler-\d+", "handler", event["thread"]) for event in daemon.events("thread_died")}
     codes = [event["exit_code"] for event in died]
     assert victims - STEPS == KNOWN - spared
     assert victims >= STEPS
@@ -92,10 +89,5 @@ def test_a_daemon_whose_background_thread_dies_ends(
     if victim == "main":
         said, right = "Unthought" in daemon.log.read_text(), code > 0
     else:
-        said, right = _told(daemon, "thread_died")[0]["thread"] == victim, code == EXIT_THREAD_DIED
+        said, right = daemon.events("thread_died")[0]["thread"] == victim, code == EXIT_THREAD_DIED
     line.prove(said and right, f"exit code {code}, said in the log")
-
-
-def _told(daemon: DaemonProcess, event: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == event]

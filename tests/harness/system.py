@@ -90,11 +90,12 @@ class DaemonProcess:
         """What this start of the daemon has logged."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            return log.read().decode()
+            return log.read().decode(errors="replace")  # the last character may still be written
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name that this start of the daemon, and its processes, have logged."""
-        lines = [json.loads(line) for line in self.told().splitlines() if line.startswith("{")]
+        whole, _, _ = self.told().rpartition("\n")  # the last line may still be written
+        lines = [json.loads(line) for line in whole.split("\n") if line.startswith("{")]
         return [line for line in lines if line["event"] == name]
 
     def workers(self) -> list[int]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toc.coordination.address import Address
 from toc.coordination.assignment import Member
-from toc.coordination.session import Address
 from toc.coordination.znodes import (
     Paths,
     assignment_data,

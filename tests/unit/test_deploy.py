@@ -18,7 +18,7 @@ from harness.programs import need
 
 from toc import Settings
 from toc.cli.main import app
-from toc.coordination.session import Address
+from toc.coordination.address import Address
 from toc.index.keys import SlotKeys, permits_key
 from toc.index.url import Topology, parse
 from toc.model.topic import Slot

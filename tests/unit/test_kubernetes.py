@@ -12,7 +12,7 @@ import yaml
 
 from toc import Settings
 from toc.cli.main import app
-from toc.worker.daemon.http import STILL_SECONDS
+from toc.worker.daemon.state import STILL_SECONDS
 from toc.worker.daemon.supervisor import KILL_AFTER_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

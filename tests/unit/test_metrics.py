@@ -18,7 +18,7 @@ from toc.observe import metrics
 from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
 from toc.observe.exposition import decode, encode, quantile
 from toc.observe.metrics import METRICS, add_up
-from toc.worker.daemon.http import STILL_SECONDS, State, faults, notes, wants
+from toc.worker.daemon.state import STILL_SECONDS, State, faults, notes, wants
 
 ROOT = Path(__file__).parents[2]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

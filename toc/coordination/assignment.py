@@ -8,10 +8,10 @@ Guarantees, in order of priority:
    no other member can handle; a pin holds while its target may have the slot.
 3. Balanced: moving a slot from one member to another, directly or along a chain of members, never makes the
    loads per weight more equal. With members that are alike this means: within one of each other.
-4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to those who came or
-   from those who went.
-5. Each topic is spread too: of members that are alike, none has over two slots more of it than another. Only
-   for this does 4 give way, which is rare; ``rebalance`` makes it one instead of two.
+4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to members that came or
+   from members that went.
+5. Each topic is spread too: of members that are alike, none has more than two slots of it more than another;
+   after a ``rebalance``, not more than one. Only this, which is rare, moves slots that 4 would keep.
 
 The result depends only on the arguments, not on their order.
 """
@@ -38,13 +38,14 @@ _MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could swap forever
 class Member:
     """One consuming member of the cluster: a worker process.
 
-    ``worker_id`` is never reused by any process. ``weight`` (more than 0) is its share of the load.
-    ``topics`` are those it has handlers for; None: all. ``serves`` are the deliveries of topics that it can
-    serve; of those to handlers only ``topics``, of others every topic. The assignment ignores the rest:
-    ``pid`` is for operators, ``metrics`` is the host:port of its daemon's metrics, ``machine`` the machine
-    for which that address is valid, ``features`` what it knows (toc.model.features), ``keys`` the marks
-    of the keys by which it can read the secrets of webhook targets, ``out_of_reach`` the servers that it does
-    not reach, ``reached`` the others that have just answered it (toc.coordination.cut_off).
+    ``worker_id`` is never reused by any process. ``weight`` (more than 0) is its share of the load. It can
+    serve topics of the deliveries ``serves``; of topics that are delivered to handlers, only ``topics``
+    (None: all).
+
+    ``assign`` ignores the rest. ``pid`` is for operators. ``metrics`` is the host:port of its daemon's
+    metrics, valid on ``machine``. ``features`` is what it knows (toc.model.features). ``keys`` are the marks
+    of the keys with which it can read the secrets of webhook targets. ``out_of_reach`` are the servers that
+    it does not reach, ``reached`` the others that have just answered it (toc.coordination.cut_off).
     """
 
     worker_id: str
@@ -61,7 +62,7 @@ class Member:
     reached: frozenset[str] = frozenset()
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
-        """Whether the member can have slots of ``topic``, whose tasks are delivered so."""
+        """Whether the member can have slots of ``topic``, which has this ``delivery``."""
         if topic == TABLES:
             return True
         if delivery not in self.serves:
@@ -82,9 +83,9 @@ def assign(
 ) -> Owners:
     """Return the owner of every slot of ``topics`` (topic -> number of slots).
 
-    ``previous`` is the assignment in force. ``pins``: (topic, number) -> a worker_id, or a host (any of its
-    workers). ``cut_off`` are worker_ids. ``deliveries`` are those of topics not delivered to handlers. With
-    ``rebalance`` slots also move to spread each topic evenly.
+    ``previous`` is the assignment in force. ``pins`` maps (topic, number) to a worker_id, or to a host (any
+    of its workers). ``cut_off`` are worker_ids. ``deliveries`` has the topics that are not delivered to
+    handlers. With ``rebalance``, slots also move to spread each topic evenly.
     """
     undrained = [member for member in members if member.host not in drained_hosts]
     plan = _Plan(undrained, topics, deliveries or {}, cut_off)
@@ -195,8 +196,8 @@ class _Plan:
     def spread(self, *, rebalance: bool) -> None:
         """Swap slots between pairs of workers, at unchanged loads, to even out each topic.
 
-        Slots with their previous owner are swapped only between two that differ by over two, or to
-        ``rebalance``.
+        Slots that are still with their previous owner are swapped only between workers whose numbers of slots
+        differ by more than two, or to ``rebalance``.
         """
         swapped = True
         while swapped:
@@ -212,8 +213,9 @@ class _Plan:
             for topic, slots in self.owner.items()
         }
 
-    # --- value of a worker's load after one more slot; before the last one it got ---
-    # (the Sainte-Lague divisors: with them, no worker that gains from an arrival or departure loses by it)
+    # --- how loaded a worker would be with one more slot, and with its last one ---
+    # These are the Sainte-Lague divisors. With them, slots move only to members that came or from those that
+    # went (4).
 
     def _if_given(self, worker: int) -> float:
         return (2 * self.load[worker] + 1) / self.weight[worker]
@@ -297,7 +299,7 @@ class _Plan:
         return False
 
     def _return(self, topic: str, giver: int, taker: int, gain: float, disturb: bool) -> str | None:
-        """Return the topic to give in return, whose spread suffers least, and less than ``gain``; or None."""
+        """Return the topic to give in return: its spread suffers least, and less than ``gain``."""
         best, least = None, gain / _MORE
         for other in self.topics_of[self.kind[giver]]:
             if other != topic and self._spare(taker, other, disturb):

@@ -3,9 +3,9 @@
 Claims last as long as the daemon's session, so no other daemon has their slots. A claim that passes from one
 of its workers to another is rewritten in one step, so that it is never free in between.
 
-What may have to be deleted is recorded first (``leftover``) and forgotten when ZooKeeper has done it, so
-interrupted work is simply repeated. Only the daemon's thread uses a Claims; kazoo's threads tell of claims of
-others that are free again.
+Claims that may have to be deleted are recorded first (``leftover``) and forgotten once ZooKeeper has deleted
+them, so interrupted work is simply repeated. Only the daemon's thread uses a Claims; kazoo's threads only
+report that a claim of another daemon's worker has changed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = get_logger(__name__)
 
 
 class Claims:
-    """What this daemon's workers hold, and the nodes that say so.
+    """The slots that this daemon's workers hold, and their claims in ZooKeeper.
 
-    ``ours`` are the workers that ever joined here, or were proved gone here. ``signal`` tells the daemon to
-    try again. Methods with a ``session_id`` raise CoordinationUnavailable.
+    ``ours`` are the workers that ever joined this daemon, and those that it has proved gone. ``signal`` makes
+    the daemon try again. Methods with a ``session_id`` raise CoordinationUnavailable.
     """
 
     def __init__(
@@ -41,21 +41,23 @@ class Claims:
         self.held: dict[Slot, str] = {}
         """slot -> worker_id."""
         self.vacant: set[Slot] = set()
-        """Slots that our workers have released while their claims are still in our session: no other daemon
-        can have them, and while ZooKeeper is out of reach our other workers may."""
+        """Slots that our workers have released and whose claims are still in our session. While ZooKeeper is
+        out of reach, our other workers may take them."""
         self.leftover: set[Slot] = set()
         """Claims that may be ours and must be deleted, unless they are held again."""
         self._lock = threading.Lock()
         self._blocked: set[Slot] = set()
-        """Slots of other workers; a watch tells when one is free. Under the lock."""
+        """Slots that workers of other daemons hold; a watch tells when a claim changes. Under the lock."""
 
     def of(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Those of the slots that the worker holds."""
+        """Return those of the slots that the worker holds."""
         return {slot for slot in slots if self.held.get(slot) == worker_id}
 
     def let_go(self, slots: Collection[Slot]) -> None:
-        """Record that a worker of ours released slots; their claims are deleted unless another of ours takes
-        them."""
+        """Record that a worker of ours has released slots.
+
+        Their claims are deleted unless another worker of ours takes them.
+        """
         for slot in slots:
             del self.held[slot]
         self.leftover.update(slots)
@@ -68,7 +70,7 @@ class Claims:
         self.held.update(dict.fromkeys(again, worker_id))
 
     def to_claim(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Those of the slots that no worker of ours holds, and of others none as far as known."""
+        """Return those of the slots that no worker holds, as far as known."""
         with self._lock:
             return [slot for slot in slots if slot not in self.held and slot not in self._blocked]
 
@@ -78,12 +80,11 @@ class Claims:
             self._blocked.clear()
 
     def claim(self, wanted: Mapping[Slot, str], session_id: int) -> None:
-        """Claim slots for workers of ours, as far as they are free."""
+        """Claim those of the slots that are free, for workers of ours."""
         self.held.update(self._make(wanted, session_id))
 
     def claim_anew(self, wanted: Mapping[Slot, str], session_id: int) -> None:
-        """In a new session, or after nodes were deleted: claim again these of the slots that are held. The
-        others are held no more."""
+        """Claim these held slots again, in a new session or after nodes were deleted. Give up the others."""
         self.leftover.update(self.held)
         kept = self._make(wanted, session_id)
         if len(kept) < len(self.held):
@@ -97,7 +98,7 @@ class Claims:
             del self.held[slot]
 
     def hand_on(self, session_id: int) -> None:
-        """Write the names of those workers into leftover claims that have taken over their slots."""
+        """Rewrite leftover claims whose slots other workers of ours have taken over, under their names."""
         taken = {slot: self.held[slot] for slot in self.leftover if slot in self.held}
         lost = taken.keys() - self._make(taken, session_id).keys()
         if lost:
@@ -119,7 +120,7 @@ class Claims:
         self.leftover.clear()
 
     def _make(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
-        """Create claims for workers of ours. Returns those that succeeded; watches those held by others."""
+        """Create claims for workers of ours. Returns those that were granted; watches the others."""
         self.leftover.update(wanted)  # until the outcome of each is known
         self.vacant.difference_update(wanted)
         granted = self._create(wanted)
@@ -132,13 +133,13 @@ class Claims:
         for slot, node in zip(refused, nodes, strict=True):
             holder = decode(node.data).get("worker_id") if node else None
             if node is None:
-                ours[slot] = wanted[slot]  # free by now
+                ours[slot] = wanted[slot]  # it is free by now
             elif node.session == session_id and holder == wanted[slot]:
                 granted[slot] = wanted[slot]  # the answer to an earlier attempt was lost
             elif node.session == session_id:
-                passed_on.append((slot, node.version))  # a worker of ours has released it
+                passed_on.append((slot, node.version))  # another worker of ours has released it
             elif holder in self._ours:
-                ours[slot] = wanted[slot]  # of an earlier session
+                ours[slot] = wanted[slot]  # the claim is of an earlier session of ours
         self._session.delete(
             self._paths.node("slots", slot)
             for slot, node in zip(refused, nodes, strict=True)
@@ -166,7 +167,7 @@ class Claims:
         return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
 
     def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        """Rewrite claims of these versions for other workers of ours; they are never free in between."""
+        """Rewrite claims of these versions for other workers of ours."""
         now_ms = self._clock.now_ms()
         done = self._session.rewrite(
             (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)

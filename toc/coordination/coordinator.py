@@ -37,7 +37,7 @@ class Coordinator(Protocol):
         """
 
     def join(self, member: Member) -> None:
-        """Add a worker process of this daemon to the cluster, or tell of one what has changed."""
+        """Add a worker process of this daemon to the cluster, or update what is known of it."""
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended."""
@@ -48,15 +48,15 @@ class Coordinator(Protocol):
     def claimed(self) -> dict[str, set[Slot]]:
         """Return worker_id -> the slots that it holds.
 
-        A slot that vanished from here without a release is lost (its session ended and another worker has
-        it): stop taking from it.
+        A slot that vanishes from here without a release is lost: the session ended, and another worker has
+        claimed the slot. The worker must stop taking from it.
         """
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots for a worker. Returns those it holds now; retry the others when woken."""
+        """Claim slots for a worker. Returns those that it holds now. Claim the others again when woken."""
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
-        """Drop claims: the worker holds no entry of these slots any more."""
+        """Drop claims, once the worker holds no entry of these slots any more."""
 
     def dead_workers(self) -> frozenset[str]:
         """Return the workers whose process is known to have ended, for ten minutes after that."""
@@ -70,13 +70,14 @@ class Coordinator(Protocol):
     def unowned(self) -> frozenset[Slot]:
         """Return the slots, tables included, that no worker may have.
 
-        In a cluster only the leading daemon returns any, as of ZooKeeper's last answer to it.
+        In a cluster only the leading daemon returns any: those that it last read from ZooKeeper.
         """
 
     def lacking(self) -> Lacking | None:
-        """Return which members lack which features; None if this daemon cannot tell.
+        """Return which members lack which features; None if this daemon does not know.
 
-        In a cluster only the leading daemon can. May be called from any thread.
+        In a cluster only the leading daemon knows; while a daemon leads whose version tells nobody, all know.
+        May be called from any thread.
         """
 
     def step(self) -> float | None:
@@ -87,9 +88,9 @@ class SlotState(StrEnum):
     """The state of a slot's ownership."""
 
     OWNED = "owned"
-    """Its assigned worker holds it."""
+    """The worker that it is assigned to holds it."""
     MOVING = "moving"
-    """Another worker still holds it, or its assigned worker has not claimed it yet."""
+    """Another worker still holds it, or the one that it is assigned to has not claimed it yet."""
     UNASSIGNED = "unassigned"
     """No worker may have it: none handles the topic, or all that do are drained."""
 
@@ -111,13 +112,11 @@ class SlotRow:
 class WorkerRow:
     """An operator's view of one worker. ``leader``: its daemon leads.
 
-    ``topics`` are those it has handlers for (None: all), ``serves`` the deliveries that it can serve.
-    ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables`` the tables that it sweeps.
-
-    ``weight`` is the one in force; ``weighed_by`` the operator who set it, None if its daemon was started
-    with it. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when. ``metrics`` is the
-    address of its daemon's metrics, in the network of ``machine``; both None if unknown. ``out_of_reach`` are
-    the servers that it does not reach, ``reached`` the others that have answered it.
+    ``topics``, ``serves``, ``metrics``, ``machine``, ``out_of_reach`` and ``reached`` are those of its
+    Member. ``joined`` is an instant (ms). ``assigned`` and ``owned`` count slots, ``tables_assigned`` and
+    ``tables`` the tables that it sweeps. ``weight`` is the one in force; ``weighed_by`` the operator who set
+    it, None if its daemon was started with it. ``drained_by`` and ``drained_at`` (ms): who drained its host,
+    and when.
     """
 
     worker_id: str
@@ -171,8 +170,8 @@ def slot_rows(
 ) -> list[SlotRow]:
     """Return one row per slot that is assigned or held, by topic and number.
 
-    ``hosts`` is worker_id -> host of those alive. ``pins`` and ``leaving`` are the remarks on pinned slots
-    and, by worker_id, on workers that slots leave.
+    ``hosts`` maps the worker_id of each live worker to its host. ``pins`` are remarks on pinned slots,
+    ``leaving`` remarks on workers that lose their slots, by worker_id.
     """
     assigned = {
         Slot(topic, number): owner

@@ -1,13 +1,11 @@
 """Members that are cut off: they do not reach a server that another member reaches.
 
-The server is well then, and the way to it is not. What a cut-off worker owns would wait until it reaches the
-server again, so the leader gives its slots to members that are not cut off, as long as there are any. If the
-server itself is away, nobody is cut off and no slot moves: within moments of each other all members cease to
-report that it answers them. Those that have not asked it yet prove nothing. When the server is back, they
-cease to report that it does not.
+The leader gives their slots to members that are not cut off, if there are any. If the server itself is away,
+nobody is cut off, because all members soon cease to report that it answers. "A host that is cut off" in
+docs/architecture.md says more.
 
-A worker reports what it reaches and what it does not with its heartbeat (``Reach``), its daemon writes that
-into the worker's node, and the leader compares (``CutOff``). Each of the three waits a little: moving slots
+A worker reports with its beat which servers it reaches and which not (``Reach``), its daemon writes that into
+the worker's node, and the leader compares (``CutOff``). Both wait before they conclude anything: moving slots
 costs more than a short interruption.
 """
 
@@ -24,16 +22,16 @@ APART_SECONDS = 5.0
 """How long a member must lack what others reach until it counts as cut off. Members notice that a server has
 gone, or is back, seconds after each other."""
 BACK_SECONDS = 10.0
-"""How long at most a cut-off member must reach what others reach until it counts as well; after a short
-time, half as long as that lasted. Slots then move back, so a connection that comes and goes must not move
-them each time."""
+"""How long a cut-off member must reach all that others reach until it no longer counts as cut off: half as
+long as it was cut off, but at most this. Its slots then move back, so a connection that comes and goes must
+not move them each time."""
 GAP_SECONDS = 1.0
-"""How long at most a member that is not cut off yet may reach everything in between, and still lacks it
-since before."""
+"""An interval this short, in which a member reaches everything, does not restart the wait of
+APART_SECONDS."""
 
 
 class Reach:
-    """What one process does not reach, without short changes."""
+    """The servers that one process does not reach, without short interruptions."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -48,11 +46,11 @@ class Reach:
 
 
 class Report(Protocol):
-    """What a worker has told of the servers, each by a name that is the same on all hosts."""
+    """What a worker reports of the servers, each by a name that is the same on all hosts."""
 
     @property
     def worker_id(self) -> str:
-        """Whose report it is."""
+        """The worker that reports."""
 
     @property
     def out_of_reach(self) -> Collection[str]:
@@ -60,7 +58,7 @@ class Report(Protocol):
 
     @property
     def reached(self) -> Collection[str]:
-        """Those of the others that have answered it lately. A worker of an earlier version does not tell."""
+        """The others that have answered it lately; empty from a worker of an earlier version."""
 
 
 def apart(reports: Iterable[Report]) -> dict[str, list[str]]:
@@ -73,7 +71,7 @@ def apart(reports: Iterable[Report]) -> dict[str, list[str]]:
 
 @dataclass(slots=True)
 class _Apart:
-    """Since when (monotonic) a worker has lacked which servers, and since when it does no more."""
+    """Since when (monotonic) a worker lacks servers, and since when (``back``) it reaches all again."""
 
     since: float
     servers: list[str]
@@ -82,27 +80,27 @@ class _Apart:
 
     @property
     def over(self) -> float:
-        """When it counts as well, if it goes on to reach everything."""
+        """When it is forgotten, if it reaches everything until then."""
         if self.back is None:
             return float("inf")
         return self.back + (min((self.back - self.since) / 2, BACK_SECONDS) if self.cut_off else GAP_SECONDS)
 
 
 class CutOff:
-    """The leader's judgement of who is cut off: those that have been apart for long enough."""
+    """The leader's judgement of which workers are cut off: those that have been apart for long enough."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._apart: dict[str, _Apart] = {}
-        """By worker_id, those that are apart, or were a moment ago."""
+        """The workers that are apart, or were a moment ago, by worker_id."""
         self.due: float | None = None
         """When the judgement changes next if no report does (monotonic); None: never."""
 
     def look(self, reports: Iterable[Report], owners: Collection[str | None]) -> dict[str, list[str]]:
         """Return the workers that are cut off now, each with the servers that it lacks.
 
-        ``owners`` are those that have slots. Who has none, and is apart, counts at once: nothing moves for
-        that. Otherwise a new leader would give slots to whom the last one had just taken them from.
+        ``owners`` are the workers that have slots. A worker without slots counts as soon as it is apart: that
+        moves no slot, and a new leader does not give slots to a worker from which the last leader took them.
         """
         now = self._monotonic()
         told = list(reports)

@@ -1,4 +1,4 @@
-"""Checks each member of the ZooKeeper ensemble with ``srvr``, which members answer unless forbidden."""
+"""Checks each server of the ZooKeeper ensemble with ``srvr``, which servers answer unless it is forbidden."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from toc.coordination.session import Address
+from toc.coordination.address import Address
 from toc.model.finding import Finding, Level
 
 _ENOUGH = 4096
 
 
 def examine(address: str, *, timeout: float) -> list[Finding]:
-    """Return what each member reports; one out of reach is a finding. ``timeout``: seconds for each."""
+    """Return what each server reports; one out of reach is a finding. ``timeout``: seconds for each."""
     place = Address.parse(address)
     found = list(_members(place, timeout))
     if place.credential is None:

@@ -1,4 +1,4 @@
-"""Operators' intents in ZooKeeper, each with whose it is and since when.
+"""Operators' intents in ZooKeeper, each with the operator and the time.
 
 Intents outlive every daemon. The leader watches them and applies them to the assignment. This module reads
 them for the leader and for operators' commands.
@@ -41,10 +41,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The share of each worker of a host, relative to others', instead of its daemon's own setting.
-
-    ``at`` is in milliseconds.
-    """
+    """The weight of each worker of a host, in place of its daemon's setting. ``at`` is in milliseconds."""
 
     host: str
     weight: float
@@ -79,7 +76,7 @@ class Intents:
 def read_intents(
     session: Session, paths: Paths, watch: Callable[[str], Watch | None] = lambda _name: None
 ) -> Intents:
-    """Read all current intents, without malformed ones. ``watch`` gives the watch of each directory.
+    """Read all intents except malformed ones. ``watch`` returns the watch for a directory.
 
     Raises CoordinationUnavailable.
     """

@@ -1,19 +1,19 @@
 """The leading daemon, which alone writes the assignment.
 
-Each daemon puts an ephemeral sequential node into ``leader/``; the lowest leads. Every write is one
-transaction that checks that the leader's node still exists, and the version of what it was computed from. So
-a leader that was deposed, or that wakes up after a pause, writes nothing, whatever it believes; one that is
-suspended sends nothing.
+Each daemon puts an ephemeral sequential node into ``leader/``; the daemon with the lowest leads. Every write
+is one transaction that checks that the leader's node still exists and that the assignment has the version
+from which the new one was computed. So a leader that was deposed, or that wakes up after a pause, writes
+nothing, whatever it believes; one without a connection sends nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import intents
-from toc.coordination.assignment import Member, assign
+from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.cut_off import CutOff
 from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
@@ -25,24 +25,23 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 INPUTS = ("workers", *intents.DIRECTORIES)
-"""The directories that the assignment depends on; only the leader watches them. Under a leader of a version
-before features all watch ``workers``."""
+"""The directories that the assignment depends on. Only the leader watches them; under a leader of a version
+before features, every daemon watches ``workers``."""
 
 DEBOUNCE = 0.15
-"""Seconds from a change until all inputs are read, and until they are read again if they had changed."""
+"""Seconds from a change until the inputs are read, and until they are read again if they have changed."""
 
 DEBOUNCE_MOST = 1.0
-"""Seconds after which the assignment is made even if inputs still change. Hosts that start or are drained
-together then cost one or two assignments: each further one would move slots twice."""
+"""Seconds after which the assignment is made even if the inputs still change. So hosts that start or are
+drained together cost one or two assignments; each further one could move slots again."""
 
 GATHER = 1.5
-"""Seconds that a newly registered leader waits for the workers of the assignment in force, or for any if
-there is none. After an outage, or a loss of all nodes, all daemons register anew, and the first must not take
-everything from the next ones."""
+"""Seconds that a newly registered leader waits for the workers of the assignment in force; without one, for
+any worker. After an outage or a loss of all nodes all daemons register anew, and the first must not take all
+slots from the next ones."""
 
 GATHER_LOST = 5.0
-"""Replaces GATHER if this daemon has seen nodes deleted: the others live, and notice at about the same
-time."""
+"""Seconds of that wait if this daemon has seen nodes deleted: the others notice it at about the same time."""
 
 GATHER_LOOK = 0.3
 """Seconds between two checks for those workers."""
@@ -53,7 +52,7 @@ SWEEP_DEAD = 60.0
 
 @dataclass(eq=False)
 class Leader:
-    """One daemon's candidacy and, when it leads, its work. Used by ZooKeeperCoordinator's thread only."""
+    """One daemon's candidacy and, while it leads, its work. Only ZooKeeperCoordinator's thread uses it."""
 
     session: Session
     paths: Paths
@@ -71,7 +70,7 @@ class Leader:
         self._without: Mapping[str, list[str]] = {}
         """The workers that were cut off at the last assignment, each with the servers that it lacked."""
         self._mute = False
-        """Whether another leads that does not tell what members lack: one of a version before features."""
+        """Whether a daemon of a version before features leads, which does not tell what members lack."""
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -79,7 +78,7 @@ class Leader:
         self._due: float | None = None
         self._changed_at = 0.0
         self._looked: object = None
-        """What the last read of the inputs found."""
+        """The inputs as last read."""
         self._sweep_dead = 0.0
 
     @property
@@ -89,12 +88,12 @@ class Leader:
 
     @property
     def lacking(self) -> Lacking | None:
-        """Which members lack which features, as of the last assignment; None if the leader tells that, and is
-        another."""
+        """Which members lack which features, as of the last assignment; None if another daemon leads and
+        tells it."""
         return self._lacking if self.leading or self._mute else None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
-        """Set what to assign; before the first call nothing is. Returns whether it changed."""
+        """Set what to assign; before the first call, nothing is assigned. Returns whether it changed."""
         if (self._topics, self._deliveries) == (dict(topics), dict(deliveries)):
             return False
         self._topics, self._deliveries = dict(topics), dict(deliveries)
@@ -104,7 +103,7 @@ class Leader:
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
         now = time.monotonic()
-        if self._due is None or self._due > now + DEBOUNCE:  # someone may be cut off later
+        if self._due is None or self._due > now + DEBOUNCE:  # due later: when a worker may become cut off
             self._changed_at = now
             self._due = now + DEBOUNCE
 
@@ -115,7 +114,7 @@ class Leader:
         self.count_votes()
 
     def nodes_lost(self) -> None:
-        """Record that this daemon's nodes were deleted, so perhaps those of others too."""
+        """Record that this daemon's nodes were deleted, and so perhaps those of other daemons."""
         self._gathered = time.monotonic() + GATHER_LOST
 
     def count_votes(self) -> None:
@@ -155,38 +154,33 @@ class Leader:
         if now >= self._sweep_dead:
             self._sweep_dead = now + SWEEP_DEAD
             self._remove_old_deaths()
-        clean = True
-        if self._due is not None and now >= self._due and self._topics is not None:
-            self._due = None
-            clean = self._assign(self._node, self._topics, assignment, dead)
-        waits = [self._sweep_dead] + (
-            [self._due] if self._due is not None and self._topics is not None else []
-        )
-        return max(min(waits) - time.monotonic(), 0.0), not clean
+        refused = False
+        wake_at = self._sweep_dead
+        if self._topics is not None:
+            if self._due is not None and now >= self._due:
+                self._due = None
+                refused = not self._assign(self._node, self._topics, assignment, dead)
+            if self._due is not None:
+                wake_at = min(wake_at, self._due)
+        return max(wake_at - time.monotonic(), 0.0), refused
 
     def _assign(
         self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
     ) -> bool:
-        """Compute the assignment and write what has changed. False if a write was refused."""
+        """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
         workers = intents.read_members(self.session, self.paths, self.watches["workers"])
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
-        now = time.monotonic()
-        if self._looked != (workers, wanted) and now < self._changed_at + DEBOUNCE_MOST:
-            self._looked = workers, wanted
-            self._due = now + DEBOUNCE
+        if self._must_settle((workers, wanted)):
             return True
         # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
-        owners_before = [owner for owners in previous.values() for owner in owners]
-        missing = set(filter(None, owners_before)) - dead - {member.worker_id for member in workers}
-        # Who had a slot that nobody has claimed may not have told yet, as after a loss of all nodes.
-        if now < self._gathered and (missing or None in owners_before or not owners_before):
-            self._due = min(now + GATHER_LOOK, self._gathered)
+        owners_before = {owner for owners in previous.values() for owner in owners}
+        if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
             return True
-        # Not before: until those that live have registered again, too little would be lacking.
+        # Only now: workers that live and have not registered again yet may lack features too.
         self._lacking = lacking((member.host, member.features) for member in workers)
-        cut_off = self._judge_cut_off(workers, set(owners_before))
+        cut_off = self._judge_cut_off(workers, owners_before)
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
@@ -198,9 +192,39 @@ class Leader:
             deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
         )
-        seconds = time.perf_counter() - began
+        ms = round((time.perf_counter() - began) * 1000)
+        if not self._write_changed(node, owners, assignment, workers=len(workers), ms=ms):
+            self.inputs_changed()
+            return False
+        self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
+        return True
+
+    def _must_settle(self, inputs: object) -> bool:
+        """Whether the inputs still change; then they are read again after DEBOUNCE."""
+        now = time.monotonic()
+        if self._looked == inputs or now >= self._changed_at + DEBOUNCE_MOST:
+            return False
+        self._looked = inputs
+        self._due = now + DEBOUNCE
+        return True
+
+    def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:
+        """Whether owners of slots may still register; then a new leader looks again soon.
+
+        None among the ``owners`` is a slot that nobody has claimed, whose owner may not have registered yet.
+        """
+        now = time.monotonic()
+        if now >= self._gathered or (owners and owners <= accounted_for):
+            return False
+        self._due = min(now + GATHER_LOOK, self._gathered)
+        return True
+
+    def _write_changed(
+        self, node: str, owners: Owners, assignment: dict[str, Assigned], *, workers: int, ms: int
+    ) -> bool:
+        """Write the topics whose owners have changed. False if a write was refused."""
         absent = Assigned([], -1)
-        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | topics.keys()}
+        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | owners.keys()}
         after = {
             topic: owners.get(topic)
             for topic, each in sorted(before.items())
@@ -208,21 +232,19 @@ class Leader:
         }
         if not self._write(node, before, after, assignment):
             log.warning("assignment_refused", topics=len(after))
-            self.inputs_changed()
             return False
-        self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
         if after:
             log.info(
                 "assignment_written",
-                workers=len(workers),
+                workers=workers,
                 topics=len(after),
                 moved=sum(_moved(before[topic].owners, new or []) for topic, new in after.items()),
-                ms=round(seconds * 1000),
+                ms=ms,
             )
         return True
 
     def _judge_cut_off(self, workers: list[Member], owners: Collection[str | None]) -> Collection[str]:
-        """Return the workers that are cut off, and look again when the next one will be."""
+        """Return the workers that are cut off. Looks again when the judgement changes next."""
         before, self._without = self._without, self._cut_off.look(workers, owners)
         for worker_id in sorted(self._without.keys() - before.keys()):
             log.warning("worker_cut_off", worker=worker_id, servers=self._without[worker_id])

@@ -11,7 +11,8 @@ from toc.model.features import Lacking, lacking
 from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
-"""Milliseconds a known death is remembered: longer than the rollback of what the dead worker held takes."""
+"""How long a known death is remembered (ms): longer than others need to put back the dead worker's
+entries."""
 
 
 class LocalCoordinator:
@@ -39,7 +40,7 @@ class LocalCoordinator:
         self._assignment = {}
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
-        """Set topic -> number of slots to assign, and the deliveries of those not for handlers."""
+        """Set what to assign: topic -> number of slots."""
         if (self._topics, self._deliveries) != (dict(topics), dict(deliveries or {})):
             self._topics, self._deliveries = dict(topics), dict(deliveries or {})
             self._changed()
@@ -51,7 +52,7 @@ class LocalCoordinator:
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and its claims; remember it as dead if ``known_dead``."""
+        """Remove a worker and its claims."""
         if known_dead:
             self._dead[worker_id] = self._clock.now_ms()
         if self._members.pop(worker_id, None) is not None:
@@ -59,7 +60,7 @@ class LocalCoordinator:
             self._changed()
 
     def desired(self) -> dict[str, set[Slot]]:
-        """worker_id -> the slots assigned to it."""
+        """Return the slots that are assigned to each worker."""
         self._assign()
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for topic, owners in self._assignment.items():
@@ -69,14 +70,14 @@ class LocalCoordinator:
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """worker_id -> the slots that it holds."""
+        """Return the slots that each worker holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for slot, owner in self._claims.items():
             held[owner].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots that no other process holds. Returns those the worker holds now."""
+        """Claim free slots. Returns those that the worker holds now."""
         if worker_id not in self._members:
             return set()
         for slot in slots:
@@ -91,34 +92,34 @@ class LocalCoordinator:
                 self._signal()
 
     def dead_workers(self) -> frozenset[str]:
-        """Workers known to have died within DEAD_FOR_MS."""
+        """Return the workers known to have died within DEAD_FOR_MS."""
         oldest = self._clock.now_ms() - DEAD_FOR_MS
         self._dead = {worker_id: died for worker_id, died in self._dead.items() if died >= oldest}
         return frozenset(self._dead)
 
     def connected(self) -> bool:
-        """Always: no server can be lost."""
+        """Return True: there is no server to lose."""
         return True
 
     def drained(self) -> bool:
-        """Never: drains need ZooKeeper."""
+        """Return False: drains need ZooKeeper."""
         return False
 
     def unowned(self) -> frozenset[Slot]:
-        """Slots that no worker may have."""
+        """Return the slots that no worker may have."""
         self._assign()
         return without_owner(self._assignment)
 
     def lacking(self) -> Lacking | None:
-        """Which of the processes that joined last lack which features; None before the first."""
+        """Return which processes lack which features; None before the first has joined."""
         return self._lacking
 
     def step(self) -> float | None:
-        """None: nothing is due by time."""
+        """Return None: nothing is due at a time."""
         return None
 
     def _assign(self) -> None:
-        # Late, not at each change: processes that start together cost one assignment, and few slots move.
+        # On demand, not at each change: processes that start together cost one assignment, so few slots move.
         if self._stale:
             self._assignment = assign(
                 self._members.values(),

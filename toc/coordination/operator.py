@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
+from toc.coordination.address import Address
 from toc.coordination.assignment import TABLES, assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
 from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents, Pin, read_intents, read_members
-from toc.coordination.session import Address, Session
+from toc.coordination.session import Session
 from toc.coordination.znodes import (
     DIRECTORIES,
     Paths,
@@ -133,17 +134,17 @@ class Operator:
         return rows
 
     def senders_without(self, key: str) -> list[str]:
-        """The hosts of workers that send webhooks and have not told of the key of this mark."""
+        """Return the hosts with workers that send webhooks and do not have the key with this mark."""
         members = read_members(self._session, self._paths)
         senders = [member for member in members if Delivery.WEBHOOK.value in member.serves]
         return sorted({member.host for member in senders if key not in member.keys})
 
     def intents(self) -> Intents:
-        """All operators' intents, with whose they are and since when."""
+        """Return all intents, each with the operator and the time."""
         return read_intents(self._session, self._paths)
 
     def open_nodes(self) -> list[str]:
-        """The directories that any client may change although the address names a user."""
+        """Return the directories that any client may change although the address names a user."""
         if self._session.address.credential is None:
             return []
         return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
@@ -210,7 +211,7 @@ class Operator:
         return {name: owners_of(node.data) for name, node in nodes.items()}
 
     def _write(self, directory: str, name: str, data: bytes) -> None:
-        # all of them, so that an intent may be written before the first daemon starts
+        # All directories are made here, because an intent may be written before the first daemon starts.
         self._session.make_directories(self._paths.directory(each) for each in DIRECTORIES)
         self._session.replace(self._paths.node(directory, name), data)
 
@@ -222,14 +223,14 @@ class Operator:
 
 
 def check_weight(weight: float) -> float:
-    """``weight`` if workers can have it. Raises InvalidInput."""
+    """Return ``weight`` if workers can have it. Raises InvalidInput."""
     if not 0 < weight <= MAX_WEIGHT:
         raise InvalidInput(f"a weight must be more than 0 and at most {MAX_WEIGHT}, not {weight:g}")
     return weight
 
 
 def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
-    """The owner of each held slot. Raises CoordinationUnavailable."""
+    """Return the owner of each held slot. Raises CoordinationUnavailable."""
     claims = {}
     for name, node in session.nodes(paths.directory("slots")).items():
         slot, values = slot_of(name), decode(node.data)
@@ -239,4 +240,4 @@ def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
 
 
 def _ignore() -> None:
-    """Ignore connection events: each request of this short session finds out for itself."""
+    """Ignore connection events: each request of this short session reports a lost connection itself."""

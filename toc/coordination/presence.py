@@ -1,10 +1,10 @@
-"""Detects ended processes of this host: each holds a name that the kernel frees at its end.
+"""Detects ended processes of this host: each process holds a name, which the kernel frees when it ends.
 
-The name is that of a Unix socket without a file (the abstract namespace). It is free once the process has
-ended, however it ended, and not earlier; unlike a pid, it never belongs to a later process. Such names are
-visible within one network namespace of one running kernel, which a mark in the name identifies. Nothing is
-concluded about processes on other machines, in containers with a network of their own, or from before a
-restart of the machine.
+The name is that of a Unix socket without a file (the abstract namespace). It becomes free when the process
+ends, however that happens, and not earlier. Unlike a pid, it never belongs to a later process. Such names are
+visible only within one network namespace of one running kernel, which a mark in the name identifies. So
+nothing is concluded about processes on other machines, in containers with a network of their own, or from
+before a restart of the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARKED = re.compile(r"[0-9a-f]{8}\.([0-9a-f]{8})")
 
 
 class Presence:
-    """The name, held by this process until ``close`` or its end. A name without a mark is not held.
+    """A name that this process holds until ``close`` or its end. A name without a mark is not held.
 
     Raises OSError if the kernel refuses it.
     """
@@ -56,7 +56,7 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, host: str) -> Self:
-        """Describe this process's neighbourhood on host ``host``, after a test that names are held and freed
+        """Describe this process's neighbourhood on ``host``. Tests first that names are held and freed
         here."""
         try:
             network = _NETWORK.stat()
@@ -76,11 +76,12 @@ class Neighbourhood:
         return own if self._mark is None else f"{own}.{self._mark}"
 
     def knows(self, name: str) -> bool:
-        """Whether the name is of this neighbourhood, so that ``proves_gone`` can test it."""
+        """Whether the name belongs to this neighbourhood, so that ``proves_gone`` can test it."""
         return self._mark is not None and _mark(name) == self._mark
 
     def proves_gone(self, name: str) -> bool:
-        """Whether the process with that name has certainly ended. It held the name before it published it."""
+        """Whether the process with that name has certainly ended. A process holds its name before it
+        publishes it."""
         if not self.knows(name):
             return False
         try:

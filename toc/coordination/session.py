@@ -1,4 +1,4 @@
-"""One ZooKeeper session: the only importer of kazoo.
+"""One ZooKeeper session.
 
 kazoo's threads only set flags. One thread of ours makes every call; calls are pipelined, and return within
 the session timeout or raise CoordinationUnavailable. A request may still be executed after that: in the same
@@ -8,15 +8,11 @@ session, in the order of sending, and before any later request.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from operator import methodcaller
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote
 
 # kazoo has no type information
 from kazoo import exceptions as kazoo_errors  # type: ignore[import-untyped]
@@ -25,12 +21,12 @@ from kazoo.handlers.threading import (  # type: ignore[import-untyped]
     KazooTimeoutError,
     SequentialThreadingHandler,
 )
-from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
 from kazoo.protocol.states import EventType, KazooState, KeeperState  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
 
-from toc.model.errors import ConfigError, CoordinationUnavailable
+from toc.coordination.address import Address
+from toc.model.errors import CoordinationUnavailable
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
@@ -42,8 +38,9 @@ DELETED: str = EventType.DELETED
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
 _ANY_STATE_SECONDS = 1.5
-"""Seconds to look for a server with all the state that we have seen, before any will do. Servers refuse a
-client that has seen more than they have; after a loss of their disks all of them would, forever."""
+"""How long to look for a server with all the state that we have seen; after that, any server will do. Servers
+refuse a client that has seen more than they have, and after a loss of their disks all of them always
+would."""
 _EXPECTED = (
     kazoo_errors.NoNodeError,
     kazoo_errors.NodeExistsError,
@@ -51,62 +48,6 @@ _EXPECTED = (
     kazoo_errors.RolledBackError,
     kazoo_errors.RuntimeInconsistency,
 )
-_FORM = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...&cert=...&key=...]"
-_OPTIONS = re.compile(r"\?(?=(?:tls|ca|cert|key)=)")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The address of ZooKeeper and our identity there. The password is never shown."""
-
-    hosts: str
-    chroot: str = ""
-    credential: str | None = field(default=None, repr=False)
-    tls: bool = False
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Parse ``[user:password@]host:port,host:port[/chroot][?tls=true&ca=FILE&cert=FILE&key=FILE]``.
-
-        User and password may be percent-encoded. With them only we can change the nodes that we make (scheme
-        digest). Raises ConfigError, which does not show the password.
-        """
-        options_at = _OPTIONS.search(text)  # searched first: the path of a file may hold an "@"
-        head, tail = (text[: options_at.start()], text[options_at.end() :]) if options_at else (text, "")
-        login, at, rest = head.strip().rpartition("@")
-        place, _, query = rest.partition("?")
-        hosts, slash, chroot = place.partition("/")
-        credential = None
-        if at:
-            user, colon, password = login.partition(":")
-            if not user or not colon:
-                raise ConfigError(f"the ZooKeeper address ...@{rest} names a user without password: {_FORM}")
-            credential = f"{unquote(user)}:{unquote(password)}"
-        try:
-            parsed, _ = collect_hosts(hosts)
-        except ValueError as exc:
-            raise ConfigError(f"{hosts!r} is not a list of ZooKeeper hosts: {_FORM}") from exc
-        if not parsed or "//" in slash + chroot:
-            raise ConfigError(f"{place!r} is not a ZooKeeper address: {_FORM}")
-        options = dict(parse_qsl(f"{query}&{tail.strip()}", keep_blank_values=True))
-        unknown = sorted(options.keys() - {"tls", "ca", "cert", "key"})
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r} is not an option of a ZooKeeper address: {_FORM}")
-        files = {name: options[name] for name in ("ca", "cert", "key") if name in options}
-        for name, path in files.items():
-            if not Path(path).is_file():  # kazoo would retry forever
-                raise ConfigError(f"the ZooKeeper address names {name}={path}, which is not a file")
-        tls = options.get("tls", "true" if files else "false")
-        if tls not in ("true", "false"):
-            raise ConfigError(f"tls={tls} in the ZooKeeper address must be true or false")
-        return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
-
-    def members(self) -> list[tuple[str, int]]:
-        """Return host and port of each member of the ensemble."""
-        return list(collect_hosts(self.hosts)[0])
 
 
 class Znode(NamedTuple):
@@ -127,9 +68,9 @@ class Directory(NamedTuple):
 
 
 class Session:
-    """A ZooKeeper session that is renewed as long as needed. Not thread-safe, except for the flags.
+    """A ZooKeeper session; when it ends, another one begins. For one thread.
 
-    ``on_event`` is called from a kazoo thread whenever the connection is lost or made; it must not block.
+    ``on_event`` is called on a kazoo thread whenever the connection is lost or made; it must not block.
     Durations are seconds.
     """
 
@@ -168,14 +109,14 @@ class Session:
         start."""
         client, self._client = self._client, None
         if client is not None:
-            client.remove_listener(self._state_changed)  # an intended end is no event
+            client.remove_listener(self._state_changed)  # an intended end is not reported
             client.stop()
             client.close()
 
     def revive(self) -> None:
-        """Without a connection: make one possible again, which kazoo alone would not.
+        """Make a connection possible again where kazoo alone would never make one.
 
-        kazoo gives up when authentication fails or its thread died. And it would never connect to an ensemble
+        kazoo gives up when authentication fails or its thread has died. It also never connects to an ensemble
         that has lost its state, or to another one in its place.
         """
         client, away = self._client, self._away_since
@@ -185,19 +126,19 @@ class Session:
             log.warning("zookeeper_client_renewed", reason=self._problems.last)
             self.renew()
         elif away is not None and time.monotonic() - away > _ANY_STATE_SECONDS:
-            # If the server knows our session, it continues; otherwise the server says that it has ended.
+            # A server that knows our session continues it; another one tells us that it has ended.
             self._seen = max(self._seen, client.last_zxid)
             client.last_zxid = 0
 
     @property
     def behind(self) -> bool:
-        """Whether the last answer had an older state than this session has seen: from a restored disk, or
-        from a member that lags behind."""
+        """Whether the last answer had an older state than this session has seen, as from a restored disk or
+        a server that lags behind."""
         return self._client is not None and self._client.last_zxid < self._seen
 
     def renew(self) -> None:
         """End the session, with all its nodes, and begin another one."""
-        # Not the same client: one that ended by itself has a close request queued for its next session.
+        # The client is not reused: one that ended by itself has queued a close request for its next session.
         self.stop()
         self._seen = 0
         self._client = self._make_client()
@@ -228,7 +169,8 @@ class Session:
         self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
 
     def rewrite(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
-        """Replace the data of nodes. Returns False for each that is gone or has another version."""
+        """Replace the data of nodes: (path, data, version). False for each that is gone or has another
+        version."""
         results = self._all(methodcaller("set_async", *node) for node in nodes)
         return [not isinstance(result, Exception) for result in results]
 
@@ -237,7 +179,7 @@ class Session:
         self._all(methodcaller("delete_async", path) for path in paths)
 
     def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Znode | None]:
-        """Read nodes; None for those that are gone. ``watch`` is called once for each that changes later."""
+        """Read nodes; None for those that are gone. ``watch`` is called once for each node that changes."""
         results = self._all(methodcaller("get_async", path, watch) for path in paths)
         return [None if isinstance(result, Exception) else _node(*result) for result in results]
 
@@ -269,7 +211,7 @@ class Session:
         ]
 
     def replace(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
-        """Create a node, in one transaction deleting it first if it exists, so that a watch on its directory
+        """Create a node. One that exists is deleted in the same transaction, so that a watch on its directory
         always fires."""
         while True:
             [there] = self.read([path])
@@ -313,8 +255,7 @@ class Session:
     # --- plumbing ---
 
     def _all(self, requests: Iterable[Callable[[Any], Any]]) -> list[Any]:
-        """Send requests without waiting between them. Returns the results in order, expected errors
-        included."""
+        """Send requests without waiting in between. Returns their results or expected errors in order."""
         client = self._client
         if client is None or not client.connected:  # kazoo would queue them until it reconnects
             raise CoordinationUnavailable(f"there is no connection to ZooKeeper at {self.address.hosts}")
@@ -330,7 +271,7 @@ class Session:
     def _outcome(self, result: Any) -> Any:
         try:
             answer = result.get(timeout=self._session_timeout)
-            for part in answer if isinstance(answer, list) else []:  # a transaction: it never raises
+            for part in answer if isinstance(answer, list) else []:  # a transaction never raises
                 if isinstance(part, kazoo_errors.KazooException) and not isinstance(part, _EXPECTED):
                     raise part
         except _EXPECTED as exc:
@@ -379,10 +320,10 @@ class Session:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Tries the next host when one is silent, such as a machine without power.
+    """Tries the next host soon when one is silent, such as a machine without power.
 
-    kazoo would wait for it up to the session timeout, so that sessions end meanwhile, and longer than an
-    operator's command waits at all.
+    kazoo would wait for a silent host up to the session timeout: sessions would end meanwhile, and an
+    operator's command would have given up.
     """
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
@@ -392,7 +333,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Problems(logging.Handler):
-    """Handles kazoo's log lines: keeps the last problem for our messages, passes on its errors.
+    """Handles kazoo's log lines: keeps the last problem for our messages and logs its errors.
 
     kazoo prints credentials at DEBUG and a line a second while it cannot connect; both are dropped.
     """

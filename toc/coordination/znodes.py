@@ -6,8 +6,8 @@
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
                                            serves: [...], features: [...], keys: [...],
-                                           out_of_reach: [...], reached: [...]}; without them:
-                                           ["handler"], [], [], [], []
+                                           out_of_reach: [...], reached: [...]}; where the last five are
+                                           missing: ["handler"], [], [], [], []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -99,7 +99,7 @@ def instant(values: dict[str, Any], key: str) -> int:
 
 
 def member_data(member: Member, joined: int) -> bytes:
-    """Encode the data of workers/{worker_id}, who joined then (ms)."""
+    """Encode the data of workers/{worker_id}. ``joined`` is an instant (ms)."""
     topics = None if member.topics is None else sorted(member.topics)
     return encode(
         host=member.host,

@@ -1,39 +1,39 @@
 """Coordination through ZooKeeper: one session per daemon, whose worker processes are the members.
 
-Pending changes are recorded first (``_unjoined``, ``_departed``, ``Claims.leftover``) and removed when
+Pending changes are recorded first (``_unjoined``, ``_departed``, ``Claims.leftover``) and forgotten once
 ZooKeeper has made them, so interrupted work is simply repeated.
 
-No worker loses a slot because ZooKeeper is out of reach. Slots that a worker leaves then go to other workers
-of this daemon: claims last as long as the daemon's session, so no other daemon has them. The processes of one
-daemon cannot disagree, because only the daemon tells them what to take. It hands on only slots whose claim is
-known to be in its session. It does not hand on slots whose claim was being made or deleted when the
-connection broke, nor slots of a session that is over.
+No worker loses a slot because ZooKeeper is out of reach. A slot that a worker leaves meanwhile goes to
+another worker of this daemon, a stand-in: claims last as long as the daemon's session, so no other daemon has
+it. The workers cannot disagree, because only their daemon tells them what to take. It hands on only slots
+whose claim is known to be in its session: none whose claim was being made or deleted when the connection
+broke, and none of a session that has ended.
 
-When ZooKeeper is back, the daemon writes the deaths first. Then it writes the new names into the claims, in
-one step each, so that no claim is free in between. Only then do the dead workers' nodes vanish, which makes
-the leader assign anew. Until it has, the substitutes continue, and then hand over in good order.
+When ZooKeeper is back, the daemon writes the deaths first. Then it writes the stand-ins' names into the
+claims, in one step each, so that no claim is free in between. Only then does it delete the nodes of the
+workers that left, which makes the leader assign anew. Until that has happened the stand-ins continue; then
+they hand over in good order.
 
 When a session has ended, its nodes are gone. The daemon claims again those slots that its workers still
 consume and that are still assigned to them, and the workers join again; other slots vanish from ``claimed``.
-The same happens when nodes were deleted, which watches and a check every few seconds detect. Nothing in
-ZooKeeper is the source of truth: a lost assignment stays in force until a leader has written it again.
+The same happens when nodes were deleted, which watches and a check every few seconds detect.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from toc.coordination.address import Address
 from toc.coordination.assignment import Member, assign
+from toc.coordination.changes import Changes
 from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import Neighbourhood, Presence
-from toc.coordination.session import DELETED, Address, Directory, Session, Znode
+from toc.coordination.session import Directory, Session, Znode
 from toc.coordination.znodes import (
     DIRECTORIES,
     Assigned,
@@ -53,8 +53,6 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
-_VERIFY = 3.0  # seconds between two checks that our nodes still exist
-_VERIFY_SOON = 0.1  # that interval after a loss: deleting a whole tree takes time, so let it finish first
 
 
 class _Departed(NamedTuple):
@@ -67,8 +65,8 @@ class ZooKeeperCoordinator:
     """Spreads slots over the cluster through ZooKeeper. Implements Coordinator.
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
-    slots of a silent daemon go to others after ``session_timeout``. ``gather`` is how long a new leader waits
-    for missing workers (toc.coordination.leader).
+    slots of a silent daemon go to others after ``session_timeout``. ``gather``: how many seconds a new leader
+    waits for missing workers (toc.coordination.leader).
     """
 
     def __init__(
@@ -86,10 +84,11 @@ class ZooKeeperCoordinator:
         self._clock = clock or Clock()
         place = Address.parse(address)
         self._paths = Paths.of(place.chroot, cluster)
+        self._changes = Changes(self._signal)
         self._session = Session(
-            place, self._connection_changed, connect_timeout=connect_timeout, session_timeout=session_timeout
+            place, self._changes.connection, connect_timeout=connect_timeout, session_timeout=session_timeout
         )
-        self._watches = {name: partial(self._directory_changed, name) for name in DIRECTORIES}
+        self._watches = {name: partial(self._changes.directory, name) for name in DIRECTORIES}
         self._host = host
         self._neighbourhood = Neighbourhood.of(host)
         self._name = self._neighbourhood.name(f"{host}-daemon")
@@ -100,13 +99,6 @@ class ZooKeeperCoordinator:
         self._started = False
         self._topics: Mapping[str, int] = {}
         self._deliveries: Mapping[str, str] = {}
-
-        # set by kazoo's threads, under the lock
-        self._lock = threading.Lock()
-        self._resync = False
-        self._verify_at = 0.0  # monotonic
-        self._dirty: set[str] = set()
-        self._dirty_topics: set[str] = set()
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
@@ -123,7 +115,7 @@ class ZooKeeperCoordinator:
         self._unjoined: set[str] = set()
         self._departed: list[_Departed] = []
 
-    # --- the daemon's thread ---
+    # --- the port ---
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable."""
@@ -144,7 +136,7 @@ class ZooKeeperCoordinator:
             self._presence.close()
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
-        """Set topic -> number of slots to assign, and the deliveries of those not for handlers."""
+        """Set what to assign: topic -> number of slots."""
         self._topics, self._deliveries = dict(topics), dict(deliveries or {})
         if self._leader.set_topics(topics, self._deliveries):
             self._assignment = {
@@ -153,7 +145,7 @@ class ZooKeeperCoordinator:
             self._signal()
 
     def join(self, member: Member) -> None:
-        """Add a worker process to the cluster, or write its node anew."""
+        """Add a worker process to the cluster, or write its node again."""
         check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
         self._joined.setdefault(member.worker_id, self._clock.now_ms())
@@ -162,7 +154,7 @@ class ZooKeeperCoordinator:
         self._attempt(self._write_changes)
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and its claims; mark it dead if ``known_dead``."""
+        """Remove a worker and its claims. If ``known_dead``, publish its death."""
         member = self._members.pop(worker_id, None)
         if member is not None:
             del self._joined[worker_id]
@@ -170,12 +162,12 @@ class ZooKeeperCoordinator:
             self._unjoined.discard(worker_id)
             self._departed.append(_Departed(worker_id, member.host, known_dead))
             self._attempt(self._write_changes)
-        elif known_dead:  # it had left, but not finished what it held
+        elif known_dead:  # it had left already, but has not finished what it held
             self._departed.append(_Departed(worker_id, self._host, known_dead))
             self._attempt(self._write_changes)
 
     def desired(self) -> dict[str, set[Slot]]:
-        """worker_id -> the slots that it should own, stand-ins included."""
+        """Return the slots that each worker should own, also as a stand-in."""
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         left: list[Slot] = []
         for topic, assigned in self._assignment.items():
@@ -189,14 +181,14 @@ class ZooKeeperCoordinator:
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
-        """worker_id -> the slots that it holds."""
+        """Return the slots that each worker holds."""
         held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
         for slot, worker_id in self._claims.held.items():
             held[worker_id].add(slot)
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots; without ZooKeeper only vacant ones. Returns those the worker holds now."""
+        """Claim slots; without ZooKeeper, only vacant ones. Returns those that the worker holds now."""
         if worker_id in self._members and self._session.id is None:
             self._claims.take_vacant(worker_id, slots)
         wanted = dict.fromkeys(self._claims.to_claim(slots), worker_id)
@@ -213,7 +205,7 @@ class ZooKeeperCoordinator:
             self._signal()  # another of our workers may wait for it
 
     def dead_workers(self) -> frozenset[str]:
-        """The workers whose process is known to have ended."""
+        """Return the workers whose process is known to have ended."""
         return self._dead.union(gone.worker_id for gone in self._departed if gone.known_dead)
 
     def connected(self) -> bool:
@@ -230,18 +222,18 @@ class ZooKeeperCoordinator:
         return self._leader.leading
 
     def unowned(self) -> frozenset[Slot]:
-        """If this daemon leads, the slots that no worker may have; else none."""
+        """Return the slots that no worker may have; none if another daemon leads."""
         if not self.leading:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
     def lacking(self) -> Lacking | None:
-        """Which members lack which features, as far as known, if this daemon leads or the leader does not
-        tell."""
+        """Return which members lack which features; None without a connection, or if another daemon leads and
+        tells it."""
         return self._leader.lacking if self._session.id is not None else None
 
     def step(self) -> float | None:
-        """Do what is due. Blocks while ZooKeeper answers, at most about the session timeout."""
+        """Do what is due. Waits for ZooKeeper's answers, at most about the session timeout."""
         due: float | None = None
         if self._started:
             session_id = self._session.id
@@ -253,17 +245,17 @@ class ZooKeeperCoordinator:
                     due = self._catch_up(session_id)
             except CoordinationUnavailable as exc:
                 log.warning("coordination_interrupted", reason=str(exc))
-                self._resync = True
+                self._changes.read_everything()
                 due = _RETRY
         return due
 
     # --- slots that workers leave behind ---
 
     def _stand_ins(self, left: Iterable[Slot], wanted: Mapping[str, Collection[Slot]]) -> dict[Slot, str]:
-        """Return which workers of ours serve slots still assigned to workers of ours that have left.
+        """Return the stand-ins: our worker for each slot that is still assigned to a worker that ``left`` us.
 
-        Normally only those that serve them already. While ZooKeeper is out of reach, the slots are spread
-        over all our workers, whose own slots, ``wanted``, do not move.
+        Normally these are only the workers that hold such a slot already. While ZooKeeper is out of reach,
+        the slots are spread over all our workers. The slots ``wanted`` of each do not move.
         """
         served = {slot: self._claims.held[slot] for slot in left if slot in self._claims.held}
         if self._session.id is not None:
@@ -297,15 +289,14 @@ class ZooKeeperCoordinator:
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do what needs ZooKeeper if possible now; otherwise, or if it is interrupted, ``step`` will do
-        it."""
+        """Do what needs ZooKeeper now; if that fails, ``step`` does it later."""
         if not self._started or not self._current():
             return
         try:
             action()
         except CoordinationUnavailable as exc:
             log.warning("coordination_interrupted", reason=str(exc))
-            self._resync = True
+            self._changes.read_everything()
             self._signal()
 
     def _current(self) -> bool:
@@ -313,18 +304,18 @@ class ZooKeeperCoordinator:
         return self._session.id is not None and self._session.id == self._session_id
 
     def _catch_up(self, session_id: int) -> float:
-        """Returns the seconds until the next step."""
+        """Do what is due with a connection. Returns the seconds until the next step."""
         if session_id != self._session_id:
             self._enter_session(session_id)
-        elif time.monotonic() >= self._verify_at:
+        elif not self._changes.verify_in:
             self._verify(session_id)
         self._write_changes()
         self._refresh()
         wait, refused = self._leader.step(self._assignment, self._dead)
         if refused:
-            self._resync = True
+            self._changes.read_everything()
             wait = 0.0
-        verify = max(self._verify_at - time.monotonic(), 0.0)
+        verify = self._changes.verify_in
         return verify if wait is None else min(wait, verify)
 
     def _enter_session(self, session_id: int | None) -> None:
@@ -334,7 +325,7 @@ class ZooKeeperCoordinator:
         """
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
-        self._claims.vacant.clear()  # their claims are gone, and others may have them by now
+        self._claims.vacant.clear()  # their claims are gone, and other daemons may have the slots by now
         paths = [self._paths.directory(name) for name in DIRECTORIES]
         found = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
         lost = [name for name, before in self._directories.items() if not _same(before, found[name])]
@@ -343,9 +334,9 @@ class ZooKeeperCoordinator:
             self._leader.nodes_lost()
         self._session.make_directories(paths)
         self._directories = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
-        self._verify_at = time.monotonic() + _VERIFY
+        self._changes.verified()
         self._leader.enroll(session_id)
-        self._resync = True
+        self._changes.read_everything()
         self._refresh()
         wanted = self.desired()
         again = {
@@ -361,9 +352,9 @@ class ZooKeeperCoordinator:
 
     def _verify(self, session_id: int) -> None:
         """Check that our nodes still exist, and make the missing ones again."""
-        self._verify_at = time.monotonic() + _VERIFY
+        self._changes.verified()
         directories = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
-        if self._session.behind:  # it shows nodes of our session that are gone since
+        if self._session.behind:  # the server shows nodes of our session that no longer exist
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
         found, before = dict(zip(DIRECTORIES, directories, strict=True)), self._directories
@@ -392,8 +383,8 @@ class ZooKeeperCoordinator:
     def _find_gone(self, *, leaders: bool = False) -> None:
         """Remove what an earlier daemon of this host has left in a session that has not expired yet.
 
-        Workers that are proved gone run nothing, and their slots are free. A daemon may have ended before its
-        workers, and would lead until its session expires.
+        Workers that are proved gone run nothing, so their slots are free. A daemon that is gone would lead
+        until its session expires, so its candidacy is removed, also if some of its workers still live.
         """
         names = self._session.children(self._paths.directory("workers"))
         gone = [name for name in names if name not in self._ours and self._neighbourhood.proves_gone(name)]
@@ -416,12 +407,12 @@ class ZooKeeperCoordinator:
         """Make the pending changes in ZooKeeper, in the order that other daemons rely on."""
         session_id, now_ms = self._session_id, self._clock.now_ms()
         dead = [gone for gone in self._departed if gone.known_dead]
-        # Before their nodes vanish: a new owner must see that nothing of them is running,
+        # Before the nodes of these workers vanish: a new owner must see that they run nothing.
         self._session.create(
             ((self._paths.node("dead", gone.worker_id), encode(host=gone.host, at=now_ms)) for gone in dead),
             ephemeral=False,
         )
-        # and claims that others of ours have taken over must not become free.
+        # Before them too: claims that other workers of ours have taken over must not become free.
         self._claims.hand_on(session_id)
         self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
         self._departed.clear()
@@ -440,7 +431,7 @@ class ZooKeeperCoordinator:
         made = self._session.create(nodes, ephemeral=True)
         there = [node for node, new in zip(nodes, made, strict=True) if not new]
         found = self._session.read(path for path, _ in there)
-        # of an earlier session of ours, about to vanish: replace it by one that stays
+        # Nodes of an earlier session of ours are about to vanish: replace them by some that stay.
         old = [
             each for each, node in zip(there, found, strict=True) if not node or node.session != session_id
         ]
@@ -453,20 +444,17 @@ class ZooKeeperCoordinator:
         self._unjoined.clear()
 
     def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
-        """Read the nodes of our workers; a watch tells when one goes."""
+        """Read the nodes of our workers; a watch tells when one vanishes."""
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
-        return self._session.read(paths, self._member_changed)
+        return self._session.read(paths, self._changes.member)
 
     def _refresh(self) -> None:
-        """Read again what has changed, and watch it."""
-        with self._lock:
-            if self._resync:
-                self._dirty.update(DIRECTORIES)
-                self._dirty_topics.update(self._assignment)
-                self._claims.unblock()
-            self._resync = False
-            dirty, self._dirty = self._dirty, set()
-            topics, self._dirty_topics = self._dirty_topics, set()
+        """Read what has changed, and watch it."""
+        everything, dirty, topics = self._changes.take()
+        if everything:
+            dirty.update(DIRECTORIES)
+            topics.update(self._assignment)
+            self._claims.unblock()
         if "leader" in dirty:
             self._leader.count_votes()
         if "assignment" in dirty:
@@ -486,45 +474,15 @@ class ZooKeeperCoordinator:
     def _read_assignment(self, topics: Iterable[str]) -> None:
         names = list(topics)
         nodes = self._session.read(
-            (self._paths.node("assignment", name) for name in names), self._topic_changed
+            (self._paths.node("assignment", name) for name in names), self._changes.topic
         )
         for name, node in zip(names, nodes, strict=True):
             if node is not None:
                 self._assignment[name] = Assigned(owners_of(node.data), node.version)
             elif (known := self._assignment.pop(name, None)) and name in self._topics:
-                # It was deleted: it stays in force, and the leader writes it again.
+                # Its node was deleted. It stays in force, and the leader writes it again.
                 self._assignment[name] = Assigned(known.owners, -1)
                 self._leader.inputs_changed()
-
-    # --- kazoo's threads: set flags and return ---
-
-    def _connection_changed(self) -> None:
-        with self._lock:
-            self._resync = True
-            self._verify_at = 0.0  # watches end with a connection
-        self._signal()
-
-    def _directory_changed(self, name: str, event: Any) -> None:
-        with self._lock:
-            self._dirty.add(name)
-        if event.type == DELETED:
-            self._verify_soon()
-        self._signal()
-
-    def _member_changed(self, event: Any) -> None:
-        if event.type == DELETED:
-            self._verify_soon()
-            self._signal()
-
-    def _verify_soon(self) -> None:
-        with self._lock:
-            self._verify_at = min(self._verify_at, time.monotonic() + _VERIFY_SOON)
-
-    def _topic_changed(self, event: Any) -> None:
-        if event.path:  # else the connection was lost, and everything is read again
-            with self._lock:
-                self._dirty_topics.add(event.path.rpartition("/")[2])
-            self._signal()
 
     def _signal(self) -> None:
         if self.on_change is not None:
@@ -532,5 +490,5 @@ class ZooKeeperCoordinator:
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:
-    """Whether it is the directory of before. Its content may have changed."""
+    """Whether it is still the same directory, perhaps with other nodes in it."""
     return before is not None and now is not None and before.made == now.made

@@ -1,20 +1,21 @@
-"""Runs many calls at once and handles those that fail.
+"""Runs many calls at once and handles their errors.
 
 Calls are grouped by node. Each node gets its calls in one write, all nodes are written to before any is read,
-and every call gets its own result. A window bounds the calls in flight on a node, so that neither side has to
-buffer without bound.
+and every call gets its own result. A window limits the calls in flight on a node, and so what either side
+must buffer.
 
 In a cluster, no caller waits for one node longer than its patience. Calls without a reply by then get an
-IndexSlow, and a background thread reads the late replies. An error of one node does not delay the others
-either: a caller with a short patience makes no pauses, and nobody waits again for calls that were sent late.
+IndexSlow, and a background thread reads their late replies. Errors of one node do not delay calls to others:
+callers with a short patience make no pauses, and nobody waits for calls that are sent again after a late
+reply.
 
-    the connection broke     the call is sent once more on a new one; if it must not be executed twice it
-                             becomes a ReplyLost instead. A call that was not sent is simply sent again.
-    a redirection, NOSCRIPT  done, then sent again at once: it was not executed
+    the connection broke     the call is sent once more on a new one, or becomes a ReplyLost if it must not be
+                             executed twice; a call that was not sent is simply sent again
+    a redirection, NOSCRIPT  followed, or the script loaded; then sent again at once, as it was not executed
     a state that passes      sent again after a short, jittered pause, a few times
     anything else            an IndexUnavailable that says what to do
 
-Pauses add up to about 0.1 s: callers are loops that retry, and the results of all other slots wait.
+Pauses add up to about 0.1 s, not more: callers are loops that retry, and the results of all other slots wait.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class IndexFull(IndexUnavailable):
 
 
 class IndexBroken(IndexUnavailable):
-    """A key of this slot cannot be used: it has another type than toc needs, so toc did not write it, or our
-    account has no right to it. Other slots work."""
+    """A key of this slot cannot be used: toc did not write it, as its type is wrong, or our account has no
+    right to it. Other slots work."""
 
 
 _KINDS: dict[str, type[IndexUnavailable]] = {
@@ -69,11 +70,11 @@ _KINDS: dict[str, type[IndexUnavailable]] = {
     "WRONGTYPE": IndexBroken,
     "NOPERM": IndexBroken,
 }
-"""Error codes with an error class of their own."""
+"""Error codes that have an error class of their own."""
 
 
 class Script:
-    """A Lua file of this package. ``keys`` are its KEYS: fields of SlotKeys, if they are those of one slot.
+    """A Lua file of this package. If its KEYS are those of one slot, ``keys`` are these fields of SlotKeys.
 
     With ``wakes``, its first argument is the slot's channel.
     """
@@ -83,6 +84,7 @@ class Script:
         self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         places = [SlotKeys._fields.index(key) for key in (*keys, *(["channel"] if wakes else []))]
+        # Of a single place, an itemgetter would return no tuple; of a slice it does.
         self._names: Callable[[SlotKeys], tuple[str, ...]] = itemgetter(
             *(places if len(places) > 1 else (slice(place, place + 1) for place in places or [0]))
         )
@@ -117,15 +119,15 @@ class Call:
     result: Any = None
     run_id: str = ""
     asking: RedisNode | None = None
-    """Node that an ASK redirects to, once."""
+    """The node that an ASK redirects to, for one try."""
     moved: bool = False
-    """It followed a MOVED before."""
+    """Whether it has followed a MOVED."""
     load: bool = False
-    """The script must be loaded first."""
+    """Whether the script must be loaded first."""
     lost: bool = False
-    """It was sent once and its reply was lost."""
+    """Whether it was sent once and its reply was lost."""
     comes_late: bool = False
-    """It was sent, and its result goes to the ``late`` callback."""
+    """Whether it was sent and its result goes to the ``late`` callback."""
 
 
 Late = Callable[[list[Call]], None]
@@ -143,7 +145,7 @@ class Calls:
         self.patience = patience
 
     def run(self, calls: Sequence[Call], late: Late | None = None) -> None:
-        """Give every call its result. Raises nothing because of a server.
+        """Give every call its result. Errors of servers are results; none is raised.
 
         With ``late``, calls to a node that is too slow (``comes_late``) get their reply or error later.
         """
@@ -157,7 +159,7 @@ class Calls:
                 self._rediscover()
             todo = round_.again + [call for call, node in round_.unreachable if self._moved_from(node, call)]
             if round_.after_pause and (pause := next(pauses, None)) is not None:
-                todo += round_.after_pause  # without a pause left they keep their errors
+                todo += round_.after_pause  # if no pause is left, these calls keep their errors
                 time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing
             if not todo:
                 return
@@ -181,7 +183,7 @@ class Calls:
         return result
 
     def _rediscover(self) -> None:
-        # If that fails, the old map stays, and its servers report the error.
+        # If this fails, the old map stays, and calls to its servers show the error.
         if self.patience is not None:
             self.nodes.look_again_within(self.patience)
             return
@@ -193,9 +195,9 @@ class Calls:
 
 
 def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:
-    """Return ``read`` of a reply, the IndexUnavailable that it is, or one if it cannot be parsed.
+    """Return ``read`` of a reply, or the IndexUnavailable that the reply is.
 
-    In the last case the call was executed, and its reply came damaged.
+    A reply that cannot be parsed becomes a ReplyLost, because its call was executed.
     """
     if isinstance(reply, IndexUnavailable):
         return reply
@@ -233,8 +235,7 @@ class _Window:
         self._wire.send(commands)
 
     def read(self, round_: _Round, until: float | None) -> bool:
-        """Read replies until ``until`` (monotonic seconds). Returns whether all are read. Raises
-        RedisError."""
+        """Read replies until ``until`` (monotonic). Returns whether all are read. Raises RedisError."""
         wire = self._wire
         while self._read < len(self._replies):
             if until is not None and not wire.has_reply(until - time.monotonic()):
@@ -251,7 +252,7 @@ class _Window:
                     round_.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
                 else:
                     whose.result = reply
-        if wire.left():  # so some of the replies belong to other calls
+        if wire.left():  # some of the replies belong to other calls
             self._read = 0
             raise InvalidResponse("more replies than calls")
         return True
@@ -309,7 +310,7 @@ class _Round:
                 for window in sent:
                     self._read(window, until, wires, waiting)
         except BaseException:
-            for wire in wires.values():  # replies may be left in them
+            for wire in wires.values():  # there may be unread replies in them
                 wire.close()
             raise
         for node, wire in wires.items():
@@ -333,7 +334,7 @@ class _Round:
         try:
             wires[node] = node.take(self._patience)
         except IndexUnavailable as exc:
-            # With a patience, the thread that tries to reach the node again reads the map.
+            # With a patience, the map is read by the thread that tries to reach the node again.
             self.rediscover |= self._patience is None
             for call in waiting.pop(node):
                 call.result, call.asking = exc, None
@@ -383,7 +384,7 @@ class _Round:
         try:
             window.read(after, None)
             window.give_back()
-            if refused := [call for call in after.again if call.comes_late]:  # such as: load a script
+            if refused := [call for call in after.again if call.comes_late]:  # such as for a missing script
                 Calls(self._nodes).run(refused)
         except RedisError as exc:
             after._broke(window, exc)
@@ -419,7 +420,7 @@ class _Round:
             call.load = True
         elif then is Then.FOLLOW_MOVED and isinstance(error, AskError):
             self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
-            if call.moved:  # the nodes do not agree yet
+            if call.moved:  # twice: the nodes do not agree yet
                 then = Then.PAUSE
             call.moved = True
         elif then is Then.FOLLOW_ASK and isinstance(error, AskError):
@@ -432,7 +433,7 @@ class _Round:
 
 
 def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[Call]:
-    """Take as many calls from those that wait for ``node`` as may be in flight at once."""
+    """Take from the calls that wait for ``node`` as many as may be in flight at once."""
     queue = waiting.pop(node)
     words = 0
     for count, call in enumerate(queue):
@@ -444,5 +445,4 @@ def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[C
 
 
 def _to_load(window: list[Call]) -> list[Script]:
-    """The scripts to load before the calls of this window, each once."""
     return list(dict.fromkeys(call.script for call in window if call.load and call.script))

@@ -1,9 +1,9 @@
 """Connections to one Redis server.
 
-A server that cannot be reached must not delay callers that also need others. So a node that cannot be
-reached, or has not answered for the read timeout, is refused at once to all callers; while callers ask for
-it, a background thread tries to reach it again. Callers of several nodes set a patience: they do not wait for
-a node that has been silent for longer (``IndexSlow``), even if its reply is still to come.
+A server that cannot be reached must not delay callers that also need others. So all callers get an error at
+once for a node that cannot be reached or has not answered for the read timeout. While callers ask for it, a
+background thread tries to reach it again. Callers of several nodes set a patience: they do not wait for a
+node that has been silent for longer (``IndexSlow``), even if its reply is still to come.
 
 Thread-safe: one thread at a time uses a connection.
 """
@@ -38,10 +38,10 @@ _REST_S = 0.1
 _MAX_REST_S = 0.5
 """First and longest pause, in seconds, between attempts to reach a node again."""
 _WANTED_S = 5.0
-"""Seconds after the last request for a node during which reconnecting continues."""
+"""For how many seconds after the last request for a node the attempts continue."""
 FRESH_SECONDS = 0.05
-"""A connection used within these seconds is not checked before reuse, unless another one to its server has
-just broken: each check is a moment in which other threads take the interpreter."""
+"""A connection that was used within these seconds is reused without a check, unless another one to its server
+has just broken. A check releases the interpreter, which other threads may then keep for a while."""
 
 
 class IndexSlow(IndexUnavailable):
@@ -68,8 +68,8 @@ class Wire:
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises RedisError; some may then have been executed."""
         if threading.current_thread() is threading.main_thread():
-            # Python signal handlers may run while an int is turned into text. If one raises then, hiredis 3.5
-            # continues without the text, and the process dies of SIGSEGV. Python itself handles this case.
+            # A signal handler may run while an int is turned into text. If it raises then, hiredis 3.5
+            # continues without the text, and the process dies of SIGSEGV. So Python makes the texts here.
             commands = [[w if isinstance(w, (str, bytes)) else repr(w) for w in words] for words in commands]
         self._connection.send_packed_command(
             [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]  # type: ignore[arg-type]  # its stub says 1-tuple
@@ -95,10 +95,10 @@ class Wire:
 
     def left(self) -> bool:
         """Whether more has been received than read."""
-        return bool(self._connection._parser._reader.has_data())  # the driver's public way asks the kernel
+        return bool(self._connection._parser._reader.has_data())  # the public can_read would ask the kernel
 
     def is_quiet(self) -> bool:
-        """Whether the connection is open with nothing left to read, so that it can be reused."""
+        """Whether the connection can be reused: it is open, and nothing is left to read."""
         try:
             return not self._connection.can_read(0)
         except (RedisError, OSError):
@@ -113,7 +113,7 @@ class Wire:
         return self._socket().fileno()
 
     def _socket(self) -> socket.socket:
-        sock: socket.socket = self._connection._sock  # the driver has no public way to it
+        sock: socket.socket = self._connection._sock  # the driver does not publish it
         return sock
 
     def close(self) -> None:
@@ -122,11 +122,10 @@ class Wire:
 
 
 class RedisNode:
-    """One server, with its idle connections. ``on_away`` runs on a background thread before each reconnect
-    attempt.
+    """One server, with its idle connections.
 
-    A caller with a patience (seconds) gets an IndexSlow instead of waiting longer than that, counted from
-    when the node fell silent.
+    ``on_away`` runs on a background thread before each attempt to reach the server again. A caller with a
+    patience (seconds) gets an IndexSlow once the node has been silent for longer than that.
     """
 
     def __init__(
@@ -145,13 +144,13 @@ class RedisNode:
         """When a connection last broke, on the monotonic clock."""
         self._lock = threading.Lock()
         self.failure = ""
-        """Why the node cannot be used, while a thread tries to reach it again; else empty."""
+        """Why the node cannot be used, while a thread tries to reach it again; empty otherwise."""
         self._wanted = 0.0
         """When a caller last asked for the failed node, on the monotonic clock."""
         self._closed = threading.Event()
         """Ends the reconnect thread."""
         self._unanswered = 0
-        """Number of waits given up whose reply is still to come."""
+        """How many replies are still to come for which nobody waits any more."""
         self._silent_since = 0.0
 
     def __repr__(self) -> str:
@@ -162,7 +161,7 @@ class RedisNode:
 
     @property
     def well(self) -> bool:
-        """Whether the node is not known to be unreachable or slow."""
+        """Whether the node is neither unreachable nor slow, as far as known."""
         return not self.failure and not self._unanswered
 
     def take(self, patience: float | None = None) -> Wire:
@@ -187,7 +186,7 @@ class RedisNode:
         try:
             return self._opened()
         except IndexUnavailable as exc:
-            if not none_left():  # else existing connections are still usable
+            if not none_left():  # without a free descriptor, open connections still work
                 self.failed(str(exc))
             raise
 
@@ -199,7 +198,7 @@ class RedisNode:
     def _opened(self) -> Wire:
         try:
             connection = self._connect()
-        except OSError as exc:  # the driver reads files of its own
+        except OSError as exc:  # the driver reads certificates
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
         try:
             return Wire(connection, self._read_timeout)
@@ -216,7 +215,7 @@ class RedisNode:
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
 
     def _open_within(self, patience: float) -> Wire:
-        """Open a connection on a background thread; if it comes too late, it is kept for other callers."""
+        """Open a connection on a background thread; one that comes too late is kept for other callers."""
         future: Future[Wire] = Future()
         began = time.monotonic()
         threading.Thread(target=self._open_for, args=(future,), name="toc-connect", daemon=True).start()
@@ -251,14 +250,13 @@ class RedisNode:
         return IndexSlow(f"Redis at {self.address} has not answered yet; this call stopped waiting for it")
 
     def gave_up(self, since: float) -> None:
-        """Record that a caller gave up on a request sent at ``since``. Its end is reported to
-        ``answered``."""
+        """Record that a caller stopped waiting for a request sent at ``since``; later call ``answered``."""
         with self._lock:
             self._silent_since = min(self._silent_since, since) if self._unanswered else since
             self._unanswered += 1
 
     def answered(self) -> None:
-        """Record that a reply that was given up has come, or never will."""
+        """Record that a reply for which nobody waits has come, or will never come."""
         with self._lock:
             self._unanswered -= 1
             self._silent_since = time.monotonic()
@@ -283,7 +281,7 @@ class RedisNode:
             threading.Thread(
                 target=self._come_back, args=(self._closed,), name="toc-reconnect", daemon=True
             ).start()
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter is ending
             self.failure = ""
 
     def _come_back(self, closed: threading.Event) -> None:
@@ -306,7 +304,7 @@ class RedisNode:
             self.failure = ""
 
     def clock(self) -> float:
-        """Return its clock minus this machine's, in seconds, as exactly as one round trip can measure.
+        """Return its clock minus this machine's, in seconds, as exactly as one round trip can tell.
 
         Raises IndexUnavailable.
         """

@@ -1,4 +1,4 @@
-"""Somebody else's Redis, read and never written: what ``toc import`` takes jobs from."""
+"""Reads another system's Redis, from which ``toc import`` takes jobs. Never writes to it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ TIMEOUT_SECONDS = 30.0
 FOREVER = -1
 """The ttl (ms) of a key that never expires."""
 GONE = -2
+"""The ttl of a key that does not exist."""
 
 
 class Foreign:
@@ -48,7 +49,7 @@ class Foreign:
     def keys(self, pattern: str, kind: str) -> Iterator[list[bytes]]:
         """Yield the keys of a type (``string``, ``list``, ``zset``), in pages.
 
-        Keys that are there all the time are found, perhaps twice.
+        Keys that exist during the whole time are found, perhaps twice.
         """
         cursor: bytes | int = 0
         while True:
@@ -69,7 +70,7 @@ class Foreign:
                 return
 
     def items(self, key: str | bytes) -> Iterator[list[bytes]]:
-        """Yield the elements of a list, in pages from its right end, where the others take them."""
+        """Yield the elements of a list, in pages from its right end, from which its consumers take them."""
         end = -1
         while True:
             (found,) = self._ask([("LRANGE", key, end - PAGE + 1, end)])
@@ -80,7 +81,7 @@ class Foreign:
             end -= PAGE
 
     def values(self, keys: Sequence[bytes]) -> list[tuple[bytes, int] | None]:
-        """Return texts with the milliseconds that they are still there (FOREVER); None for other keys."""
+        """Return the strings at these keys, each with its ttl in ms (or FOREVER); None for other keys."""
         if not keys:
             return []
         found = self._ask([(command, key) for key in keys for command in ("GET", "PTTL")], errors=True)

@@ -1,17 +1,17 @@
-"""Names of everything that toc keeps in Redis. Fixed, because other tools find the data by these names.
+"""Names of everything that toc keeps in Redis. They are fixed, because other tools find the data by them.
 
-    StoreQueue      order.close_3                  scheduled tasks: job_id -> due time
-    PrepareQueue    prepare_{order.close_3}        taken and not finished: job_id -> when, tries left, by whom
-    DeadQueue       dead_{order.close_3}           out of tries: job_id -> millisecond of death
+    StoreQueue      order.close_3                  entries that wait: job_id -> due time
+    PrepareQueue    prepare_{order.close_3}        taken entries: job_id -> when, tries left, by whom
+    DeadQueue       dead_{order.close_3}           tasks out of tries: job_id -> time of death (ms)
     claims          claims_{order.close_3}         hash: next -> counter, number -> worker_id
     generation      gen_{order.close_3}            run_id of the server on which the slot was last rebuilt
-    waiting         waiting_{order.close_3}        what its worker has taken and cannot start: since when
+    waiting         waiting_{order.close_3}        what its worker has taken and cannot start, since when
     wake channel    wake_{order.close_3}           pub/sub: the new first score of the StoreQueue
-    owner           toc_owner                      hash: whose queues these are; one for all slots
-    permits         permits_{webhook_shop}         who may have how many requests in flight to target "shop"
+    owner           toc_owner                      hash: the owner of these queues; one for all slots
+    permits         permits_{webhook_shop}         each process's share of the limits of target "shop"
 
-The braces are a cluster hash tag: the keys of one slot are on one node, the slots of a topic on many. With a
-namespace, ``ns:`` precedes the topic, inside the tag, and ``toc_owner``.
+The braces are a cluster hash tag: the keys of one slot are on one node, those of a topic on many. A namespace
+comes first in the tag (``prepare_{ns:order.close_3}``) and before ``toc_owner``, with a colon.
 
 The channel is plain pub/sub, not sharded: a cluster sends each message to all its nodes, so a subscription to
 any node hears every slot. Channels have no hash slot and are not in KEYS.
@@ -43,7 +43,7 @@ class SlotKeys(NamedTuple):
         """Build all keys of ``slot``."""
         name = f"{namespace}:{slot}" if namespace else str(slot)
         return cls(
-            name,  # without braces, the whole name is its hash tag
+            name,  # of a key without braces, the whole name is hashed
             f"prepare_{{{name}}}",
             f"dead_{{{name}}}",
             f"claims_{{{name}}}",
@@ -55,11 +55,11 @@ class SlotKeys(NamedTuple):
 
 
 def owner_key(namespace: str | None = None) -> str:
-    """The hash with the owner of these queues: ``toc_owner``."""
+    """Return the key of the hash with the owner of these queues: ``toc_owner``."""
     return f"{namespace}:toc_owner" if namespace else "toc_owner"
 
 
 def permits_key(target: str, namespace: str | None = None) -> str:
-    """The shares of a webhook target's limits: ``permits_{webhook_shop}``."""
+    """Return the key of the shares of a webhook target's limits: ``permits_{webhook_shop}``."""
     name = f"webhook_{target}"
     return f"permits_{{{namespace}:{name}}}" if namespace else f"permits_{{{name}}}"

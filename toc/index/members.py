@@ -1,8 +1,8 @@
-"""Separates the entries of a sorted set from strays that cannot be entries.
+"""Separates the entries of a sorted set from strays: members that cannot be entries.
 
-Another writer to Redis can leave anything in a queue: a member that is no job_id, a score that no task can
-have. No code of toc could finish such a member, so a worker must never get it: it is sorted out here, and its
-reader removes it.
+Another program can write anything into a queue: a member that is no job_id, a score that no task can have.
+toc could never settle such a member, so no worker may get it. It is sorted out here, and its reader removes
+it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SHOWN_CHARS = 40
 def sort_out(flat: list[bytes]) -> tuple[list[tuple[int, float]], list[bytes]]:
     """Split a list of member, score, member, score, ... into entries and the members that are strays.
 
-    A job_id has one spelling, without sign or leading zero: a script gets the number and would not find
-    another spelling.
+    A job_id has one spelling, without sign or leading zero. Scripts get the number and would not find another
+    spelling.
     """
     entries, strays = [], []
     for member, text in zip(flat[::2], flat[1::2], strict=True):

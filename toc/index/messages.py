@@ -15,9 +15,9 @@ _SHOWN_CHARS = 200
 
 
 class PrepareRequest(NamedTuple):
-    """Take up to ``limit`` due ids of ``slot`` (at most MAX_IDS per call) under number ``claim``.
+    """Take up to ``limit`` due ids of ``slot`` (at most MAX_IDS) under the claim number ``claim``.
 
-    ``retries`` is the topic's: the tries of an entry that used up none.
+    ``retries`` is the topic's: the tries left of an entry that has used up none.
     """
 
     slot: Slot
@@ -40,7 +40,7 @@ class Prepared(NamedTuple):
 
 
 class CancelReply(NamedTuple):
-    """``removed``: there was a StoreQueue entry (now removed or moved); ``prepared``: a worker has the id."""
+    """``removed``: there was a StoreQueue entry, now removed or moved. ``prepared``: a worker has the id."""
 
     removed: bool
     prepared: bool
@@ -54,9 +54,9 @@ class CancelReply(NamedTuple):
 
 
 class ExpiredRequest(NamedTuple):
-    """List up to ``limit`` (and MAX_IDS) entries not kept alive for more than ``timeout_s`` seconds.
+    """List up to ``limit`` (at most MAX_IDS) entries that were not kept alive for over ``timeout_s`` seconds.
 
-    Also lists all entries under the given claim numbers, whatever their age.
+    All entries under the given claim numbers are listed too, whatever their age.
     """
 
     slot: Slot
@@ -66,11 +66,11 @@ class ExpiredRequest(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What a worker has taken of a slot and cannot start yet, once that is late.
+    """The entries that a worker has taken of a slot and cannot start yet, once they are late.
 
-    ``since`` is when the first of it was due (ms). ``tasks`` is how much of it the worker holds; it has put
-    back the rest for a while. The note expires after ``seconds``: that long after their worker's last
-    heartbeat any worker may take these entries.
+    ``since`` is when the first was due (ms). The worker holds ``tasks`` of them; it has put back the rest for
+    a while. The note expires after ``seconds``, the time without a heartbeat after which any worker may take
+    these entries.
     """
 
     since: int
@@ -79,11 +79,11 @@ class Waiting(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """The state of a slot. ``next_due`` is as in ``Prepared``; the counts are entries.
+    """The state of a slot. ``next_due`` is as in ``Prepared``. The counts are entries.
 
-    ``waiting`` of the ``prepared`` have not started, though the first was due at ``waiting_since`` (ms); None
-    unless that is late. ``waiting`` may then be 0: the entries were put back for a while. ``due`` of the
-    ``store`` are due, if they were counted; else 0.
+    ``waiting`` of the ``prepared`` entries are late and have not started. The first was due at
+    ``waiting_since`` (ms), None if nothing is late; ``waiting`` is 0 if all were put back for a while.
+    ``due`` of the entries in ``store`` are due, if they were counted, else 0.
     """
 
     next_due: float | None
@@ -113,7 +113,7 @@ class Peek(NamedTuple):
 
     @property
     def oldest(self) -> float | None:
-        """Return when the oldest task not yet started is or was due, taken or not; None if there is none."""
+        """Return when the oldest task that has not started is or was due, taken or not; None without one."""
         return min((at for at in (self.next_due, self.waiting_since) if at is not None), default=None)
 
 
@@ -135,9 +135,9 @@ class Claim(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """``recorded``: run_id of the server of the last rebuild; ``serving``: that of the current server.
+    """The run_id of the server on which a slot was last rebuilt, and that of the server that serves it now.
 
-    A slot whose two differ must be rebuilt from the task table.
+    If they differ, the slot must be rebuilt from the task table.
     """
 
     recorded: str | None
@@ -180,10 +180,10 @@ def _text(value: bytes) -> str:
 
 
 def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
-    """Parse a worker's note: how many entries wait for a handler, and since when the first was due (ms).
+    """Parse a worker's note: how many entries wait for a handler, and when the first was due (ms).
 
-    0 entries: what was taken was put back. A malformed note counts as none; so does the note of a worker that
-    has died and under which nothing is prepared any more.
+    The number is 0 if the entries were put back. A malformed note counts as none, and so does one of a worker
+    that has died if nothing is prepared any more.
     """
     words = (note or b"").split()
     if len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
@@ -193,13 +193,13 @@ def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:
-    """Parse a hash or list of number, worker, ... into claim numbers and workers, without the counter."""
+    """Parse a flat hash or list of numbers and workers, with or without the counter: number -> worker_id."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return {int(number): worker.decode(errors="replace") for number, worker in pairs if number.isdigit()}
 
 
 class PermitRequest(NamedTuple):
-    """What a process asks of a webhook target's limits; the ARGV of permits.lua."""
+    """What a process asks for of a webhook target's limits: the ARGV of permits.lua."""
 
     holder: str
     limit: int
@@ -216,9 +216,11 @@ class PermitRequest(NamedTuple):
 
 
 class Permits(NamedTuple):
-    """What it was given: requests in flight; requests that may begin, and the ms until the next one may.
+    """What the process got.
 
-    ``holders``: how many processes send to that target. The rest is the state of its breaker.
+    ``granted``: requests in flight. ``begin``: requests that may begin now; ``pause_ms``: until the next one
+    may. ``holders``: how many processes send to that target. The rest is the state of its breaker, as in
+    permits.lua.
     """
 
     granted: int

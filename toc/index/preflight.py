@@ -1,4 +1,4 @@
-"""Checks whether this Redis is fit to hold the index, once at start and for ``toc doctor``."""
+"""Checks whether a Redis is fit for the index, when a daemon starts and for ``toc doctor``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NO_SLOT = Slot("toc.operate.doctor", 0)
 NEARLY_FULL = 0.8
 _MEMORY = ("used_memory", "maxmemory")
 _COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
-"""Often forbidden; the answer is then unknown."""
+"""Many accounts may not ask this; the answer is then unknown."""
 
 
 def check(queues: Queues) -> list[Finding]:
-    """Return all problems of every master; empty if there are none. One round trip per master.
+    """Return all problems of every master, in one round trip each.
 
-    An unreachable master is a warning: its due tasks run from the rows. If all are unreachable, their fitness
-    is unknown: raises IndexUnavailable, which names every master.
+    A master out of reach is a warning, because due tasks then run from the rows. Raises IndexUnavailable,
+    which names every master, if all are out of reach.
     """
     kind = queues.nodes.location.kind
     found: list[Finding] = []
@@ -91,7 +91,7 @@ def advice(refusal: str) -> str:
 
 
 def examine(queues: Queues) -> list[Finding]:
-    """Return findings about every master, also good ones. An unreachable master is a finding too."""
+    """Return findings about every master, also good ones. A master out of reach is a finding too."""
     try:
         masters = queues.nodes.masters()
     except IndexUnavailable as exc:
@@ -181,8 +181,7 @@ def _rights(node: RedisNode, queues: Queues) -> Finding:
 def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
     """Return each command that needs a right, in a form that changes nothing.
 
-    Redis checks rights before anything else: only a caller with the right sees MOVED or an error about the
-    arguments.
+    Redis checks rights first: an error about the arguments, or a MOVED, shows that the caller has the right.
     """
     probes: dict[str, Command] = {
         "EVALSHA": ("EVALSHA", "0" * 40, 1, keys.store),
@@ -208,7 +207,7 @@ def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
     if kind is Topology.CLUSTER:
         probes |= {"CLUSTER SLOTS": ("CLUSTER", "SLOTS"), "CLUSTER INFO": ("CLUSTER", "INFO")}
         probes["ASKING"] = ("ASKING",)
-    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # last: no other command may follow it
+    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # it is last: no other command may follow it
 
 
 _Wrong = Iterator[tuple[Level, str, str]]
@@ -220,7 +219,7 @@ def _facts(info: bytes) -> dict[str, str]:
 
 
 def _name(facts: dict[str, str]) -> str:
-    # Valkey also reports the Redis version that it is compatible with; its own version is beside it.
+    # Valkey reports the Redis version that it is compatible with, and its own as valkey_version.
     name = "Valkey" if "valkey_version" in facts else "Redis"
     return f"{name} {facts.get('valkey_version') or facts.get('redis_version') or 'of an unknown version'}"
 

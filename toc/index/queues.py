@@ -5,8 +5,8 @@
         └─────rollback────────┘   └──bury──▶ DeadQueue ──redrive──▶ StoreQueue
 
 Methods over many slots never raise because of one server: each slot gets its result, or the IndexUnavailable
-of its server. If a slot's ids went in several calls and one failed, the slot gets the error. Repeating the
-whole is then right: every script is safe to repeat except ``prepare``, which is never repeated.
+of its server. If a slot's ids went in several calls and one of them failed, the slot gets the error. The
+whole can then be repeated: every script is safe to repeat, except ``prepare``, which is never repeated.
 
 Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A member that
 cannot be an entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead_pages``
@@ -82,21 +82,20 @@ log = get_logger(__name__)
 
 CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
 """Longest wait, in seconds, for each step of connecting, and for a reply. A slower Redis counts as out of
-reach: the rows are authoritative, and due tasks run from them meanwhile."""
+reach: due tasks then run from the rows."""
 PATIENCE_SECONDS = 0.25
 """Seconds that one node of a cluster may delay callers that also need other nodes."""
 OWNER_LAPSE_SECONDS = 10
-"""Seconds after its workers last asked until the index has no owner; the next to ask becomes owner."""
+"""Seconds without a call of ``own`` after which an owner loses the index; the next that calls it gets it."""
 OWNER_REFRESH_SECONDS = 2
-"""Seconds between the owner's notes that it is alive."""
+"""Seconds after which such a call of the owner is recorded again."""
 
 
 class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
 
-    Connects on first use. Timeouts are seconds; ``connect_timeout`` applies to each step (reach, log in).
-    CONNECT_SECONDS and READ_SECONDS bound both. ``within`` gives a shorter patience with one node of a
-    cluster. Raises ConfigError for an unusable URL.
+    Connects on first use. Timeouts are seconds, at most CONNECT_SECONDS and READ_SECONDS;
+    ``connect_timeout`` applies to each step (reach, log in). Raises ConfigError for an unusable URL.
     """
 
     def __init__(
@@ -117,10 +116,10 @@ class Queues:
         self._calls = SlotCalls(self.nodes, self.keys)
 
     def within(self, patience: float, *, alone: float | None = None) -> Self:
-        """Return this index, over the same connections, with a patience (seconds) for one node of a cluster.
+        """Return this index, over the same connections, with a patience (seconds) for each node of a cluster.
 
-        Calls without a reply by then get an IndexSlow. A single server is waited for, at most ``alone``
-        seconds if that is given.
+        Calls without a reply by then get an IndexSlow. With a single server the patience is ``alone``;
+        without that, the read timeout applies.
         """
         other = copy.copy(self)
         other._calls = SlotCalls(self.nodes, self.keys, patience if self.nodes.clustered else alone)
@@ -143,24 +142,24 @@ class Queues:
     # --- transitions -------------------------------------------------------------------------------------
 
     def add(self, entries: Mapping[Slot, Sequence[tuple[int, float]]]) -> dict[Slot, int | IndexUnavailable]:
-        """Put (job_id, score) into the StoreQueues or move them earlier; never later, never prepared ids.
+        """Put (job_id, score) into the StoreQueues, or move them earlier, never later.
 
-        Returns how many were added or became earlier. IndexFull when Redis is at its maxmemory.
+        Leaves prepared ids alone. Returns how many were added or became earlier. IndexFull when Redis is at
+        its maxmemory.
         """
         return self._calls.in_batches(entries, _ADD.of, sum)
 
     def full(self, slots: Iterable[Slot]) -> dict[Slot, IndexFull]:
-        """Return those of the slots to which nothing can be added, as Redis is at its maxmemory."""
+        """Return those of the slots to which nothing can be added, because Redis is at its maxmemory."""
         replies = self._calls.one_each({slot: _ADD.of(self.keys(slot)) for slot in slots}, int)
         return {slot: reply for slot, reply in replies.items() if isinstance(reply, IndexFull)}
 
     def lacking(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """Return those (job_id, score) that are not in the StoreQueues at that score or earlier; ``add``
-        decides about them.
+        """Return those (job_id, score) that are not in the StoreQueues at that score or earlier.
 
-        Costs the server a fraction of adding entries that are there already.
+        ``add`` decides about them. For entries that are there already, it costs the server much more.
         """
         ids = {slot: [(job_id,) for job_id, _ in items] for slot, items in entries.items()}
         scores = self._calls.in_batches(ids, command("ZMSCORE", _STORE_QUEUE), _chained)
@@ -173,10 +172,10 @@ class Queues:
     ) -> dict[Slot, Prepared | IndexUnavailable]:
         """Take due entries by the Redis clock, one request per slot.
 
-        Sent at most once: after a ReplyLost, entries may be prepared under the claim although no worker runs
-        them; list them with ``expired``. After any other IndexUnavailable nothing was taken. Without
-        ``late``, an IndexSlow may mean either; with it, a slot whose node is too slow has no answer here, and
-        ``late`` gets it on a background thread.
+        A request is sent at most once. After a ReplyLost, entries may be prepared under the claim number
+        although no worker holds them; ``expired`` lists them. After any other IndexUnavailable nothing was
+        taken, except that an IndexSlow may mean either. With ``late`` there is none: a slot whose node is too
+        slow is missing in the answer, and ``late`` gets its result on a background thread.
         """
         calls = {}
         for slot, limit, retries, claim in requests:
@@ -205,7 +204,7 @@ class Queues:
     def extend(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
-        """Keep (job_id, fencing token) alive. False: the token no longer matches."""
+        """Keep (job_id, fencing token) alive. False if the token no longer matches."""
         return self._calls.in_batches(entries, _EXTEND.of, _flags)
 
     def commit(
@@ -213,10 +212,9 @@ class Queues:
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Remove finished (job_id, fencing token) from the PrepareQueues.
 
-        A token is score mod 1000, which matches even after a keep-alive, or the whole score, which a
-        keep-alive invalidates.
-
-        False: the token no longer matches, or a first send whose reply was lost has removed the entry.
+        A token is score mod 1000, which matches even after a keep-alive, or the whole score, which then does
+        not. False if the token no longer matches, or if the entry was removed by a first send whose reply was
+        lost.
         """
         return self._calls.in_batches(entries, _COMMIT.of, _flags)
 
@@ -235,17 +233,18 @@ class Queues:
     def restore_dead(
         self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
     ) -> dict[Slot, int | IndexUnavailable]:
-        """Put (job_id, millisecond of death) of dead tasks back into the DeadQueues and out of the
+        """Put (job_id, millisecond of death) of dead tasks back into the DeadQueues, and remove them from the
         StoreQueues.
 
-        Leaves prepared ids alone. Returns how many were missing.
+        Leaves prepared ids alone. Returns how many were missing in the DeadQueues.
         """
         return self._calls.in_batches(entries, _RESTORE_DEAD.of, sum)
 
     def redrive(
         self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
     ) -> dict[Slot, int | IndexUnavailable]:
-        """Move (job_id, StoreQueue score) out of the DeadQueues. Returns how many were there."""
+        """Move (job_id, StoreQueue score) from the DeadQueues to the StoreQueues. Returns how many were in
+        the DeadQueues."""
         return self._calls.in_batches(entries, _REDRIVE.of, sum)
 
     def cancel(self, slot: Slot, job_id: int) -> CancelReply:
@@ -253,7 +252,7 @@ class Queues:
         return self._calls.only(_CANCEL.of(self.keys(slot), job_id), CancelReply.of)
 
     def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
-        """Remove ids, each with its slot, from their StoreQueues."""
+        """Remove ids, each mapped to its slot, from their StoreQueues."""
         calls = {job_id: _CANCEL.of(self.keys(slot), job_id) for job_id, slot in slots.items()}
         return self._calls.one_each(calls, CancelReply.of)
 
@@ -277,7 +276,7 @@ class Queues:
     def expired(
         self, requests: Sequence[ExpiredRequest]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """List (job_id, PrepareQueue score) of entries that must be rolled back. Moves none."""
+        """Return (job_id, PrepareQueue score) of the entries that the requests ask for. Moves none."""
         calls = {
             slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS))
             for slot, timeout_s, _, limit in requests
@@ -289,7 +288,7 @@ class Queues:
     def _add_held(
         self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
     ) -> None:
-        """Add the entries under these claim numbers, page by page, until each slot is complete."""
+        """Add the entries under these claim numbers to ``listed``, page by page, until each slot is done."""
         cursors = dict.fromkeys(claims, b"0")
         while cursors:
             calls = {
@@ -313,7 +312,7 @@ class Queues:
         return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
 
     def depths(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
-        """Return what ``peek`` does, and how many entries are due. Costs more."""
+        """Return the counts of ``peek`` and how many entries are due, which costs more."""
         return self._calls.one_each({slot: _DEPTH.of(self.keys(slot)) for slot in slots}, Peek.counted)
 
     def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
@@ -355,7 +354,7 @@ class Queues:
     # --- claims and generations of a slot -------------------------------------------------------------------
 
     def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> dict[Slot, bool | IndexUnavailable]:
-        """Publish what a worker has taken of these slots and cannot start yet; None for nothing."""
+        """Publish what a worker has taken of these slots and cannot start yet; None if there is nothing."""
         calls = {}
         for slot, note in notes.items():
             words = ("0 0", 1) if note is None else (f"{note.since} {note.tasks}", note.seconds * 1000)
@@ -363,9 +362,9 @@ class Queues:
         return self._calls.one_each(calls, bool)
 
     def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
-        """Draw the worker's claim numbers; a number that it already holds stays.
+        """Draw the worker's claim number for each slot; a number that it holds already stays.
 
-        ``worker_id`` must be unique over all processes that ever lived.
+        ``worker_id`` must differ from those of all processes that ever lived.
         """
         calls = {}
         for slot in slots:
@@ -388,7 +387,7 @@ class Queues:
     def forget_slots(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
         """Remove all keys of slots whose topic was deleted. Returns what failed.
 
-        By SET with an end of one millisecond, which needs no right that toc does not need anyway.
+        SET with a life of one millisecond does that with rights that toc needs anyway.
         """
         calls = {}
         for slot in slots:
@@ -401,7 +400,7 @@ class Queues:
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 
-        An answer also means that transitions are possible: the script is refused where they would be. A slot
+        An answer also means that transitions work, because the script is refused where they would be. A slot
         with keys that toc did not write gets an IndexBroken, which names them.
         """
         return self._calls.together(
@@ -411,9 +410,9 @@ class Queues:
         )
 
     def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
-        """Record rebuilt slots with the run_id of their server *before* the rebuild began.
+        """Record rebuilt slots, each with the run_id that its server had *before* the rebuild began.
 
-        If the server was replaced meanwhile, the two differ and the slot is rebuilt once more.
+        If the server was replaced meanwhile, the slot is thus rebuilt once more.
         """
         write = command("SET", attrgetter("generation"))
         calls = {slot: write(self.keys(slot), run_id) for slot, run_id in rebuilt.items()}
@@ -435,7 +434,7 @@ class Queues:
         return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
 
     def permits(self, asked: Mapping[str, PermitRequest]) -> dict[str, Permits | IndexUnavailable]:
-        """Ask for shares of the limits of webhook targets, by name. Never raises because of a server."""
+        """Ask for shares of the limits of webhook targets, by name. Errors of servers are results."""
         calls = {}
         for name, request in asked.items():
             key = permits_key(name, self.namespace)
@@ -443,7 +442,7 @@ class Queues:
         return self._calls.one_each(calls, Permits.of)
 
     def refuse(self, why: str | None) -> None:
-        """Make every call fail with this reason, without sending it; None allows calls again."""
+        """Make every call fail with this reason, unsent; None allows calls again."""
         self.nodes.refusal = why
 
     # -------------------------------------------------------------------------------------------------------
@@ -453,7 +452,7 @@ class Queues:
         try:
             return self.nodes.master(self.keys(slot).hash_slot)
         except IndexUnavailable:
-            return None  # the map is unknown, and that affects all slots alike
+            return None  # the map is unknown, for all slots alike
 
     def listener(self) -> WakeListener:
         """Create a subscription to wake-ups, with a connection of its own."""
@@ -475,7 +474,7 @@ def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
 
 
 def _lacking(items: Sequence[tuple[int, float]], found: list[bytes | None]) -> list[tuple[int, float]]:
-    """Return those (job_id, score) that are not there at that score or earlier, given the scores found."""
+    """Return those (job_id, score) that were not ``found``, or with a later score."""
     return [item for item, score in zip(items, found, strict=True) if score is None or float(score) > item[1]]
 
 

@@ -1,6 +1,7 @@
-"""The one table of error replies: what each means and what to do.
+"""The table of error replies: what each means and what to do.
 
-The driver has classes for some codes and cuts them off the text; other codes are the text's first word.
+For some codes the driver has classes, and removes the code from the text; other codes are the text's first
+word.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from redis.exceptions import (
 )
 
 REPLIES = (ResponseError, BusyLoadingError, AuthenticationError, AuthorizationError)
-"""The driver's classes for error replies, not broken connections: the command was not executed."""
+"""The driver's classes for error replies, other than broken connections: the command was not executed."""
 
 
 class Then(Enum):
@@ -85,7 +86,7 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
 
 
 class Meaning(NamedTuple):
-    """The error's code, what to do, and advice for operators (None: only the server's text explains it)."""
+    """An error's code, what to do, and advice for operators (None: only the server's text explains it)."""
 
     code: str
     then: Then
@@ -93,7 +94,7 @@ class Meaning(NamedTuple):
 
 
 def meaning_of(error: RedisError) -> Meaning:
-    """Look up an error. Codes that are not in the table are given up."""
+    """Look up an error. With a code that is not in the table, the call is given up."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0])
     then, advice = _ERROR_TABLE.get(code, (Then.GIVE_UP, None))
     return Meaning(code, then, advice)

@@ -1,4 +1,4 @@
-"""Calls for many slots at once, and their results combined by slot."""
+"""Makes calls for many slots at once, and combines their results by slot."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Result = TypeVar("Result")
 
 
 def command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
-    """Return what builds a call of a command on one key of a slot, of the slot's keys and more words."""
+    """Return a function of a slot's keys and further words that builds a call on one of the keys."""
     return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
 
 
 class SlotCalls(Calls):
-    """Makes calls for slots, of which ``keys`` returns the keys."""
+    """Calls for slots. ``keys`` returns the keys of a slot."""
 
     def __init__(
         self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys], patience: float | None = None
@@ -45,11 +45,10 @@ class SlotCalls(Calls):
         read: Callable[[Call], Iterable[Result | IndexUnavailable]],
         size: int = SLOTS_TOGETHER,
     ) -> dict[Slot, Result | IndexUnavailable]:
-        """Run a script that takes the keys of many slots, in few calls. ``read`` yields the result of each
-        slot.
+        """Run a script that takes the keys of many slots, in few calls. ``read`` yields each slot's result.
 
-        In a cluster the keys of a call must share a hash slot, so a call has one slot. If a server refuses a
-        call for many slots, one slot may be the cause: each is then asked about alone.
+        In a cluster each slot has a call of its own, as the keys of a call must share a hash slot. If a call
+        for many slots is refused, one of them may be the cause, so each is then asked about alone.
         """
         asked = list(slots)
         size = 1 if self.nodes.clustered else size
@@ -64,7 +63,7 @@ class SlotCalls(Calls):
             answers = understood(call.result, partial(_by_slot, part, read, call))
             if not isinstance(answers, IndexUnavailable):
                 found.update(answers)
-            elif call.run_id and len(part) > 1:  # the server replied
+            elif call.run_id and len(part) > 1:  # the server has replied
                 found |= self.together(script, part, read, size=1)
             else:
                 found |= dict.fromkeys(part, answers)
@@ -73,7 +72,7 @@ class SlotCalls(Calls):
     def entries(
         self, replies: Mapping[Slot, list[bytes] | IndexUnavailable], queue: Callable[[SlotKeys], str]
     ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
-        """Return the (job_id, score) that are listed in replies, each once. Removes the strays among them."""
+        """Return the (job_id, score) in replies, each once. Removes the strays among them from ``queue``."""
         entries: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, reply in replies.items():
@@ -109,8 +108,10 @@ class SlotCalls(Calls):
         call: Callable[..., Call],
         unite: Callable[[list[Any]], Result],
     ) -> dict[Slot, Result | IndexUnavailable]:
-        """Make calls with the words of these entries, MAX_IDS entries in each; ``unite`` combines a slot's
-        replies."""
+        """Make calls with the words of these entries, at most MAX_IDS entries in each.
+
+        ``unite`` combines the replies of a slot. If one of its calls failed, the slot gets that error.
+        """
         calls: dict[Slot, list[Call]] = {}
         for slot, items in entries.items():
             keys = self.keys(slot)
@@ -128,7 +129,7 @@ class SlotCalls(Calls):
 
 
 def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
-    """Combine the replies of several calls; lists must have one answer for each of ``count`` entries."""
+    """Combine the replies of several calls. A list must have one answer for each of ``count`` entries."""
     whole = unite(parts)
     if isinstance(whole, list) and len(whole) != count:
         raise ValueError("replies to others")
@@ -138,5 +139,4 @@ def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) 
 def _by_slot(
     slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
 ) -> dict[Slot, Result]:
-    """Return a call's result for each of its slots."""
     return dict(zip(slots, read(call), strict=True))

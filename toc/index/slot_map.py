@@ -1,10 +1,10 @@
 """The map from hash slots to servers.
 
 A single server, a master behind sentinels and a cluster have the same interface: a map of the 16384 hash
-slots to RedisNodes. Only the way to find the map differs. It is read on first use, and again when a server
-reports that it is wrong or cannot be reached.
+slots to RedisNodes. They differ only in how the map is found. It is read on first use, and again when a
+server says that it is wrong or cannot be reached.
 
-Fork-safe: a child opens its own connections.
+After a fork, the child opens its own connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toc.model.errors import IndexUnavailable
 
 HASH_SLOTS = 16384
 _MIN_MAP_AGE_S = 0.05
-"""A map that was read within these seconds is not read again."""
+"""A map that was read less than this ago (seconds) is not read again."""
 
 
 class RedisNodes:
@@ -97,12 +97,12 @@ class RedisNodes:
             self._map[hash_slot] = node
 
     def _look_again(self) -> None:
-        """Read the map after a node became unreachable: another node may have taken its place."""
+        """Read the map again after a node became unreachable: another one may have taken its place."""
         with suppress(IndexUnavailable):
             self.rediscover()
 
     def look_again_within(self, patience: float) -> None:
-        """Read the map on a background thread. Returns when it is done, or after ``patience`` seconds."""
+        """Read the map again on a background thread. Waits for it, at most ``patience`` seconds."""
         looking = self._looking
         if looking is None or not looking.is_alive():
             looking = self._looking = threading.Thread(
@@ -137,7 +137,7 @@ class RedisNodes:
         nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
         for node in sorted(nodes, key=lambda node: not node.well):  # slow or unreachable nodes come last
             address = node.address
-            if node.failure:  # not marked as wanted: else two failed nodes would be tried forever
+            if node.failure:  # take() would mark it as wanted, and two failed nodes would be tried forever
                 trouble = IndexUnavailable(node.failure)
                 continue
             try:
@@ -171,7 +171,7 @@ class RedisNodes:
             name = host.decode() if host else ""
             node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
             served[first : last + 1] = [node] * (last + 1 - first)
-        # A hash slot without a node is left to the node that was asked: it answers CLUSTERDOWN.
+        # Calls for a hash slot without a node go to the node that was asked, which answers CLUSTERDOWN.
         return [node or asked for node in served]
 
     def _ask_sentinel(self, wire: Wire) -> list[RedisNode]:

@@ -5,7 +5,7 @@
     redis+cluster://[user:password@]h1:p1,h2:p2          rediss+cluster:// for TLS
     redis+sentinel://[user:password@]h1:p1,h2:p2/service rediss+sentinel:// for TLS
 
-User and password are those of the data servers, percent-encoded where they hold ``@ : / ? # %``. Options
+User and password are those of the data servers, percent-encoded where they contain ``@ : / ? # %``. Options
 follow ``?``: db, ssl_ca_certs, ssl_ca_path, ssl_certfile, ssl_keyfile, ssl_password, ssl_cert_reqs (required,
 optional, none), ssl_check_hostname, sentinel_username, sentinel_password. With TLS, the server's name is
 verified unless an option says otherwise.
@@ -62,15 +62,15 @@ class Location:
     sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def connection(self, address: Address, timeout: float, *, sentinel: bool) -> Any:
-        """Create an unopened connection to a data server or a sentinel. ``timeout`` is in seconds.
+        """Create a connection to a data server or a sentinel, not opened yet. ``timeout`` is in seconds.
 
-        Any, because the driver has no types for it.
+        The type is Any because the driver has none for it.
         """
         options: dict[str, Any] = {
             **(self.sentinel_options if sentinel else self.options),
             "socket_connect_timeout": timeout,
             "socket_timeout": timeout,
-            "protocol": 2,  # the scripts' replies are the same in both, and RESP2 needs no HELLO
+            "protocol": 2,  # RESP2 needs no HELLO, and the scripts' replies are the same in RESP3
         }
         unix: Any = UnixDomainSocketConnection
         if address.port == 0:
@@ -80,7 +80,7 @@ class Location:
 
 
 def parse(url: str) -> Location:
-    """Parse ``url``. Raises ConfigError, whose text never holds the URL."""
+    """Parse ``url``. Raises ConfigError, whose text never contains the URL."""
     try:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -102,29 +102,24 @@ def parse(url: str) -> Location:
     sentinel_options = _sentinel_options(query)
     tls_options = _tls_options(query)
     if scheme == "rediss":
-        # not left to the driver, whose former versions did not check names
+        # Set here, because earlier versions of the driver did not check names.
         tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
     elif tls_options:
         raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
-    service = None
+    service, database = None, "0"
     if scheme == "unix":
         if kind is not Topology.SINGLE or hosts or not parts.path:
             raise ConfigError("TOC_REDIS_URL for a Unix socket must look like unix:///path/redis.sock")
         addresses: tuple[Address, ...] = (Address(unquote(parts.path), 0),)
-        database = query.pop("db", "0")
+    elif kind is Topology.SENTINEL:
+        addresses = _addresses(hosts, 26379)
+        service = _service(parts.path)
     else:
-        addresses = _addresses(hosts, 26379 if kind is Topology.SENTINEL else 6379)
-        if kind is Topology.SENTINEL:
-            service = unquote(parts.path.strip("/"))
-            if not service or "/" in service:
-                raise ConfigError(
-                    "TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service"
-                )
-            database = query.pop("db", "0")
-        else:
-            database = query.pop("db", parts.path.strip("/") or "0")
+        addresses = _addresses(hosts, 6379)
+        database = parts.path.strip("/") or "0"
     if kind is Topology.SINGLE and len(addresses) > 1:
         raise ConfigError("TOC_REDIS_URL names several hosts: begin it with redis+cluster or redis+sentinel")
+    database = query.pop("db", database)
     if query:
         raise ConfigError(f"TOC_REDIS_URL has an unknown option: {', '.join(sorted(query))}")
     if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
@@ -147,6 +142,13 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
     if not found:
         raise ConfigError(f"TOC_REDIS_URL names no host; expected {_EXAMPLE}")
     return tuple(found)
+
+
+def _service(path: str) -> str:
+    service = unquote(path.strip("/"))
+    if not service or "/" in service:
+        raise ConfigError("TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service")
+    return service
 
 
 def _sentinel_options(query: dict[str, str]) -> dict[str, Any]:

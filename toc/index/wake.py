@@ -1,10 +1,10 @@
 """Listens for tasks that are due earlier than a slot's owner expects.
 
-One subscription connection per master carries the channels of its slots: if one hangs, the others are still
-heard. (A cluster sends a message to all its nodes, so a slot that has moved is heard on its former node too.)
-Messages can be lost. So whenever all channels of a connection are subscribed, the listener says "look at
-everything": earlier changes are then visible, later ones will be heard. It sleeps in poll(), and pings a
-server after 10 s of silence.
+There is one connection per master, subscribed to the channels of its slots. If one hangs, the others are
+still heard. (A cluster sends a message to all its nodes, so a slot that has moved is heard on its former node
+too.) Messages can be lost. So whenever a connection has subscribed to all its channels, the listener reports
+that every slot must be looked at: earlier changes are visible by then, later ones will be heard. It sleeps in
+poll(), and pings a server after 10 s of silence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_CHANNELS = 500
 _RECONNECT_S = 0.05
 _MAX_RECONNECT_S = 1.0
 _PATIENCE_S = 0.03
-"""Seconds to wait for a connection to one of several masters: the others are not heard meanwhile."""
+"""How long, in seconds, to wait for a connection to one of several masters. The others are not heard then."""
 
 Callback = Callable[[Slot | None, int | None], None]
 _Event = tuple[Slot | None, int | None]
@@ -67,15 +67,14 @@ class WakeListener:
     def _wake(self) -> None:
         with self._lock:
             if self._nudge is not None:
-                with contextlib.suppress(BlockingIOError):  # it is full of nudges already
+                with contextlib.suppress(BlockingIOError):  # full: enough nudges wait already
                     self._nudge.send(b"x")
 
     def run(self, callback: Callback) -> None:
-        """Listen until stopped; reconnects by itself.
+        """Listen until stopped; reconnects by itself. An error of the callback ends it.
 
-        ``callback(slot, due_ms)``: the slot's earliest task is now due at that millisecond.
+        ``callback(slot, due_ms)``: the slot's earliest task is now due at that instant.
         ``callback(None, None)``: messages may have been lost; look at every slot.
-        An error of the callback ends it.
         """
         nudged, nudge = socket.socketpair()
         nudge.setblocking(False)
@@ -115,12 +114,12 @@ class WakeListener:
                 ear.close()
 
     def _group(self, wanted: Mapping[bytes, Slot], ears: dict[RedisNode | None, _Ear]) -> None:
-        """Set the channels of each master's ear; the ear of None gets all if the map is unknown."""
+        """Set the channels of each master's ear. If the map is unknown, the ear of None gets all."""
         groups: dict[RedisNode | None, dict[bytes, Slot]] = {}
         try:
             for channel, slot in wanted.items():
                 groups.setdefault(self._nodes.master(self._keys(slot).hash_slot), {})[channel] = slot
-            if not groups:  # the connection alone is the good news
+            if not groups:  # a connection without channels still shows that the server is there
                 groups[self._nodes.masters()[0]] = {}
         except IndexUnavailable:
             groups = {None: dict(wanted)}
@@ -131,7 +130,7 @@ class WakeListener:
             ears.setdefault(node, _Ear(lost=lost)).wanted = channels
 
     def _listen(self, node: RedisNode | None, ear: _Ear, callback: Callback) -> bool:
-        """Connect if it is time, and pass on messages. False if the connection was lost."""
+        """Connect if that is due, and pass on messages. False if the connection was lost."""
         if ear.wire is None and time.monotonic() < ear.retry_at:
             return True
         try:
@@ -209,7 +208,7 @@ class _Ear:
             self._heard_at, self._asked = time.monotonic(), True
 
     def next_at(self) -> float:
-        """When the next action is due without a message, on the monotonic clock."""
+        """Return when to act next if no message comes, on the monotonic clock."""
         return self.retry_at if self.wire is None else self._heard_at + _SILENCE_S
 
     def disconnected(self) -> None:
@@ -232,7 +231,7 @@ class _Disconnected(Exception):
 
 
 def _due_ms(data: bytes) -> int:
-    """Return the instant (ms) in a message; 0, look now, if it has none: its sender may have had a reason."""
+    """Return the instant (ms) in a message. 0 (look now) if it has none: its sender may have had a reason."""
     try:
         due = first_due(data)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Moving over from other delay queues: what their Redis holds becomes tasks."""
+"""Moving over from other delay queues: jobs in their Redis become tasks."""

@@ -1,9 +1,10 @@
-"""Takes over what another queue's Redis holds. It may be interrupted and run again at any time.
+"""Takes over the jobs in another queue's Redis. It may be interrupted and run again at any time.
 
-    read (a page) ─▶ store, once per job ─▶ read back ─▶ ... ─▶ look at all of them once more
+    read (a page) ─▶ store, once per job ─▶ read back ─▶ ... ─▶ look for all of them once more
 
 A job's id in the other queue is its biz_id here, and with the dialect's dedup_key it names one task. So a job
-that was taken over before, by this run or another, is found and left alone, whatever has happened to it.
+that was taken over before, by this run or another, is found and left alone, whatever has happened to its
+task.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from toc.failpoint import failpoint
 from toc.model.clock import from_ms
@@ -25,21 +26,29 @@ from toc.model.verdict import Failure
 from toc.operate.templates import ensure_topic
 from toc.sdk.client import TimeoutCenter
 
+T = TypeVar("T")
+
 BATCH = 500
 CHECKED_TOGETHER = 1000
 LATER_MS = 86_400_000
-"""A dead job is due so much later until it is marked as dead: nobody may get it in between."""
+"""How much later than now a dead letter is due until it is marked as dead: nobody may get it before that."""
 BURIED = "it was a dead letter when it was imported"
 NEVER = "it is never due"
 
 
 def instant_of(score: float) -> int:
-    """Return an instant (ms), given in seconds as Redis keeps them: any number, also an infinite one."""
+    """Return an instant in ms, given a score in seconds: any number, also an infinite one."""
     return int(max(min(score, 2.0**40), 0.0) * 1000)
 
 
+def paged(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield the items in order, at most ``size`` at once."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
 class Found(NamedTuple):
-    """A job of the other queue. ``key`` names it there. ``state``: where it was. ``dead``: a dead letter."""
+    """A job of the other queue: ``key`` and ``state`` there, and whether it is a dead letter (``dead``)."""
 
     key: str
     state: str
@@ -56,25 +65,25 @@ class Passed(NamedTuple):
 
 
 class Original(Protocol):
-    """A queue to take jobs from. ``over_topics``: an id names one job over all its topics."""
+    """A queue to take jobs from. ``over_topics``: an id names one job over all topics."""
 
     over_topics: bool
 
     def templates(self) -> Iterable[Template]:
-        """Return the templates of the topics of the jobs that were found so far."""
+        """Return the templates that the topics of the jobs found so far need."""
 
     def read(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
-        """Yield its jobs in pages, those with a ``known`` key perhaps again. Never writes."""
+        """Yield its jobs in pages, perhaps also those with a ``known`` key. Never writes."""
 
 
 @dataclass
 class Report:
-    """How far an import has come. ``found`` counts jobs by state, ``passed`` by reason the entries without
-    a job, ``refused`` by reason the jobs that could not be taken over.
+    """How far an import has come.
 
-    ``imported`` counts new tasks, ``there`` jobs that were tasks before. ``different``: a task of that id has
-    another content and was left as it is. ``checked`` counts jobs that were looked at once more at the end,
-    and ``missing`` those of them that are not tasks.
+    ``found`` counts jobs by state, ``passed`` entries without a job by reason, ``refused`` jobs that could
+    not be taken over by reason. ``imported`` counts new tasks, ``there`` jobs that were tasks before,
+    ``different`` jobs whose id belongs to a task with another content, which was left as it is. ``checked``
+    counts jobs that were looked for once more at the end, ``missing`` those of them that are not tasks.
     """
 
     found: Counter[str] = field(default_factory=Counter)
@@ -86,7 +95,7 @@ class Report:
     checked: int = 0
     missing: int = 0
     examples: dict[str, str] = field(default_factory=dict)
-    """A key for each reason for which something was not taken over."""
+    """For each reason why something was not taken over, the key of one example."""
 
     @property
     def complete(self) -> bool:
@@ -94,7 +103,7 @@ class Report:
         return not (self.missing or self.different or self.refused)
 
     def pass_by(self, one: Passed) -> None:
-        """Count what is not taken over."""
+        """Count something that is not taken over."""
         (self.refused if one.lost else self.passed)[one.why] += 1
         self.examples.setdefault(one.why, one.key)
 
@@ -128,8 +137,8 @@ class Importing:
         for templates, found in self._pages():
             for template in templates:
                 self._make_template(template)
-            for first in range(0, len(found), BATCH):
-                self._take(found[first : first + BATCH])
+            for part in paged(found, BATCH):
+                self._take(part)
             self._tell(self.report)
         self._check()
         return self.report
@@ -210,9 +219,11 @@ class Importing:
         self.report.examples.setdefault("a task of its id has another content", one.key)
 
     def _pushed(self, found: Sequence[Found], job_ids: Sequence[int | None]) -> frozenset[int]:
-        """Cancel the tasks of jobs that are here under another topic too, and return them: those were pushed
-        to the dialect, which replaces. Looked at after the submit, so whoever pushes meanwhile is seen, or
-        sees the task."""
+        """Cancel the tasks of jobs that also exist here under another topic, and return these tasks.
+
+        Such jobs were pushed to the dialect, which replaces. This is looked at after the submit, so a job
+        that is pushed meanwhile is either seen here, or its push sees the task.
+        """
         patterns = {template.pattern for template in self._original.templates()}
         topics = self._center.catalog.refresh().values()
         own = {one.biz_type for one in topics if any(matches(pattern, one.name) for pattern in patterns)}
@@ -227,7 +238,7 @@ class Importing:
         return frozenset(pushed)
 
     def _bury(self, rows: Iterable[TaskRow]) -> None:
-        """Mark dead letters as dead, unless something has happened to them since."""
+        """Mark the tasks of dead letters as dead, unless something has happened to them since."""
         failures = [
             Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, BURIED)
             for row in rows
@@ -238,9 +249,7 @@ class Importing:
 
     def _check(self) -> None:
         """Look for every job that was taken over once more."""
-        job_ids = list(self._taken.values())
-        for first in range(0, len(job_ids), CHECKED_TOGETHER):
-            part = job_ids[first : first + CHECKED_TOGETHER]
+        for part in paged(list(self._taken.values()), CHECKED_TOGETHER):
             rows = self._center.store.read(part)
             self.report.checked += len(part)
             self.report.missing += sum(job_id not in rows for job_id in part)

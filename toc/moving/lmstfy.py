@@ -5,8 +5,8 @@
     q/{namespace}/{queue}        ready jobs, the next one at the right end
     d/{namespace}/{queue}        dead letters, the oldest at the right end
 
-An entry holds lengths and numbers of two bytes, little-endian: in the timer namespace, queue, tries left and
-id; in a list tries and id.
+An entry consists of texts, each after its length, and numbers. Lengths and numbers have two bytes,
+little-endian. In the timer: namespace, queue, tries left, id. In a list: tries left, id.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from toc.gateway.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, Foreign
 from toc.model.clock import Clock
 from toc.model.template import Template
-from toc.moving.importing import NEVER, Found, Passed, instant_of
+from toc.moving.importing import NEVER, Found, Passed, instant_of, paged
 from toc.sdk.submission import LATEST_MS
 
 VALUES = 100
 """How many bodies are read at once."""
 SETTLE_SECONDS = 0.2
-"""A job's body is written before its entry. After so long both are there."""
+"""How long to wait for the entry of a job, whose body is written first."""
 
 EXPIRED = "it has expired, or was deleted"
 UNREADABLE = "its entry or its body cannot be read"
@@ -37,7 +37,7 @@ LATE = "it would expire before it is due"
 
 
 class Entry(NamedTuple):
-    """A job's place. ``due`` in ms; None: now."""
+    """The place of a job. ``due`` is in ms; None: now."""
 
     namespace: str
     queue: str
@@ -80,16 +80,16 @@ class LmstfyOriginal:
         if not strays:
             return
         time.sleep(SETTLE_SECONDS)
-        yield from self._placed(known)  # those whose entry was just written, or moved while it was read
-        left = sorted(strays - known.keys())
-        for first in range(0, len(left), VALUES):
-            yield self._jobs([_stray(key) for key in left[first : first + VALUES]])
+        yield from self._placed(known)  # again: an entry may have been written or moved meanwhile
+        for part in paged(sorted(strays - known.keys()), VALUES):
+            yield self._jobs([_stray(key) for key in part])
 
     def _placed(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
         for page in self._entries():
-            entries = [one for one in page if isinstance(one, Passed) or one.key not in known]
-            for first in range(0, len(entries), VALUES):
-                yield self._jobs(entries[first : first + VALUES])
+            for part in paged(
+                [one for one in page if isinstance(one, Passed) or one.key not in known], VALUES
+            ):
+                yield self._jobs(part)
 
     def _entries(self) -> Iterator[list[Entry | Passed]]:
         for members in self._redis.scores("timer_set"):
@@ -118,7 +118,7 @@ class LmstfyOriginal:
         due = max(now, born if one.due is None and one.state == "stray" else one.due or now)
         if due > LATEST_MS:
             return Passed(one.key, NEVER, lost=True)
-        # An entry of the timer without tries left is that of the last try, which is running.
+        # An entry in the timer without tries left belongs to a job whose last try is running.
         dead = one.state == "dead" or not one.tries
         expires_at = 0 if dead or ttl == FOREVER else min(now + ttl, LATEST_MS)
         if expires_at and expires_at < due:
@@ -168,7 +168,7 @@ def _listed(key: bytes, item: bytes, state: str) -> Entry | Passed:
 
 
 def _stray(key: str) -> Entry | Passed:
-    """A body without an entry: its consumer ended between taking it and noting that."""
+    """Return the place of a body without an entry: its consumer took the job and ended before noting that."""
     parts = key.split("/")
     if len(parts) != 4:
         return Passed(key, UNREADABLE, lost=True)

@@ -19,7 +19,7 @@ _MAPS = {0xDE: ">H", 0xDF: ">I"}
 
 
 def unpack(data: bytes) -> Any:
-    """Return the one value that ``data`` is. Raises ValueError. Texts that are no UTF-8 stay bytes."""
+    """Return the one value in ``data``. Texts that are not UTF-8 stay bytes. Raises ValueError."""
     value, end = _value(data, 0, 0)
     if end != len(data):
         raise ValueError("there is more than one value")

@@ -4,14 +4,14 @@
     dq_bucket_{n}      ids of jobs that wait for their time or for the end of their ttr, by second
     dq_queue_{topic}   ids of ready jobs, the next one at the left end
 
-Both patterns of names can be configured there, and are given here.
+The names of buckets and queues can be configured there, so their patterns are arguments here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.youzan import MOST_TTR, PREFIX, Youzan
@@ -21,16 +21,14 @@ from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import OnConflict
 from toc.model.template import Template
 from toc.moving import msgpack
-from toc.moving.importing import NEVER, Found, Passed, instant_of
+from toc.moving.importing import NEVER, Found, Passed, instant_of, paged
 from toc.sdk.submission import LATEST_MS
-
-T = TypeVar("T")
 
 BUCKETS, QUEUES = "dq_bucket_*", "dq_queue_*"
 VALUES = 100
 SETTLE_SECONDS = 0.2
 SOON_MS = 1000
-"""Ready jobs are due so much later: a task of a timed topic is never due at once."""
+"""How much later than now ready jobs are due: a task of a timed topic is never due at once."""
 
 DELETED = "its job was deleted"
 OTHER = "a key that holds no job"
@@ -56,7 +54,7 @@ class YouzanOriginal:
         yield from self._placed(known)
         strays: set[bytes] = set()
         for keys in self._redis.keys("*", "string"):
-            for page in _pages([key for key in keys if _text(key) not in known]):
+            for page in paged([key for key in keys if _text(key) not in known], VALUES):
                 for one in self._jobs([(key, None, "stray") for key in page]):
                     if isinstance(one, Found):
                         strays.add(one.key.encode())
@@ -65,8 +63,8 @@ class YouzanOriginal:
         if not strays:
             return
         time.sleep(SETTLE_SECONDS)
-        yield from self._placed(known)  # those whose place was just written, or changed while it was read
-        for page in _pages(sorted(key for key in strays if _text(key) not in known)):
+        yield from self._placed(known)  # again: a place may have been written or changed meanwhile
+        for page in paged(sorted(key for key in strays if _text(key) not in known), VALUES):
             yield self._jobs([(key, None, "stray") for key in page])
 
     def _placed(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
@@ -75,12 +73,12 @@ class YouzanOriginal:
             for key in keys:
                 for members in self._redis.scores(key):
                     new = [(one, score) for one, score in members if _text(one) not in known]
-                    for page in _pages(new):
+                    for page in paged(new, VALUES):
                         yield self._jobs([(one, instant_of(score), "waiting") for one, score in page])
         for keys in self._redis.keys(queues, "list"):
             for key in keys:
                 for items in self._redis.items(key):
-                    for part in _pages([one for one in items if _text(one) not in known]):
+                    for part in paged([one for one in items if _text(one) not in known], VALUES):
                         yield self._jobs([(one, None, "ready") for one in part])
 
     def _jobs(self, places: list[tuple[bytes, int | None, str]]) -> list[Found | Passed]:
@@ -106,12 +104,12 @@ class YouzanOriginal:
             due = max(due, at or 0)
             state = "delayed" if delay * 1000 > now else "reserved"
         elif state == "stray":
-            due = max(due, now + 1000 * ttr)  # its consumer has it, or ended before that was noted
+            due = max(due, now + 1000 * ttr)  # its consumer has it, or ended before it recorded that
             state = "reserved"
         due = max(due, now + SOON_MS)
         if due > LATEST_MS:
             return Passed(_text(key), NEVER, lost=True)
-        # What depends on the hour of the import is no part of the attribute: it would not be the same again.
+        # The task's attribute must not depend on the time of the import: another run must make the same task.
         task = Job(job_id, topic, 0, 1000 * ttr, body, due).task(Youzan.name, PREFIX)
         return Found(_text(key), state, task._replace(on_conflict=OnConflict.KEEP))
 
@@ -138,8 +136,3 @@ def _said(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
 
 def _text(key: bytes) -> str:
     return key.decode(errors="backslashreplace")
-
-
-def _pages(items: list[T]) -> Iterator[list[T]]:
-    for first in range(0, len(items), VALUES):
-        yield items[first : first + VALUES]

@@ -13,11 +13,11 @@ from toc.sdk.client import TimeoutCenter
 log = get_logger(__name__)
 
 NO_HANDLERS = "toc.worker.no_handlers:center"
-"""The application without handlers: its workers sweep, purge and reclaim only."""
+"""The application without handlers: its workers only sweep, purge and reclaim."""
 
 
 def load_app(path: str) -> TimeoutCenter:
-    """The TimeoutCenter that ``path`` names. The working directory is importable. Raises AppNotFound."""
+    """Return the TimeoutCenter that ``path`` names, also in the working directory. Raises AppNotFound."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise AppNotFound(f"--app {path!r} must look like package.module:center")
@@ -43,9 +43,10 @@ def load_app(path: str) -> TimeoutCenter:
 
 
 def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:
-    """Require that every handler's topic is in the topic table, or some, of topics that are known already.
+    """Require that the topic of every handler exists.
 
-    Raises AppNotFound, UnknownTopic, Unavailable.
+    Without ``all_of_them`` one is enough, missing ones are logged, and topics that are already known are not
+    read again. Raises AppNotFound, UnknownTopic, Unavailable.
     """
     if not center.handlers:
         raise AppNotFound("the app registers no handler; decorate one with @center.handler('topic')")

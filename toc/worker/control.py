@@ -1,15 +1,23 @@
 """The channel between the daemon and one worker process: JSON lines over a socket pair.
 
-To the process: ``known`` (first of all: what the daemon has read of the task table), ``take`` and ``drop``
-(slots), ``dead`` (workers), ``stop``, ``force``. To the daemon: ``ready``, ``beat`` (the heartbeat;
-``stuck``: internal loops that hang, ``out_of_reach``: servers that do not answer, ``reached``: others that
-do), ``crowding`` (``crowded``: whether its threads hardly get the interpreter; sent when that changes),
-``met`` (workers with claims in slots of its own), ``dropped`` (slots),
-``leaving`` (takes nothing more; ``recycle`` is the reason if it wants a successor), ``left`` (its last
-message, unless something ended it), ``unfit`` (instead of ``ready``: why it cannot work; ``wrong`` if that
-does not pass by itself).
+    to the process
+    known         the first message: what the daemon has read of the task table
+    take, drop    slots
+    dead          workers
+    stop, force   to leave in good order; to leave without waiting for running tries
 
-These messages tell how a process ended. Its exit code does not: a handler may have set it.
+    to the daemon
+    ready         it can work
+    unfit         instead of ready: why it cannot work; ``wrong`` if that does not pass by itself
+    beat          ``stuck``: internal loops that hang; ``out_of_reach``: servers that do not answer;
+                  ``reached``: the others, which do
+    crowding      ``crowded``: whether its threads hardly get the interpreter; sent when that changes
+    met           other workers with claims in its slots
+    dropped       slots
+    leaving       it takes nothing more; ``recycle``: why it wants a successor, if it does
+    left          its last message, unless something ended it
+
+These messages tell how a process ended. Its exit code does not, because a handler may have set it.
 """
 
 from __future__ import annotations
@@ -25,7 +33,8 @@ from toc.model.topic import Slot
 
 
 class ControlPipe:
-    """One end. Any thread may call ``send``; only the thread that waits on ``fileno`` calls ``receive``."""
+    """One end of it. Any thread may call ``send``; only the thread that waits on ``fileno`` calls
+    ``receive``."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -41,9 +50,9 @@ class ControlPipe:
         return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send one message, or as much of it as the other end accepts now: it may be paused.
+        """Send one message, or as much of it as the other end, which may be paused, accepts now.
 
-        ``flush`` sends the rest. A closed other end is no error here: ``receive`` reports it.
+        ``flush`` sends the rest. If the other end is closed, only ``receive`` reports that.
         """
         data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
         with self._lock:
@@ -58,7 +67,7 @@ class ControlPipe:
         return not self._unsent
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have arrived. ``closed`` says whether more can come.
+        """Return the messages that have arrived. Sets ``closed`` when no more can come.
 
         Raises ValueError for malformed data.
         """
@@ -75,9 +84,9 @@ class ControlPipe:
         return [json.loads(line) for line in lines]
 
     def first(self) -> dict[str, Any] | None:
-        """The message that was sent before this end was used. None if there is none.
+        """Return the message that was sent before this end was used; None if there is none.
 
-        Call before ``receive``. Waits for the rest of a partial message.
+        Call it before ``receive``. It waits for the rest of a partial message.
         """
         line, wait = b"", socket.MSG_DONTWAIT
         while not line.endswith(b"\n"):
@@ -97,10 +106,10 @@ class ControlPipe:
 
 
 def pack(slots: Iterable[Slot]) -> list[tuple[str, int]]:
-    """Slots in the form of a message."""
+    """Return slots in the form that messages have."""
     return [(slot.topic, slot.number) for slot in slots]
 
 
 def unpack(pairs: Iterable[Iterable[Any]]) -> set[Slot]:
-    """The slots of a message."""
+    """Return the slots in a message."""
     return {Slot(topic, number) for topic, number in pairs}

@@ -1,16 +1,17 @@
 """Copies of a worker process: what a handler creates by ``os.fork``, directly or through a library.
 
-A copy has only the handler's thread, and everything else of its original: waiting tasks, connections, the
-channel to the daemon. Handlers may use copies: a program replaces the copy, or a function runs in it and ends
-it, as in ``multiprocessing``. A copy may use the SDK, which connects again.
+A copy has only the handler's thread, but all data of its original: waiting tasks, connections, the channel to
+the daemon. Handlers may use copies: a program replaces the copy, or a function runs in it and ends it, as in
+``multiprocessing``. A copy may use the SDK, which connects again.
 
-A copy must not do toc's work, or each waiting task would run twice. When the handler's call returns to toc in
-the copy, also by ``sys.exit()``, the copy ends with that code (``copy_ended``). Resque does the same since
-jobs had escaped (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, its copy of the
-event loop runs nothing more, so it ends when that coroutine awaits something. When a copy starts, it closes
-the channel and the socket of its name, and restores Python's own signal handlers, because libraries end
-copies by SIGTERM. A signal that arrives before that waits: by the original's handlers, a copy that a library
-ends as soon as it was made would live on, and its original wait for its end for ever.
+A copy must not do toc's work, or each waiting task would run twice. So it ends when the handler's call
+returns to toc in it (``copy_ended``), after ``sys.exit()`` with that exit code. Resque has done the same
+since jobs escaped there (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, the event
+loop in the copy runs nothing else, and the copy ends when that coroutine awaits something. When a copy
+starts, it closes the channel and the socket of its name. It also restores Python's own signal handlers,
+because libraries end copies by SIGTERM.
+A signal that arrives before that waits until then: the original's handler would swallow it, and a library that
+ends its copy at once would wait for that end forever.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ LAST_WORDS_SECONDS = 0.5
 """How long a copy may take to log its end. Locks that other threads held at the fork stay locked."""
 
 _original: int | None = None
-"""The process that may have copies. None: no copy is ended, as when parts of toc are used alone."""
+"""The pid of the original; None: no copy is ended, as when parts of toc are used alone."""
 _own: list[Callable[[], None]] = []
-"""Closes what only the original may hold: the channel to its daemon, the name that proves it alive."""
+"""What a copy calls to close what only the original may hold: the channel to its daemon, and the name that
+proves it alive."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _masks = threading.local()
 """``before``: the signals that this thread held back before it began to fork."""
@@ -46,7 +48,7 @@ _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
 def keep_apart(*close: Callable[[], None]) -> None:
-    """Make copies of this process end properly from now on. Each copy first calls ``close``."""
+    """From now on, end copies of this process as said above. Each copy first calls ``close``."""
     global _original
     _original = os.getpid()
     _own.extend(close)
@@ -54,7 +56,7 @@ def keep_apart(*close: Callable[[], None]) -> None:
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> None:
-    """Note that this thread runs the handlers' event loop."""
+    """Record that this thread runs the handlers' event loop."""
     global _loop
     _loop = (threading.get_ident(), loop)
 
@@ -105,10 +107,10 @@ def _begin() -> None:
 
 
 class Executor(ThreadPoolExecutor):
-    """Threads for ``asyncio.to_thread``. Copies inherit the executor's queue, too."""
+    """Threads for ``asyncio.to_thread``. Copies inherit this executor's queue, too."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Run ``fn`` on a thread. A copy that it creates ends with it."""
+        """Run ``fn`` on a thread. A copy that it creates ends when it returns there."""
         return super().submit(_ending_copies, fn, *args, **kwargs)
 
 

@@ -1,15 +1,14 @@
 """Crowded processes: handlers compute so much that the other threads hardly get the interpreter.
 
-A thread gets the interpreter again after the threads that wait before it, each of which keeps it for the
-switch interval (0.5 ms) or for its longest call into C (``json.loads``, ``sum``, ``sorted``, ``re``). To
-start a task takes ten such waits and more, one after the other. Eight threads of Python code make the others
-of their process a tenth of a second late; with calls of 70 ms it is 2 to 14 s. A shorter interval changes
-nothing then, nor does priority: the system's scheduler does not know who waits for the interpreter.
+A thread that wants the interpreter waits for the threads before it, each of which keeps it for the switch
+interval (0.5 ms) or for its longest call into C (``json.loads``, ``sum``, ``sorted``, ``re``). Starting a
+task takes ten such waits or more, one after the other. Eight threads of Python code make the other threads of
+their process a tenth of a second late; with C calls of 70 ms it is 2 to 14 s. A shorter interval does not
+help then, nor does priority: the system's scheduler does not know which threads wait for the interpreter.
 
-So the process tells its daemon, which gives its slots to the other processes of the host, and back when it is
-over. Its running tries go on, and nobody is charged. This is for one process that one task crowds. If several
-are crowded it is the load, which needs all of them: then all serve. A process that does not use a processor
-is not crowded: it or its machine is paused.
+So the process tells its daemon, which moves its slots to the other processes of the host until it is no
+longer crowded. Nobody is charged. If several processes are crowded, the cause is the load, which needs all of
+them. A process that hardly uses a processor is not crowded: it or its machine is paused.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from collections.abc import Callable, Collection
 from statistics import median
 
 LOOK_SECONDS = 0.25
-"""How often a thread goes to sleep to see how much later it runs again."""
+"""How long a thread sleeps to measure how much later it runs again."""
 LOOKS = 5
-"""So many looks decide: a bit more than a second, in a crowded process 2 to 4 s."""
+"""How many looks decide. They take a little more than a second, in a crowded process 2 to 4 s."""
 CROWDED_SECONDS = 0.1
-"""So much later, by the median of the looks, is crowded. Eight threads of Python code are at 0.006, with
-twenty programs waiting for each core."""
+"""A process is crowded if the median of its looks is this late. Not crowded: twenty programs that wait for
+each core make it 0.006 with eight threads of Python code."""
 OVER_SECONDS = 5.0
 """How long a process must not be crowded until it counts as free."""
 LOAD_SECONDS = 60.0
-"""So long after several processes of a host were crowded at once it is the load that crowds each of them."""
+"""For this long after several processes of a host were crowded at once, the load counts as the cause."""
 
 
 class Crowding:
@@ -46,14 +45,14 @@ class Crowding:
         self._monotonic = monotonic
         self._processor = processor
         self._looks: deque[tuple[float, float, float]] = deque(maxlen=LOOKS)
-        """When each ended, how long it waited, and the processor time used by then."""
+        """For each look: when it ended, how much too late that was, and the processor time used by then."""
         self._asleep = monotonic()
         self._last = float("-inf")
-        """When it was last found crowded."""
+        """When the process was last found crowded."""
         self._reported = False
 
     def look(self) -> float:
-        """Take the time since this last returned. Returns the seconds to sleep until the next call."""
+        """Measure the time since this last returned. Returns the seconds to sleep until the next call."""
         now = self._monotonic()
         self._looks.append((now, now - self._asleep - LOOK_SECONDS, self._processor()))
         if self._crowded():
@@ -73,15 +72,15 @@ class Crowding:
 
 
 class Relief:
-    """Which process gives its slots to the others: one that is crowded alone."""
+    """Decides which process gives its slots to the others: one that alone is crowded."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._load_until = float("-inf")
-        """Until when it is the load that crowds processes."""
+        """Until when the load counts as the cause."""
 
     def of(self, crowded: Collection[str], serving: Collection[str]) -> str | None:
-        """The process to relieve now, by the worker_ids of those that are crowded and of those that serve."""
+        """Return the worker_id of the process to relieve now, given those of crowded and of serving ones."""
         now = self._monotonic()
         if len(crowded) > 1:
             self._load_until = now + LOAD_SECONDS

@@ -1,16 +1,13 @@
-"""File descriptors of a process: its handlers may exhaust them or close those of others.
-
-When none is left, nothing new can be opened. Open files and connections remain usable until the process is
-replaced.
+"""File descriptors of a process: its handlers may use them all up, or close descriptors of others.
 
 The number of a closed descriptor goes to what is opened next, while its former user keeps reading and writing
 there: it would read the answers of another connection as its own. So a process whose descriptors were closed
-ends at once, as if the handler had ended it. The end of each handler and each beat check whether the line to
-the daemon is still the same file. The other tasks in the process are charged a try, never the last one, as
-for any death of their process: only the process knew which of them had not started.
+ends at once, as if the handler had ended it. The end of each handler and each beat check whether the channel
+to the daemon is still the same file. The other tasks in the process are charged a crash, as at any death of
+their process: only the process knew which of them had not started.
 
-With fewer than ``LEFT`` descriptors free (counted each second and whenever a handler has raised) the process
-leaves in good order, and no task is charged. Until it is replaced it works over its open connections, and
+With fewer than ``LEFT`` descriptors free (checked each second and whenever a handler has raised) the process
+leaves in good order, and no task is charged. Until it is replaced, it works over its open connections. It
 does not mark a server as away because it cannot open another connection.
 """
 
@@ -24,13 +21,13 @@ import signal
 LEFT = 32
 """A process with fewer free descriptors than this, or than a quarter of its limit if that is less, leaves."""
 _LOOKED_AT = 4
-"""How many numbers are probed: a program may have used a single high one on purpose."""
+"""How many numbers are probed: more than one, because a program may use a single high number on purpose."""
 
 _guarded: int | None = None
 """A descriptor that no handler has reason to touch."""
 _MARK = signal.SIGIO
-"""Marks its open file: the signal that it would send, if it ever sent any. Another file under the same number
-has no mark. Reading the mark takes a third of the time that comparing inodes takes."""
+"""Marks the open file of that descriptor, as the signal that the file would send if it ever sent one. Another
+file under the same number has no mark. Reading the mark takes a third of the time of comparing inodes."""
 
 
 def short() -> bool:

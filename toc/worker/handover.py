@@ -1,11 +1,11 @@
-"""Slots and tables that a worker process gains and loses.
+"""How a worker process gains and loses slots and tables.
 
     taken     wanted ─▶ claimed (a number is drawn) ─▶ served
-    dropped   nothing more is taken; what has not started is given back
+    dropped   nothing more is taken; entries that have not started are put back
               ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS
-              ─▶ the claim number is handed back when nothing is left under it
+              ─▶ the claim number is handed back when no entry is left under it
 
-Tables need no claim: two workers that sweep one for a while are harmless.
+Tables need no claim: it does no harm if two workers sweep one for a while.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.table_services import TableServices
 
 HAND_OVER_SECONDS = 0.5
-"""How long the handover of a slot waits for running handlers. Later ones finish under our claim."""
+"""How long a handover waits for running tries. Those that run longer end under our claim number."""
 CLAIM_AGAIN_SECONDS = 0.5
-"""Pause before slots are claimed again whose Redis node did not answer."""
+"""Pause before slots whose Redis node did not answer are claimed again."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,10 +43,10 @@ class Handover:
     def __post_init__(self) -> None:
         self._claimed_at = float("-inf")
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
-        """Slots being handed over, with the end of the wait for running handlers (monotonic)."""
+        """Slots that are being handed over, with the end of the wait for running tries (monotonic)."""
         self._lingering: list[OwnedSlot] = []
-        """Slots handed over that may still have entries under our claim. Without it, if this process dies,
-        others do not know whose these are, and wait until they time out."""
+        """Slots handed over that may still have entries under our claim number. It is kept: without it, if
+        this process dies, others could not tell whose the entries are and would wait until they time out."""
 
     @property
     def under_way(self) -> bool:
@@ -61,7 +61,7 @@ class Handover:
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:
-        """Take nothing more from these and give back what waits. Later steps send ``dropped``."""
+        """Take nothing more from these and put back what has not started. Later steps send ``dropped``."""
         tables, slots = _apart(given)
         self.services.remove(tables)
         dropped = self.book.give_up(slots)
@@ -73,9 +73,9 @@ class Handover:
             self.link.send("dropped", slots=pack(rest))
 
     def drop_all(self) -> list[OwnedSlot]:
-        """Take nothing more at all and give back what waits: this process leaves.
+        """Take nothing more at all and put back what has not started: this process leaves.
 
-        Sends no message. Returns the slots for ``SlotBook.hand_back`` once nothing runs here.
+        Sends no message. Returns the slots, for ``SlotBook.hand_back`` once nothing runs here.
         """
         owned = self.book.give_up(list(self.book.wanted))
         self.listener.set_slots(())
@@ -98,13 +98,13 @@ class Handover:
                 self.pipeline.inbox.look_at(owned.slot, 0)
             met = {worker_id for owned in fresh for worker_id in owned.others.values()}
             if met:
-                self.link.send("met", workers=sorted(met))  # the daemon may know, or find, them dead
+                self.link.send("met", workers=sorted(met))  # the daemon may know that some are dead
                 self.reclaimer.look_now()
 
     def _hand_over(self, now: float) -> None:
         if not self._dropping and not self._lingering:
             return
-        answered = self.pipeline.poller.settled  # asked first: what was taken before is held then, or sought
+        answered = self.pipeline.poller.settled  # read first: what was taken by then is held below, or sought
         busy = {entry.slot for entry in self.pipeline.inflight.snapshot()} | self.pipeline.adopter.sought
         quiet = self.pipeline.finisher.idle
         released: list[OwnedSlot] = []
@@ -125,6 +125,6 @@ class Handover:
 
 
 def _apart(given: set[Slot]) -> tuple[set[int], set[Slot]]:
-    """Separate the numbers of tables from the slots."""
+    """Split them into the numbers of tables and the slots."""
     tables = {slot for slot in given if slot.topic == TABLES}
     return {table.number for table in tables}, given - tables

@@ -1,11 +1,12 @@
-"""What the handlers of a process share of their interpreter, and one of them may change for all.
+"""Parts of the interpreter that all handlers of a process share, and that one of them may change for all.
 
-A program that freezes time, as for a test, and does not undo it, stops the timers of the event loop and those
-of the drivers: coroutines sleep for ever, and a server that was away is not asked again.
+A handler that freezes time, as tests do, and does not undo it, stops the timers of the event loop and of the
+drivers: coroutines never wake up, and a server that was away is not tried again. So replaced functions of
+``time`` are put back.
 
 A debugger or profiler that sets a function for all new threads, and raises in it, ends each thread before it
-begins. A thread of ours that looks whether a server is back would be missed by nobody, and for good. So such
-functions do not reach our threads.
+begins. Nobody would notice that a thread of ours, such as one that tries whether a server is back, is
+missing. So such functions do not reach our threads.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ log = get_logger(__name__)
 _NAMES = ("monotonic", "monotonic_ns", "perf_counter", "sleep", "time", "time_ns")
 
 _kept: dict[str, object] = {}
-"""The functions of the module ``time``."""
+"""Functions of the module ``time``, by name."""
 _switch_interval = 0.0
+"""Seconds."""
 
 _Hook = Callable[..., Any]
 _set_trace, _set_profile = threading.settrace, threading.setprofile
 
 
 def keep() -> None:
-    """Record what is in force. Call when the application is loaded: what it changes, it means."""
+    """Record what is in force. Call it when the application is loaded: what that has changed is intended."""
     global _switch_interval
     _kept.update((name, getattr(time, name)) for name in _NAMES)
     _switch_interval = sys.getswitchinterval()
@@ -40,7 +42,7 @@ def keep() -> None:
 
 
 def _for_others(hook: _Hook | None, set_here: Callable[[_Hook | None], None]) -> Any:
-    """A trace or profile function that puts ``hook`` in its place in threads that are not ours."""
+    """Return a trace or profile function that sets ``hook`` only in threads that are not ours."""
 
     def first(*event: Any) -> Any:
         ours = threading.current_thread().name.startswith("toc-")
@@ -51,7 +53,7 @@ def _for_others(hook: _Hook | None, set_here: Callable[[_Hook | None], None]) ->
 
 
 def restore() -> None:
-    """Put back functions of ``time`` that were replaced, and how often threads may switch."""
+    """Put back replaced functions of ``time``, and the switch interval if it was made much longer."""
     for name, function in _kept.items():
         if getattr(time, name) is not function:
             setattr(time, name, function)

@@ -1,6 +1,6 @@
-"""Resource limits of a process: a handler that lowers one, perhaps to bound its own work, bounds all others.
+"""Resource limits of a process: a handler that lowers one to bound its own work bounds all other handlers.
 
-Nothing else would tell. With 0 as the largest size of a file the process works on, and each task whose
+Nothing else would show that: with a largest file size of 0, the process continues, and each task whose
 handler writes a file fails.
 """
 
@@ -17,19 +17,20 @@ _NUMBERS = {
     name: getattr(resource, name)
     for name in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_STACK")
 }
-"""Those that are kept. Not that of descriptors: a process that has none left is replaced."""
+"""The limits that are watched. That of descriptors is not: a process without free ones is replaced."""
 
 _kept: dict[str, tuple[int, int]] = {}
-"""The limits before any handler ran: the soft and the hard one of each."""
+"""The soft and the hard value of each limit before any handler ran."""
 
 
 def keep() -> None:
-    """Record the limits. Call when the application is loaded: what it sets, it sets for its handlers."""
+    """Record the limits. Call it when the application is loaded: limits that it sets are meant for
+    handlers."""
     _kept.update((name, resource.getrlimit(number)) for name, number in _NUMBERS.items())
 
 
 def restore() -> bool:
-    """Raise limits that were lowered. True if one cannot be raised, for lack of privileges."""
+    """Raise limits that were lowered. Returns whether one could not be raised, for lack of privileges."""
     stuck = False
     for name, kept in _kept.items():
         now = resource.getrlimit(_NUMBERS[name])

@@ -1,4 +1,4 @@
-"""The application of workers without handlers: they sweep, purge and reclaim, as every worker does."""
+"""The application of workers without handlers: they sweep, purge and reclaim, as all workers do."""
 
 from toc.sdk.client import TimeoutCenter
 

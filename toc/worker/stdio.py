@@ -1,9 +1,9 @@
 """Standard streams of a process whose handlers may close them.
 
-The number of a closed descriptor goes to what is opened next, for example a connection to MySQL. Text that is
-then written to "stderr" goes to the server. Python's own streams write elsewhere (``log.detach``). For all
-other writers the three numbers are checked each second: closed ones are opened again before a connection gets
-their number, or else the process leaves.
+The number of a closed descriptor goes to what is opened next, for example a connection to MySQL. Text for
+"stderr" would then go to that server. Python's own streams write elsewhere (``log.detach``). For all other
+writers the three numbers are checked each second: closed ones are opened again, and if a connection has got
+one of them by then, the process leaves.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 _HIGH = 64
-"""The copies get numbers from here on: code that closes the first few descriptors leaves them alone."""
+"""The lowest number of a copy: code that closes the first few descriptors does not reach the copies."""
 
 _kept: dict[int, tuple[int, os.stat_result]] = {}
 """A copy of each of the descriptors 0, 1 and 2, and its stat."""
 
 
 def keep() -> None:
-    """Record what the three descriptors are. Call before the application is loaded."""
-    for number in range(3):  # it may not exist
-        with contextlib.suppress(OSError):  # there may be none
+    """Record what the three descriptors are. Call it before the application is loaded."""
+    for number in range(3):
+        with contextlib.suppress(OSError):  # a process may be started without it
             copy = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH)
             _kept[number] = copy, os.fstat(copy)
 
 
 def restore() -> bool:
-    """Open closed descriptors again. True if a connection has one of the numbers by now."""
+    """Open closed descriptors again. Returns whether a connection has got one of the numbers by now."""
     taken = False
     for number, (copy, before) in _kept.items():
         try:
@@ -42,12 +42,12 @@ def restore() -> bool:
             try:
                 # Not dup2, which would close what another thread opens there at this moment.
                 again = fcntl.fcntl(copy, fcntl.F_DUPFD, number)
-            except OSError:  # another thread took the last one, or the copy is closed
+            except OSError:  # no descriptor is free, or the copy is closed
                 continue
             if again != number:
                 os.close(again)
             log.warning("descriptor_restored", descriptor=number)
         else:
-            # A different file may be intended: programs redirect their output.
+            # Another kind of file may be intended: programs redirect their output.
             taken |= stat.S_ISSOCK(now.st_mode) and not os.path.samestat(now, before)
     return taken

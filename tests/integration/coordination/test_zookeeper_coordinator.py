@@ -17,12 +17,13 @@ from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]
 
 from toc.coordination import cut_off, leader, session
 from toc.coordination import zookeeper as coordination
+from toc.coordination.address import Address
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.leader import GATHER
 from toc.coordination.operator import Operator
 from toc.coordination.presence import Neighbourhood, Presence
-from toc.coordination.session import Address, Session
+from toc.coordination.session import Session
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.dev.local.servers import ZooKeeper
 from toc.model.clock import Clock

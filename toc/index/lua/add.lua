@@ -1,8 +1,8 @@
 #!lua
--- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one.
--- An id in the PrepareQueue is left alone: a worker has it. An id that is there with fewer tries left than
--- given (up to 15 fewer, as they count mod 31) keeps those: the caller may have read the row before the last
--- try failed.
+-- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one. An id in the
+-- PrepareQueue is left alone: a worker has it. An id that the StoreQueue has with fewer tries left than given
+-- keeps these, because the caller may have read the row before the last try failed. Fewer means up to 15
+-- fewer, as tries count mod 31.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- claim: draws the number under which a worker takes entries of the slot. A worker that holds one gets it
--- again. Numbers that are held are skipped. A field that is no number is left alone.
+-- claim: draws the number under which a worker takes entries of the slot. A worker that holds a number gets it
+-- again. Numbers that others hold are skipped. Fields that are not numbers are left alone.
 --
 -- KEYS  1   claims    hash of the slot: next -> the counter, number -> worker_id
 -- ARGV  1   worker_id

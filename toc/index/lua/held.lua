@@ -1,7 +1,7 @@
 #!lua flags=no-writes
--- held: lists entries of the PrepareQueue that were taken under certain claim numbers. Moves nothing.
--- One step of a ZSCAN, which misses no entry that exists from the first step to the last, even if its score
--- changes; it may list one twice.
+-- held: lists entries of the PrepareQueue that were taken under certain claim numbers. Moves nothing. This is
+-- one step of a ZSCAN. No entry that exists from the first step to the last is missed, even if its score
+-- changes; some may be listed twice.
 --
 -- KEYS  1   prepare   PrepareQueue of the slot
 -- ARGV  1   cursor    0, then what the last step returned

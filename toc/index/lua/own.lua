@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- own: claims the index for a task table. The first table whose workers ask owns it for as long as they keep
--- asking. A rival leaves its name, so that the owner learns of it.
+-- asking. A rival that asks leaves its name, so that the owner learns of it.
 --
 -- KEYS  1   owner      hash: identity, name, at; rival, rival_at; seconds by this server's clock
 -- ARGV  1   identity   of the task table that asks

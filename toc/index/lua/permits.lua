@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
 -- permits: shares a limit on requests in flight, and one on requests a second, among the processes that ask.
--- A process has what it was granted until `life` has passed since it asked last. While more is wanted than the
--- limit, each may have an equal share, and of that no more than others have not. What it uses beyond that counts
--- as its own until it has ended. If there are more processes than the limit has places, one that has a place
--- gives it up as soon as it asks and another one wants it. No instant lies further ahead than it was written to
--- be: one that does is of before this server's clock was set back, and counts as if it had been written now.
--- It also keeps the target's breaker: of the eras that processes tell, the latest holds, and the probe is given
--- to one of them. Who has it keeps it as it asks on, for `life`.
+-- A process has what it was granted until `life` has passed since it last asked. While more is wanted than
+-- the limit, each process may have an equal share, as far as the others leave it. Requests that it still has
+-- in flight beyond its share count as its own until they have ended. If there are more processes than the
+-- limit has places, a process that has a place gives it up as soon as it asks and another one wants it.
+-- An instant that lies further ahead than it can have been written was written before this server's clock was
+-- set back, and counts as if it were written now.
+-- The script also keeps the target's breaker. Of the eras that processes report, the latest holds. One
+-- process gets the probe, and keeps it for `life` after it last asked for it.
 --
 -- KEYS  1   permits   the shares: lines 'holder granted wanted until', ms by this server's clock; and a first
 --                     line '. tokens at': requests that may begin, and when they were counted; and a line
@@ -94,7 +95,7 @@ end
 local left = opened > 0 and math.max(open_until - now, 0) or 0
 if era > 0 then
   lines[#lines + 1] = string.format('! %d %d %d %s %d', era, opened, open_until, probe, probing)
-  expiry = expiry + left + 600000  -- as long as a process that has nothing to send remembers it
+  expiry = expiry + left + 600000  -- for as long as a process that has nothing to send remembers the breaker
 end
 redis.call('SET', KEYS[1], table.concat(lines, '\n'), 'PX', string.format('%d', expiry))
 return {granted, begin, pause, holders, era, opened, left, given}

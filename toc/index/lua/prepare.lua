@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- prepare: moves due entries from the StoreQueue into the PrepareQueue, soonest first.
--- Due by this server's clock: a score t + r/32 is due at t. A whole score has the topic's tries left, another
--- one r (mod 31). An id that is in the PrepareQueue already keeps its entry there; the one in the StoreQueue
--- is dropped and not returned.
+-- This server's clock decides what is due: a score t + r/32 is due at t. A whole score means that the topic's
+-- tries are left, any other that r (mod 31) are left. An id that is in the PrepareQueue already keeps its entry
+-- there; its entry in the StoreQueue is dropped and not returned.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
@@ -29,7 +29,7 @@ if #due > 0 then
   end
   local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
   local moved = {}
-  local scores = {} -- by tries left: most have the same, and formatting a number is slow
+  local scores = {} -- by tries left: most ids have the same, and formatting a number is slow
   for n = 1, #ids do
     if not prepared[n] then -- [rule: prepared-stays]
       local score = tonumber(due[2 * n])

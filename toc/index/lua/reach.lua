@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- reach: reads on which server slots were last rebuilt. Writes nothing, but is refused wherever a
--- transition would be (a replica, a server that cannot save): an answer means that transitions work.
--- A slot with a key of the wrong type is reported as such: no transition works there.
+-- reach: reads on which server slots were last rebuilt. It writes nothing, but is refused wherever a transition
+-- would be (a replica, a server that cannot save), so an answer means that transitions work. For a slot with
+-- keys of the wrong type, where no transition works, it returns these keys.
 --
 -- KEYS  1+  generation, claims, store, prepare, dead   of each slot
 -- ARGV  none

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- redrive: moves ids from the DeadQueue to the StoreQueue. Their rows are pending again already, so an id
--- whose DeadQueue entry was lost is put into the StoreQueue as well; one that is in the PrepareQueue is only
--- removed from the DeadQueue.
+-- redrive: moves ids from the DeadQueue to the StoreQueue. Their rows are already pending again, so an id whose
+-- DeadQueue entry was lost is put into the StoreQueue too. An id in the PrepareQueue is only removed from the
+-- DeadQueue.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   dead      DeadQueue of the slot

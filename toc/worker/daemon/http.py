@@ -1,371 +1,40 @@
-"""The daemon's HTTP endpoints: /metrics for Prometheus, /livez and /readyz for supervisors.
-
-The numbers of the worker processes are in memory shared with the daemon. Separate threads check the servers,
-at intervals that grow with the time of a check. So a scrape waits for no server, and a server that hangs
-holds up nothing else.
-
-Once a second the daemon's thread reports its ``State``; the probes judge that.
-"""
+"""The daemon's HTTP server: /metrics for Prometheus, /livez and /readyz for supervisors."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import socket
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, NamedTuple
 
-from toc.index.messages import Peek
-from toc.index.queues import Queues
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
-from toc.model.errors import ConfigError, IndexUnavailable, StoreUnavailable
-from toc.model.topic import Delivery, Slot
-from toc.observe.board import BOARD_BYTES, Family, Level, SharedMetrics, Values, own_board
-from toc.observe.exposition import encode
-from toc.observe.log import get_logger
-from toc.observe.metrics import (
-    CLOCK_DIFFERENCE,
-    DATABASE_UP,
-    DEAD,
-    DRAINED,
-    DUE,
-    OVERDUE,
-    PAUSED,
-    PREPARED,
-    PULLED,
-    REDIS_UP,
-    RESUMED,
-    SCHEDULED,
-    SLOTS,
-    TABLES,
-    UNSEEN,
-    WORKERS,
-    ZOOKEEPER_UP,
-    add_up,
-    beginning,
-)
-from toc.store.overdue import overdue_rows
-from toc.store.store import Store
+from toc.model.errors import ConfigError
 
-log = get_logger(__name__)
-
-LOOK_SECONDS = 2.0
-"""How often the servers are checked, unless checks take long."""
-LOOK_SHARE = 50
-"""The rest after a check, as a multiple of its time: 2 % of one core at most."""
-LOOK_TIMEOUT_SECONDS = 1.0
-LATE_MS = 2000
-"""While tables lack an owner: how long rows must be due to count as late. Running tries then have leases."""
-STILL_SECONDS = 30.0
-"""A daemon thread that makes no progress, or a worker without a heartbeat, for this long hangs."""
 REQUEST_SECONDS = 5.0
 """How long a client may take to send its request."""
 
 
-@dataclass(frozen=True)
-class State:
-    """The daemon's state at ``at`` (monotonic)."""
+class Answer(NamedTuple):
+    """What a request gets."""
 
-    at: float
-    processes: int
-    """How many worker processes there should be."""
-    workers: Mapping[str, int] = field(default_factory=dict)
-    """How many there are, by state: ready, starting, leaving, silent."""
-    silent: Mapping[str, float] = field(default_factory=dict)
-    """worker_id -> time of the last heartbeat (monotonic), for silent workers that were ready."""
-    stuck: Mapping[str, list[str]] = field(default_factory=dict)
-    """worker_id -> its internal loops that hang."""
-    owned: frozenset[Slot] = frozenset()
-    """Slots that its workers consume."""
-    moving: frozenset[Slot] = frozenset()
-    """Slots on the way to or from its workers."""
-    unowned: frozenset[Slot] = frozenset()
-    """Slots that no worker may own, if this daemon is the one that reports them."""
-    unswept: bool = False
-    """Whether some tables have no owner either. The index then lacks recent submissions."""
-    tables: int = 0
-    """How many tables its workers sweep."""
-    missing: int = 0
-    """How many slots and tables its workers should have but lack."""
-    zookeeper: bool | None = None
-    """Whether there is a session. None: ZooKeeper is not used."""
-    drained: bool = False
-    """Whether an operator wants no slots on this host."""
-    stopping: bool = False
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
 
 
-class Monitor:
-    """Collects the numbers of a daemon's worker processes, and serves them if an address is set.
+Pages = Mapping[str, Callable[[str], Answer]]
+"""Maps each path to what answers it, given the request's Accept header."""
 
-    ``address`` is TOC_METRICS_ADDRESS, ``handled`` the topics of the application. Raises ConfigError if it
-    cannot listen there.
-    """
-
-    def __init__(
-        self,
-        address: str | None,
-        *,
-        queues: Queues,
-        store: Store,
-        catalog: TopicCatalog,
-        handled: Collection[str] = (),
-    ) -> None:
-        self._handled = handled
-        self._queues = queues
-        self._store = store
-        self._catalog = catalog
-        self._clock = Clock()
-        self._lock = threading.Lock()
-        self._boards: dict[str, SharedMetrics] = {}
-        self._ended: Values = {}
-        """Counts of processes that have ended."""
-        self.state = State(time.monotonic(), 0)
-        self._index: Values = {}
-        self._databases: Values = {}
-        self._rows: Values = {}
-        self._away: dict[str, list[str]] = {}
-        """What each check found out of reach. Absent until the first check."""
-        self._stopped = threading.Event()
-        self._started = False
-        self._server = _listen(address, self) if address else None
-
-    # --- told by the daemon's thread
-
-    @contextmanager
-    def board(self, worker_id: str) -> Iterator[int]:
-        """Shared memory for the numbers of a new worker process, as a file descriptor to inherit."""
-        descriptor = os.memfd_create("toc-metrics")
-        try:
-            os.ftruncate(descriptor, BOARD_BYTES)
-            with self._lock:
-                self._boards[worker_id] = SharedMetrics(mmap.mmap(descriptor, BOARD_BYTES))
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def ended(self, worker_id: str) -> None:
-        """Note that the process has ended, or was not started. Its counts stay."""
-        with self._lock:
-            board = self._boards.pop(worker_id, None)
-            if board is not None:
-                add_up(self._ended, board.read(), ended=True)
-
-    def tell(self, state: State) -> None:
-        """Report the daemon's state."""
-        self.state = state
-
-    # --- start and stop
-
-    def start(self) -> None:
-        """Listen, and check the servers, if an address is set."""
-        if self._server is None:
-            return
-        self._started = True
-        self._thread("metrics", self._server.serve_forever)
-        self._thread("look-index", lambda: self._look_on(self._look_at_index))
-        self._thread("look-databases", lambda: self._look_on(self._look_at_databases))
-        self._thread("look-rows", lambda: self._look_on(self._look_at_rows))
-        log.info("metrics_served", address=self.address)
-
-    @property
-    def address(self) -> str | None:
-        """Where it listens, as host:port. None if it does not."""
-        if self._server is None:
-            return None
-        host, port = self._server.server_address[:2]
-        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
-
-    def stop(self) -> None:
-        """Stop listening. May be called twice, or without start."""
-        self._stopped.set()
-        self._queues.close()
-        server, self._server = self._server, None
-        if server is not None:
-            if self._started:
-                server.shutdown()  # would wait for ever if it did not serve
-            server.server_close()
-
-    def _thread(self, name: str, target: Callable[[], None]) -> None:
-        # Not a watched thread: failing measurements must never end a daemon.
-        threading.Thread(target=target, name=f"toc-{name}", daemon=True).start()
-
-    # --- looking at the servers
-
-    def _look_on(self, look: Callable[[], None]) -> None:
-        while not self._stopped.is_set():
-            began = time.monotonic()
-            try:
-                look()
-            except Exception:
-                log.warning("look_failed", exc_info=True)
-            took = time.monotonic() - began
-            self._stopped.wait(max(LOOK_SECONDS, LOOK_SHARE * min(took, LOOK_TIMEOUT_SECONDS)))
-
-    def _look_at_index(self) -> None:
-        values: Values = {}
-        away = []
-        try:
-            for server, clock in self._queues.clocks().items():
-                up = not isinstance(clock, IndexUnavailable)
-                _put(values, REDIS_UP, float(up), server)
-                if isinstance(clock, IndexUnavailable):
-                    away.append(str(clock))
-                else:
-                    _put(values, CLOCK_DIFFERENCE, clock, server)
-        except IndexUnavailable as exc:  # the servers cannot even be listed
-            away.append(str(exc))
-        state, topics = self.state, self._catalog.known()
-        counted = state.owned | state.unowned
-        unseen = 0
-        for slot, depth in self._queues.depths(counted | state.moving).items():
-            if isinstance(depth, IndexUnavailable):
-                unseen += slot in counted
-                continue
-            if slot in counted:  # moving slots are counted by one daemon; both report their lateness
-                _add_depth(values, slot.topic, depth)
-            now, due = depth.redis_now_ms, depth.oldest
-            _put(values, OVERDUE, 0.0 if due is None else max(now - due, 0.0) / 1000, slot.topic)
-            topic = topics.get(slot.topic)
-            if topic is not None and due is not None and due < topic.resumed_at and not topic.paused:
-                _put(values, RESUMED, (now - topic.resumed_at) / 1000, topic.name)
-        _put(values, UNSEEN, unseen)
-        for topic in topics.values():
-            _put(values, PAUSED, float(topic.paused), topic.name)
-            _put(values, PULLED, float(topic.delivery is Delivery.PULL), topic.name)
-            _put(values, RESUMED, 0.0, topic.name)
-        self._index, self._away["Redis"] = values, away
-
-    def _look_at_databases(self) -> None:
-        found: Mapping[str, StoreUnavailable | None] = self._store.reach()
-        values: Values = {}
-        for server, trouble in found.items():
-            _put(values, DATABASE_UP, float(trouble is None), server)
-        away = [str(trouble) for trouble in found.values() if trouble is not None]
-        self._databases, self._away["database"] = values, away
-
-    def _look_at_rows(self) -> None:
-        """Find late tasks by their rows, while tables lack an owner: only the rows tell what is due then."""
-        values: Values = {}
-        if self.state.unswept:
-            topics, now = self._catalog.known().values(), self._clock.now_ms()
-            names = {topic.biz_type: topic.name for topic in topics}
-            for row in overdue_rows(self._store, topics, now - LATE_MS, untaken=True).rows:
-                if row.biz_type in names:
-                    _put(values, OVERDUE, (now - row.next_time) / 1000, names[row.biz_type])
-        self._rows = values
-
-    # --- shown
-
-    def values(self) -> Values:
-        """All numbers: of live and ended worker processes, and the daemon's own."""
-        known = self._catalog.known()
-        total = beginning(known, known.keys() & self._handled)
-        with self._lock:
-            add_up(total, self._ended)
-            for board in self._boards.values():
-                add_up(total, board.read())
-            add_up(total, own_board().read())
-        for part in (_state_values(self.state), self._index, self._databases, self._rows):
-            add_up(total, part)
-        return total
-
-    def live(self) -> list[str]:
-        """Reasons to restart this daemon. Empty while it is alive."""
-        return faults(self.state, time.monotonic())
-
-    def ready(self) -> list[str]:
-        """What this daemon lacks for all its work. Empty when it is ready."""
-        lacking = faults(self.state, time.monotonic()) + wants(self.state)
-        for what in ("Redis", "database"):
-            lacking += self._away.get(what, [f"no {what} server has been checked yet"])
-        return lacking
+_NO_PAGE = Answer(b"there are /metrics, /livez and /readyz\n", status=HTTPStatus.NOT_FOUND)
 
 
-def faults(state: State, now: float) -> list[str]:
-    """Reasons to restart a daemon. Not a server out of reach: a restart does not bring it back."""
-    found = []
-    if now - state.at > STILL_SECONDS:
-        found.append(f"the daemon has been stuck for {now - state.at:.0f} s")
-    for worker, since in state.silent.items():
-        if now - since > STILL_SECONDS:
-            found.append(f"worker {worker} has been silent for {now - since:.0f} s")
-    return found + [f"worker {worker}: {', '.join(loops)} hangs" for worker, loops in state.stuck.items()]
+class Server(ThreadingHTTPServer):
+    """Serves the pages of one address, each request on a thread of its own."""
 
-
-def wants(state: State) -> list[str]:
-    """What a daemon lacks for all its work, apart from servers that it checks."""
-    found = []
-    if state.stopping:
-        found.append("it is stopping")
-    if (ready := state.workers.get("ready", 0)) < state.processes:
-        found.append(f"{ready} of {state.processes} worker processes are ready")
-    if state.missing:
-        found.append(f"{state.missing} slots or tables are not claimed yet")
-    if state.zookeeper is False:
-        found.append("ZooKeeper is out of reach")
-    return found
-
-
-def notes(state: State) -> list[str]:
-    """Unusual states that are intended, and faults of the cluster rather than of this daemon.
-
-    A drained host is ready: it has all that it should have, and a rolling update that waited for readiness
-    would never end. Nor do slots without an owner count: the update may bring a worker for them.
-    """
-    found = []
-    if state.drained:
-        left = len(state.owned) + state.tables
-        still = f"{left} slots or tables are still to be handed over" if left else "it owns nothing"
-        found.append(f"drained: {still}; this host gets no slots until `toc undrain`")
-    for topic, count in sorted(Counter(slot.topic for slot in state.unowned).items()):
-        found.append(f"{count} slots of {topic} have no owner: no undrained worker handles it")
-    return found
-
-
-def _put(values: Values, family: Family[Level], value: float, *labels: str) -> None:
-    add_up(values, {(family.metric.name, *labels): [value]})
-
-
-def _add_depth(values: Values, topic: str, depth: Peek) -> None:
-    for family, value in (
-        (SCHEDULED, depth.store),
-        (DUE, depth.due),
-        (PREPARED, depth.prepared),
-        (DEAD, depth.dead),
-    ):
-        _put(values, family, value, topic)
-
-
-def _state_values(state: State) -> Values:
-    values: Values = {}
-    for name, slots in (("owned", state.owned), ("moving", state.moving), ("unowned", state.unowned)):
-        for topic, count in Counter(slot.topic for slot in slots).items():
-            _put(values, SLOTS, count, topic, name)
-    _put(values, TABLES, state.tables)
-    for what in ("ready", "starting", "leaving", "silent"):
-        _put(values, WORKERS, state.workers.get(what, 0), what)
-    if state.zookeeper is not None:
-        _put(values, ZOOKEEPER_UP, float(state.zookeeper))
-        _put(values, DRAINED, float(state.drained))
-    return values
-
-
-# --- HTTP
-
-
-class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    monitor: Monitor
+    pages: Pages
 
     def server_bind(self) -> None:
         """Bind without a DNS lookup of the own name, which the library would make."""
@@ -377,48 +46,35 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: Server
     timeout = REQUEST_SECONDS
     server_version = f"toc/{version('timeout-center')}"
     sys_version = ""
 
     def do_GET(self) -> None:
         """Answer a request."""
-        monitor = self.server.monitor
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            body, content_type = encode(monitor.values(), self.headers.get("Accept", ""))
-            self._answer(HTTPStatus.OK, body, content_type)
-        elif path in ("/livez", "/readyz"):
-            trouble = monitor.live() if path == "/livez" else monitor.ready()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
-            lines = (trouble or ["ok"]) + (notes(monitor.state) if path == "/readyz" else [])
-            self._answer(status, "".join(f"{line}\n" for line in lines).encode())
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, b"there are /metrics, /livez and /readyz\n")
-
-    def _answer(
-        self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8"
-    ) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
+        page = self.server.pages.get(self.path.partition("?")[0])
+        answer = _NO_PAGE if page is None else page(self.headers.get("Accept", ""))
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its signature
         """Log nothing for scrapes."""
 
 
-def _listen(address: str, monitor: Monitor) -> _Server:
+def listen(address: str, pages: Pages) -> Server:
+    """Bind to TOC_METRICS_ADDRESS; the caller runs ``serve_forever``. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    kind = type("_Server6", (_Server,), {"address_family": socket.AF_INET6}) if ":" in host else _Server
+    kind = type("_Server6", (Server,), {"address_family": socket.AF_INET6}) if ":" in host else Server
     try:
-        server: _Server = kind((host, int(port)), _Handler)
+        server: Server = kind((host, int(port)), _Handler)
     except OSError as exc:
         raise ConfigError(
             f"TOC_METRICS_ADDRESS={address}: cannot listen there: {exc.strerror or exc}"
         ) from exc
-    server.monitor = monitor
+    server.pages = pages
     return server

@@ -1,9 +1,10 @@
 """The processes of a daemon: how one is started, and what the daemon knows of it.
 
-Each has a process group of its own, so ``kill 0`` in a handler reaches only itself and what it has started.
-Ctrl-C reaches the daemon alone, which tells the processes. When a process has died, its daemon kills the rest
-of its group. So the tasks run again neither beside their former programs nor behind row locks of connections
-that a copy holds open. After an orderly end, programs that handlers have started run on.
+Each has a process group of its own, so ``kill 0`` in a handler reaches only its process and what that has
+started. Ctrl-C reaches the daemon alone, which tells the processes. When a process dies, its daemon kills the
+rest of its group. So its tasks run again neither beside programs that their first tries started nor behind
+row locks of connections that a copy holds open. After an orderly end, programs that handlers have started
+continue.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ class WorkerProcess:
         self.member = False
         """Whether it has joined the membership."""
         self.heard = False
-        """Whether it has ever sent a message. Until then it is starting, however long that takes."""
+        """Whether it has ever sent a message. Until then it counts as starting, however long that takes."""
         self.crowded = False
-        """Whether handlers keep the interpreter from its other threads, as it says."""
+        """Whether it reports that handlers keep the interpreter from its other threads."""
         self.relieved = False
-        """Whether its slots are, or go, with the other processes because of that."""
+        """Whether its slots are with the other processes because of that, or on their way there."""
         self.out_of_reach: frozenset[str] = frozenset()
         """The servers that do not answer it."""
         self.reached: frozenset[str] = frozenset()
-        """The others that have answered it."""
+        """The other servers, which have answered it."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None
-        """Its message that says why it cannot work at all."""
+        """Its message ``unfit``: why it cannot work at all."""
         self.leaving = False
         self.recycled = False
         """Whether it leaves because it wants a successor."""
@@ -59,7 +60,7 @@ class WorkerProcess:
         """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
         self.killed = False
         self.features: frozenset[str] = frozenset()
-        """What it knows. It may be of another version than its daemon."""
+        """What it knows (toc.model.features). It may be of another version than its daemon."""
         self.keys: frozenset[str] = frozenset()
         """Marks of the keys by which it reads the secrets of webhook targets."""
         self.held: set[Slot] = set()
@@ -70,11 +71,11 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Beside:
-    """Further processes that a daemon keeps running: they have no slots and are no members of the cluster.
+    """Further processes that a daemon keeps running. They have no slots and are not members of the cluster.
 
-    ``command`` starts one; it gets ``--worker-id``, ``--link`` and ``--board`` besides, and inherits the
-    ``descriptors``. It speaks over the link as a worker process does. Topics of the ``deliveries`` that they
-    serve belong to the daemon's workers: those own the slots, and leave the tasks to these processes.
+    ``command`` starts one; it also gets ``--worker-id``, ``--link`` and ``--board``, inherits the
+    ``descriptors``, and uses the link as a worker process does. Of topics of the ``deliveries`` that these
+    processes serve, the daemon's workers own the slots but leave the tasks to them.
     """
 
     name: str
@@ -100,7 +101,6 @@ def start(
     with theirs:
         try:
             link.send("known", **known)
-            # A group of its own: a handler that signals its group reaches only what it has started.
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [*command, "--link", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -119,7 +119,7 @@ def start(
 
 
 def doing(child: WorkerProcess, silent: Collection[str]) -> str:
-    """The state of a worker process, as a label of the metric toc_workers."""
+    """Return the state of a worker process, as a label of the metric toc_workers."""
     if not child.heard:
         return "starting"
     if child.worker_id in silent:

@@ -10,7 +10,7 @@ from toc.model.finding import Level
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
-from toc.worker.daemon.http import LOOK_TIMEOUT_SECONDS, Monitor
+from toc.worker.daemon.monitor import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.processes import Beside
 from toc.worker.daemon.supervisor import Daemon
 
@@ -23,10 +23,10 @@ _PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url
 def run_daemon(app: str, settings: Settings, beside: Beside | None = None, *, webhooks: bool = False) -> int:
     """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
 
-    ``beside``: further processes that it keeps running. ``webhooks``: its workers send webhooks too.
+    ``beside``: further processes that it keeps running. ``webhooks``: its workers also send webhooks.
 
-    Before anything is started, raises AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
-    ConfigError for an address at which it cannot listen.
+    Raises, before it starts anything: AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
+    ConfigError, also for an address at which it cannot listen.
     """
     center = load_app(app)
     try:
@@ -36,7 +36,7 @@ def run_daemon(app: str, settings: Settings, beside: Beside | None = None, *, we
             log.warning("webhooks_without_key")
         monitor = Monitor(
             settings.metrics_address,
-            # separate connections with short timeouts, to detect a server that hangs
+            # its own connections, with short timeouts, to detect a server that hangs
             queues=open_queues(settings, LOOK_TIMEOUT_SECONDS),
             store=center.store,
             catalog=center.catalog,

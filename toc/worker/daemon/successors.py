@@ -1,4 +1,4 @@
-"""When the processes of a daemon that are missing are started: at once, or after a backoff."""
+"""When a daemon starts the processes that are missing: at once, or after a backoff."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from toc.worker.daemon.processes import WorkerProcess
 RESTART_CAP_SECONDS = 10.0
 """Longest backoff before the successor of a process that dies soon after its start."""
 SERVED_CAP_SECONDS = 1.0
-"""Longest backoff if the process has served, and others cannot serve in its place."""
+"""Longest backoff if the process has served and no other can serve in its place."""
 LIVED_SECONDS = 10.0
-"""A worker process that lived this long is replaced at once when it dies."""
+"""A process that lived this long is replaced at once when it dies."""
 
 
 class Successors:
@@ -22,12 +22,12 @@ class Successors:
         self._monotonic = monotonic
         self._at: dict[int, float] = dict.fromkeys(range(processes), 0.0)
         self._deaths = [0] * processes
-        """How many in a row died soon after their start."""
+        """For each index, how many processes in a row died soon after their start."""
         self.loaded = False
-        """Whether the application has loaded once. If so, a later failure may be temporary."""
+        """Whether the application has ever loaded here. If so, a later failure may pass."""
 
     def start_in(self, index: int, seconds: float) -> None:
-        """Start this process after some seconds, in place of one that ends or could not be started."""
+        """Start a process with this index after some seconds."""
         self._at[index] = self._monotonic() + seconds
 
     def none(self) -> None:
@@ -47,11 +47,11 @@ class Successors:
         return min(self._at.values(), default=float("inf"))
 
     def backoff(self, ended: WorkerProcess, *, replaceable: bool) -> float | None:
-        """The seconds before the successor of a process starts. None: only an operator can help.
+        """Return the seconds before the successor of a process starts. None: only an operator can help.
 
-        That is so if the application never loaded here. If it has, an update may be replacing its files.
-        ``replaceable``: others serve in its place meanwhile. A worker has served tasks, of which one may have
-        ended it, which can happen only a few times; other tasks wait for it.
+        That is so if the application has never loaded here. If it has, an update may be replacing its files.
+        ``replaceable``: others serve in its place meanwhile. Otherwise tasks wait, so the successor of a
+        process that has served starts soon: a task that ends its worker can do so only a few times.
         """
         if ended.unfit is not None and ended.unfit["wrong"] and not self.loaded:
             return None

@@ -1,7 +1,7 @@
-"""The supervisor of a host: starts worker processes, assigns them slots, and notices their deaths.
+"""The daemon: starts worker processes, spreads the host's slots over them, and notices their deaths.
 
 One thread does everything: it waits for its worker processes (messages, deaths), for signals and for the
-coordinator, then aligns what each worker holds with the assignment. It never touches a task.
+coordinator, then aligns the slots of each worker with the assignment. It never touches a task.
 
     desired (coordinator)  -> claim -> take          to the worker
     no longer desired      -> drop -> dropped -> release
@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,9 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, unpack
 from toc.worker.crowding import Relief
-from toc.worker.daemon.http import Monitor, State
+from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
+from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS, patience
 
@@ -62,6 +63,7 @@ class Daemon:
     announce: Callable[[Lacking], None]
     """Writes which members lack which features, for every process to read."""
     topics: frozenset[str]
+    """The topics that the application has handlers for."""
     monitor: Monitor
     beside: Beside | None = None
     webhooks: bool = False
@@ -72,9 +74,9 @@ class Daemon:
         """How many processes there should be; the last of them are those beside the workers."""
         self._reported_at = float("-inf")
         self._left_alone: set[str] = set()
-        """Topics that the app has handlers for and that are not delivered to handlers."""
+        """Topics that have a handler here and are not delivered to handlers."""
         self._missing: set[Slot] = set()
-        """Slots and tables that our workers should have but lack."""
+        """Slots and tables that our workers should have and have not claimed yet."""
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
@@ -102,7 +104,7 @@ class Daemon:
         self._changed = True
         """Whether what the workers hold may differ from what they should."""
         self._incomplete = False
-        """Whether a former owner has not yet released something that is ours."""
+        """Whether some claims were refused, because a former owner has not released the slots yet."""
         self._signals = 0
         self._forced = False
         self._stop_at: float | None = None
@@ -165,19 +167,19 @@ class Daemon:
         return REFRESH_SECONDS
 
     def _amounts(self) -> dict[str, int]:
-        """What must be assigned: the slots of every topic, and the tables."""
+        """Return what must be assigned: the number of slots of each topic, and of tables."""
         amounts = {topic.name: topic.consumed for topic in self.catalog.known().values()}
         return amounts | {TABLES: self.settings.tables}
 
     def _deliveries(self) -> dict[str, str]:
-        """The deliveries of the topics that are not delivered to handlers."""
+        """Return the deliveries of the topics that are not delivered to handlers."""
         topics = self.catalog.known().values()
         return {
             topic.name: topic.delivery.value for topic in topics if topic.delivery is not Delivery.HANDLER
         }
 
     def _look_at_deliveries(self) -> None:
-        """Tell once of each topic that has a handler here and is not delivered to handlers."""
+        """Log once each topic that has a handler here and is not delivered to handlers."""
         deliveries = self._deliveries()
         for topic in sorted(self.topics & deliveries.keys() - self._left_alone):
             log.warning("handler_not_used", topic=topic, delivery=deliveries[topic])
@@ -202,7 +204,7 @@ class Daemon:
             else:
                 self._listen(child)
                 if child.link.closed:
-                    self._selector.unregister(child.link)  # its death follows, or its silence
+                    self._selector.unregister(child.link)  # it will die, or count as silent
 
     def _listen(self, child: WorkerProcess) -> None:
         try:
@@ -222,12 +224,7 @@ class Daemon:
         child.silence.broken()
         child.heard = True
         if kind == "beat":
-            child.stuck = message["stuck"]
-            before = child.out_of_reach, child.reached
-            child.out_of_reach = frozenset(message.get("out_of_reach", ()))
-            child.reached = frozenset(message.get("reached", ()))
-            if child.member and (child.out_of_reach, child.reached) != before:
-                self._join(child)
+            self._on_beat(child, message)
         elif kind == "crowding":
             child.crowded = message["crowded"]
         elif kind == "ready":
@@ -244,29 +241,38 @@ class Daemon:
             child.dropping -= slots
             self._coordinator.release(child.worker_id, slots)
         elif kind == "leaving":
-            # It takes nothing more. Its running tries keep their heartbeats under its own claims.
-            child.leaving = True
-            self._coordinator.release(child.worker_id, child.held)
-            child.held.clear()
-            self._take_out(child, known_dead=False)
-            if message["recycle"]:
-                child.recycled = True
-                log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
-                self._successors.start_in(child.index, 0.0)
+            self._on_leaving(child, message["recycle"])
         elif kind == "left":
             child.left = True
-        if (
-            self._consumes(child)
-            and not child.member
-            and not child.leaving
-            and not child.relieved
-            and self._stop_at is None
-        ):
+        may_join = not (child.member or child.leaving or child.relieved)
+        if may_join and self._consumes(child) and self._stop_at is None:
             child.member = self._changed = True
             self._join(child)
 
+    def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
+        child.stuck = message["stuck"]
+        before = child.out_of_reach, child.reached
+        child.out_of_reach = frozenset(message.get("out_of_reach", ()))
+        child.reached = frozenset(message.get("reached", ()))
+        if child.member and (child.out_of_reach, child.reached) != before:
+            self._join(child)
+
+    def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
+        """Give its slots to others: it takes nothing more. ``recycle``: why it wants a successor, or empty.
+
+        Its running tries are kept alive under its claim numbers.
+        """
+        child.leaving = True
+        self._coordinator.release(child.worker_id, child.held)
+        child.held.clear()
+        self._take_out(child, known_dead=False)
+        if recycle:
+            child.recycled = True
+            log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
+            self._successors.start_in(child.index, 0.0)
+
     def _join(self, child: WorkerProcess) -> None:
-        """Tell the cluster of a worker, or what has changed about it."""
+        """Add a worker to the cluster, or update what is known of it."""
         settings = self.settings
         self._coordinator.join(
             Member(
@@ -287,7 +293,7 @@ class Daemon:
 
     @property
     def _serves(self) -> frozenset[str]:
-        """The deliveries that its workers serve."""
+        """The deliveries of topics that this daemon's workers serve."""
         served = {Delivery.HANDLER.value}
         if self.webhooks:
             served.add(Delivery.WEBHOOK.value)
@@ -299,7 +305,7 @@ class Daemon:
             self._changed = True
             self._coordinator.leave(child.worker_id, known_dead=known_dead)
 
-    # --- what others may know
+    # --- what the monitor shows
 
     def _tell(self) -> None:
         """Report the state to the monitor, about once a second, if it has an address."""
@@ -315,7 +321,7 @@ class Daemon:
             for child in children
             if child.heard and child.silence.seconds > SILENT_SECONDS
         }
-        tables = sum(slot.topic == TABLES for slot in held)
+        owned = _without_tables(held)
         unowned = self._coordinator.unowned()
         self.monitor.tell(
             State(
@@ -324,11 +330,11 @@ class Daemon:
                 workers=Counter(doing(child, silent) for child in children),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
-                owned=frozenset(slot for slot in held if slot.topic != TABLES),
-                moving=frozenset(slot for slot in moving if slot.topic != TABLES),
-                unowned=frozenset(slot for slot in unowned if slot.topic != TABLES),
+                owned=owned,
+                moving=_without_tables(moving),
+                unowned=_without_tables(unowned),
                 unswept=any(slot.topic == TABLES for slot in unowned),
-                tables=tables,
+                tables=len(held) - len(owned),
                 missing=len(self._missing),
                 zookeeper=self._coordinator.connected() if self.settings.zookeeper else None,
                 drained=self._coordinator.drained(),
@@ -345,7 +351,7 @@ class Daemon:
             self._spawn(index)
 
     def _consumes(self, child: WorkerProcess) -> bool:
-        """Whether it is a worker, and no process beside the workers."""
+        """Whether the process is a worker, not one beside the workers."""
         return child.index < self.settings.processes
 
     def _spawn(self, index: int) -> None:
@@ -360,7 +366,7 @@ class Daemon:
         try:
             with self.monitor.board(worker_id) as board:
                 command += ["--worker-id", worker_id, "--board", str(board)]
-                # Passed on because the process may be unable to read it: the server may be away now.
+                # The process gets these from us, because the server may be away when it starts.
                 topics = [topic.values() for topic in self.catalog.known().values()]
                 known = {"identity": self.identity, "topics": topics}
                 child = start(command, [board, *inherited], known, worker_id, index)
@@ -374,7 +380,7 @@ class Daemon:
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
 
     def _bury(self, child: WorkerProcess) -> None:
-        """Handle the end of a worker process. Nothing of it runs any more, so its death is published."""
+        """Handle the end of a process. Kill its group and publish its death unless it left in good order."""
         del self._children[child.worker_id]
         self.monitor.ended(child.worker_id)
         self._selector.unregister(child.pidfd)
@@ -384,13 +390,12 @@ class Daemon:
             self._listen(child)  # its last messages
         child.link.close()
         if not child.left:
-            # Its tasks run again: not beside processes that they started, nor behind locks of connections
-            # that copies of it hold. Before wait: until then its number cannot belong to another group.
+            # Before wait(): until then, the number cannot belong to another process group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         code = child.process.wait()
         if self._stop_at is not None and not child.heard and child.unfit is None:
-            child.left = True  # it was told to while it started
+            child.left = True  # it was told to stop while it started
         if child.heard and not child.left and self._consumes(child):
             child.member = True  # publish the death even if it was silent or leaving
         self._take_out(child, known_dead=not child.left)
@@ -408,14 +413,14 @@ class Daemon:
             if not child.left:
                 self._exit_code = self._exit_code or 1
         elif again is None:
-            assert child.unfit is not None  # noqa: S101 - that is why
+            assert child.unfit is not None  # noqa: S101 - only then there is no successor
             self._exit_code = child.unfit["exit_code"]
             self._stop()
         elif not succeeded:
             self._successors.start_in(child.index, again)
 
     def _backoff(self, child: WorkerProcess) -> float | None:
-        # A process beside the workers may die of a request that is sent for ever.
+        # A process beside the workers may die of a request that a client keeps sending.
         beside = not self._consumes(child)
         replaceable = beside and any(not self._consumes(one) for one in self._children.values())
         return self._successors.backoff(child, replaceable=replaceable)
@@ -432,7 +437,7 @@ class Daemon:
                 child.link.send("force")
         late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
         for child in self._children.values():
-            silent = child.silence.look() if child.heard else 0.0  # before its first message it loads the app
+            silent = child.silence.look() if child.heard else 0.0  # not yet heard: it loads the application
             if late:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
@@ -442,9 +447,9 @@ class Daemon:
         self._find_gone()
 
     def _find_gone(self) -> None:
-        """Report those met workers as dead that are proved gone: nothing of theirs runs.
+        """Report as dead the workers of an earlier daemon that are proved gone, so nothing of them runs.
 
-        The others may have outlived their daemon. A later look checks them again.
+        The others may have outlived their daemon; they are checked again later.
         """
         self._met -= self._children.keys() | self._sent_dead
         gone = set(filter(self._neighbourhood.proves_gone, self._met))
@@ -458,8 +463,8 @@ class Daemon:
     def _relieve(self) -> None:
         """Move the slots of a process that is crowded alone to the others, until that is over.
 
-        They are dropped as in every handover. Only then does it leave the membership: nobody can have them
-        before.
+        They are dropped as in every handover. Only then does the process leave the membership: nobody can
+        have its slots before.
         """
         children = list(self._children.values())
         chosen = self._relief.of(
@@ -479,11 +484,8 @@ class Daemon:
                 self._take_out(child, known_dead=False)
 
     def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
-        """Give the slots of a silent worker to others, and finally kill it.
-
-        Otherwise its tasks would wait for it or run twice, and a task that blocks the interpreter would take
-        one process after the other from all other tasks.
-        """
+        """Give the slots of a silent worker to others; kill it when it is silent for too long
+        (toc.worker.silence)."""
         if child.member:
             log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
             self._take_out(child, known_dead=False)
@@ -502,22 +504,22 @@ class Daemon:
         log.info("daemon_stopping", workers=len(self._children))
         self._stop_at = time.monotonic() + self.settings.shutdown_deadline
         for descriptor in self.beside.descriptors if self.beside else ():
-            os.close(descriptor)  # a socket that is still open here would take clients in that nobody serves
+            os.close(descriptor)  # a listening socket left open here would accept clients that nobody serves
         for child in self._children.values():
             child.link.send("stop")
             if not child.heard:
-                # It has nothing yet, and reads the link only once it has started, which may take too long.
-                # One that has just started leaves in good order by either.
+                # It reads the link only once it has started, which may take too long. One that has just
+                # started leaves in good order after either.
                 os.kill(child.process.pid, signal.SIGTERM)
 
     # --- slots
 
     def _reconcile(self) -> None:
-        """Bring what each worker holds in line with the assignment."""
+        """Bring what workers hold in line with the assignment."""
         if not (self._changed or self._incomplete or time.monotonic() >= self._step_at):
             return
         self._changed = self._incomplete = False
-        due = self._coordinator.step()  # reads changes, so it precedes desired()
+        due = self._coordinator.step()  # it reads changes, so it comes before desired()
         self._step_at = float("inf") if due is None else time.monotonic() + due
         if self._stop_at is not None:
             return
@@ -530,31 +532,35 @@ class Daemon:
         desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
         self._missing = set()
         for child in self._children.values():
-            if child.leaving:
-                continue
-            serves = child.member and not child.relieved
-            want = desired.get(child.worker_id, set()) if serves else set()
-            # Claims lost with a session: claim them again; if that fails, they are another's by now.
-            lost = (
-                child.held - claimed.get(child.worker_id, set()) - child.dropping if child.member else set()
-            )
-            if lost:
-                want -= lost - self._coordinator.claim(child.worker_id, lost & want)
-            drop = child.held - want - child.dropping
-            if drop:
-                child.dropping |= drop
-                child.link.send("drop", slots=pack(drop))
-            missing = want - child.held
-            if missing:
-                granted = self._coordinator.claim(child.worker_id, missing)
-                if granted:
-                    child.held |= granted
-                    child.link.send("dead", workers=sorted(dead))
-                    child.link.send("take", slots=pack(granted))
-                self._missing |= missing - granted
-                self._incomplete |= len(granted) < len(missing)
+            if not child.leaving:
+                serves = child.member and not child.relieved
+                want = desired.get(child.worker_id, set()) if serves else set()
+                self._align(child, want, claimed.get(child.worker_id, set()))
+
+    def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
+        """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
+        lost = child.held - claimed - child.dropping if child.member else set()
+        if lost:
+            # Their claims ended with a session. What cannot be claimed again is another worker's by now.
+            want -= lost - self._coordinator.claim(child.worker_id, lost & want)
+        drop = child.held - want - child.dropping
+        if drop:
+            child.dropping |= drop
+            child.link.send("drop", slots=pack(drop))
+        missing = want - child.held
+        if missing:
+            granted = self._coordinator.claim(child.worker_id, missing)
+            if granted:
+                child.held |= granted
+                child.link.send("dead", workers=sorted(self._sent_dead))
+                child.link.send("take", slots=pack(granted))
+            self._missing |= missing - granted
+            self._incomplete |= len(granted) < len(missing)
+
+
+def _without_tables(slots: Collection[Slot]) -> frozenset[Slot]:
+    return frozenset(slot for slot in slots if slot.topic != TABLES)
 
 
 def _lacks(lacking: Lacking) -> list[str]:
-    """The features that some members lack, each with the hosts."""
     return [f"{feature}: {' '.join(hosts)}" for feature, hosts in sorted(lacking.items()) if hosts]

@@ -19,11 +19,11 @@ from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
 
 ALIVE_SECONDS = 3.0
-"""A child that sent a heartbeat this recently does not count as silent."""
+"""A child that sent a message this recently is not silent: its task is simply not done."""
 FLUSH_SECONDS = 0.001
-"""Pause while the child reads what was sent."""
+"""Pause between attempts to send the rest of a message."""
 TAKE_SECONDS = 10.0
-"""How long it may take to do so."""
+"""How long the child may take to read a message."""
 
 
 class IsolatedProcess:
@@ -43,7 +43,7 @@ class IsolatedProcess:
         ]
         with theirs:
             try:
-                # A group of its own: what the handler has started ends with it.
+                # It has a process group of its own, so that what the handler has started ends with it.
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [*command, "--parent", str(os.getpid())],
                     stdin=subprocess.DEVNULL,
@@ -62,12 +62,10 @@ class IsolatedProcess:
         self.fresh = True
         """Whether it has run nothing yet."""
         self.silent = False
-        """Whether it has sent no heartbeat for too long: its task blocks the interpreter."""
+        """Whether it has sent nothing for too long: its task blocks the interpreter."""
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. It may be long: its task's body is part of it. A process that does not take it is
-        killed.
-        """
+        """Send a message, which may hold a task's body. Kills a process that does not read it."""
         self._link.send(kind, **fields)
         until = time.monotonic() + TAKE_SECONDS
         while not self._link.flush() and not self.dead:
@@ -77,16 +75,17 @@ class IsolatedProcess:
             time.sleep(FLUSH_SECONDS)
 
     def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
-        """Its next message. None if it has ended, or after ``seconds``.
+        """Return its next message; None if it has ended, or after ``seconds``.
 
-        With ``patience`` it must send heartbeats: it is ``silent``, and None is returned, after a silence of
-        that many seconds. If it is silent when ``seconds`` are over, it may use the rest of its patience.
+        With ``patience``, None is also returned after a silence of that many seconds (``silent``). If it has
+        just fallen silent when ``seconds`` are over, the wait lasts until it sends something or counts as
+        silent.
         """
         until = time.monotonic() + seconds
         self._silence.broken()
-        with selectors.PollSelector() as selector:  # needs no descriptor: none may be left
+        with selectors.PollSelector() as selector:  # it needs no descriptor, and none may be left
             selector.register(self._link, selectors.EVENT_READ)
-            # Watch its death too: a process forked by the handler may hold the other end of the link.
+            # Its death is watched too: a process that the handler forked may hold the other end of the link.
             selector.register(self._pidfd, selectors.EVENT_READ)
             while True:
                 left, silent = until - time.monotonic(), self._silence.look()
@@ -107,7 +106,7 @@ class IsolatedProcess:
         """Read its messages. Returns whether there were any."""
         try:
             messages = self._link.receive()
-        except ValueError:  # its handler can write to any descriptor
+        except ValueError:  # its handler can write to any descriptor, also to the link
             self.kill()
             return True
         self._heard += (message for message in messages if message["kind"] != "beat")
@@ -121,7 +120,7 @@ class IsolatedProcess:
             return self._link.closed or bool(selector.select(0))
 
     def kill(self) -> None:
-        """Kill it and what it has started. Any thread may call this, at any time."""
+        """Kill it and the programs that it has started. Any thread may call this, at any time."""
         with self._lock:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
-"""A process that runs one task at a time and nothing else. The quarantine starts it.
+"""The process of the quarantine: it runs one task at a time and nothing else.
 
-Its only server connections are those of the handler: the row and the outcome go over a socket pair. It ends
-with its worker, however that ends.
+The row and the outcome go over a socket pair, so only handlers connect to servers here. The process ends with
+its worker, however that ends.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: fl
     timer = loop.call_later(seconds, task.cancel, "max_runtime is over")
     task.add_done_callback(lambda _: loop.stop())
     while not task.done():
-        loop.run_forever()  # a handler may stop it
+        loop.run_forever()  # again, as a handler may stop the loop
     timer.cancel()
     return task.result()
 
@@ -93,10 +93,10 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
             selector.select()
             for message in link.receive():
                 row = TryRow._make(message["row"])
-                # One runner for all tasks: objects that handlers keep may be bound to its event loop.
+                # All tasks have one runner: objects that handlers keep may be bound to its event loop.
                 body = _body(message.get("body"))
                 outcome = run(handlers[message["topic"]], row, body, runner, message["seconds"])
-                stdio.restore()  # for the next task, which did not close them
+                stdio.restore()  # the next task must not find streams that this one closed
                 link.send(outcome.pop("kind"), dropped=dropped.take(), **outcome)
                 if executor_gone(runner.get_loop()):
                     return  # the next task must not fail because of it
@@ -110,16 +110,16 @@ def _body(packed: tuple[str, str] | None) -> Body | None:
 
 
 def _beat(link: ControlPipe) -> None:
-    """Send heartbeats, as long as no handler blocks the interpreter."""
+    # It stops when a handler blocks the interpreter: that is its purpose.
     while not link.closed:
         link.send("beat")
         time.sleep(BEAT_SECONDS)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that started it ends, even if a handler hangs."""
+    """Have the kernel kill this process when the thread that started it ends, even if a handler hangs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has already ended
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(0)
 
 
@@ -132,8 +132,8 @@ def main() -> None:
     arguments = parser.parse_args()
     detach()
     end_with(arguments.parent)
-    # Supervisors signal every process of a service, but the worker decides when this one ends. Not ignored:
-    # handlers' programs would inherit that.
+    # Supervisors signal every process of a service, but the worker decides when this one ends. The signals
+    # are not set to "ignore": programs that handlers start would inherit that.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     sock = socket.socket(fileno=arguments.link)

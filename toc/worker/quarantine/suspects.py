@@ -1,20 +1,20 @@
 """Quarantine: a task that was running when several workers in a row ended runs alone, to be judged.
 
-When a process ends, every task in flight there is counted as crashed (``crashes`` on the row), because nobody
-can tell the culprit from the others. So is a task whose try was broken off by another handler
-(``Disturbed``). After ``limit`` crashes in a row, a task runs alone in a child process (``isolated``).
+When a process dies, every task that runs there is charged a crash (``crashes`` on the row), because nobody
+can tell the culprit from the others. So is a task whose try another handler has broken off (``Disturbed``).
+After ``limit`` crashes in a row, a task runs alone in a child process (``isolated``).
 
-    it returns                  processed, as usual
+    it returns                  it is processed, as usual
     it raises, or max_runtime   a normal failed try; its crashes are forgotten
-    the child ends, or freezes  it was the task: dead
-    the worker ends too         nobody saw the end: again, each time later; after several times dead
+    the child ends, or freezes  the task did it: it is dead
+    the worker ends too         nobody saw the end: it runs again, each time later; after MAX_UNSEEN: dead
 
-A run alone is counted on its row *before* it begins, with the time of the next run in case no outcome is
+A run alone is charged on the row *before* it begins, with the time of the next run in case no outcome is
 reported. So the count is right whatever happens to the worker, and a task that only waits is charged nothing.
 
-There is one child at a time, and only a short line of tasks waits in memory. The others get a time in the
-index at which their turn may come. The child is used again while others wait, because most suspects are
-innocent; only a child that has run nothing before convicts.
+There is one child at a time, and only a short line of tasks waits in memory. The others are put back to a
+time at which their turn may come. While tasks wait, the same child runs one after the other, because most
+suspects are innocent. Only a child that has run nothing before convicts.
 """
 
 from __future__ import annotations
@@ -57,20 +57,21 @@ READY_SECONDS = 60.0
 NOT_STARTED_MS = 10_000
 """When to try again if there is no child: no memory, or the app does not load."""
 UNSEEN_MS = 5000
-"""When to run a task again whose worker ended while it ran alone. Doubled each time."""
+"""When to run a task again whose worker ended while it ran alone; doubled each time."""
 MAX_UNSEEN = 5
-"""Runs alone with no observed end after which a task is dead: it brings down even the worker beside it. The
-pauses between them give crashes caused by a neighbour minutes to end."""
+"""After this many runs alone whose end nobody observed, a task is dead: it brings down even the worker. The
+pauses between these runs give crashes that another task causes minutes to end."""
 ALONE = "it runs alone, since every worker that ran it died or fell silent"
 """The last error of a task while it runs alone, and if that run's end was not observed."""
 BROKEN_OFF = "its worker stopped while it ran alone"
 FIRST_GUESS_SECONDS = 0.1
-"""Assumed time of a run before any was measured. A task that comes back too early is postponed again."""
+"""Assumed time of a run before any was measured. A task that comes back too early is put back again."""
 LEAST_SECONDS = 0.01
 OUTLIER = 4
-"""A run counts as at most this many times the average. Few take long, mostly those of culprits, after which
-the app is loaded again: if these set the pace, all others would wait for nothing."""
+"""A run counts as at most this many times the average. Long runs are rare, mostly those of culprits. If they
+set the pace, all others would wait in vain."""
 SOONEST_MS = 500
+"""Soonest turn (ms ahead) of a task that finds the line full."""
 FARTHEST_MS = 300_000
 """Farthest turn (ms ahead) of a task that finds the line full. Beyond it, order is not kept."""
 LINGER_SECONDS = 2.0
@@ -85,7 +86,7 @@ IDLE_SECONDS = 3600.0
 
 @dataclass(kw_only=True, eq=False)
 class Quarantine:
-    """The loop that runs suspects one by one. The poller admits them, the finisher writes the outcomes."""
+    """The loop that runs suspects one by one. The row check admits them; the finisher writes the outcomes."""
 
     app: str
     limit: int
@@ -100,13 +101,13 @@ class Quarantine:
         self._lock = threading.Lock()
         self._line: deque[Entry] = deque()
         self._running: tuple[Entry, TryRow] | None = None
-        """The task that runs or is about to, and its row before this run was counted."""
+        """The task that runs or is about to run, and its row before this run was counted."""
         self._counting = threading.Lock()
         self._child: IsolatedProcess | None = None
         self._idle_since = 0.0
         self._seconds = FIRST_GUESS_SECONDS  # moving average of the run time
         self._turn = 0
-        """The latest turn given to a postponed task (ms)."""
+        """The latest turn given to a task that was put back (ms)."""
         self._tells = Seldom(self.clock, BUSY_LOG_SECONDS)
         self._leaving = False
         self.loop = Loop("quarantine", self.run_once)
@@ -118,7 +119,7 @@ class Quarantine:
         return is_suspect(row, self.limit)
 
     def admit(self, entries: Sequence[Entry]) -> None:
-        """Run these alone, one by one. If the line is full, the rest return to the index until their turn."""
+        """Run these alone, one by one. Those that find the line full are put back until their turn."""
         now = self.clock.now_ms()
         with self._lock:
             room = 0 if self._leaving else max(0, LINE - len(self._line))
@@ -139,7 +140,7 @@ class Quarantine:
         return taken
 
     def leave(self) -> None:
-        """Start nothing more. The running task may end, but from now on a dead child proves nothing."""
+        """Start nothing more. The running task may end, but from now on the child's death proves nothing."""
         self._leaving = True
 
     def abandon(self) -> list[Entry]:
@@ -203,10 +204,9 @@ class Quarantine:
             self._judge(entry, row, child, bodies.get(entry.job_id))
 
     def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess, body: Body | None) -> None:
-        """Have the child run the task, and report the outcome."""
         fresh, message, how = self._try(entry, before, child, body)
         if not fresh and how:
-            # Earlier tasks may have left something behind there: only a fresh child convicts.
+            # The cause may be something that earlier tasks left in that child: only a fresh one convicts.
             again = self._ready_child(entry.topic.name)
             if again is not None and not entry.settled:
                 fresh, message, how = self._try(entry, before, again, body)
@@ -227,7 +227,7 @@ class Quarantine:
     def _try(
         self, entry: Entry, row: TryRow, child: IsolatedProcess, body: Body | None
     ) -> tuple[bool, dict[str, Any] | None, str]:
-        """Whether the child was fresh, its message, and how it ended if it sent none."""
+        """Run the task. Returns whether the child was fresh, its message, and how it ended without one."""
         fresh, child.fresh = child.fresh, False
         limit = entry.topic.max_runtime
         content = None if body is None else [body.content.content_type, b64encode(body.content.data).decode()]
@@ -245,14 +245,14 @@ class Quarantine:
         return fresh, message, how
 
     def _report(self, entry: Entry, error: Raised | None, outcome: str) -> None:
-        if self.inflight.settle(entry):  # not if it was abandoned meanwhile
+        if self.inflight.settle(entry):  # false if it was abandoned meanwhile
             log.info("quarantine_ended", job_id=entry.job_id, topic=entry.topic.name, outcome=outcome)
             self.finisher.ended(entry, error)
 
     # --- the child
 
     def _ready_child(self, topic: str) -> IsolatedProcess | None:
-        """A child that has loaded the app: the current one or a new one. None if there can be none now."""
+        """Return a child that has loaded the app, the current or a new one. None if there can be none now."""
         if self._child is not None and not self._child.dead:
             return self._child
         self._end_child()
@@ -277,7 +277,7 @@ class Quarantine:
     # --- rows
 
     def _ran_alone(self, entry: Entry) -> bool:
-        """Whether its crashes count runs alone. If not, the limit was lowered after they happened."""
+        """Whether its last crashes were runs alone. If not, the limit was lowered after they happened."""
         try:
             whole = self.store.get(entry.job_id)
         except StoreUnavailable:
@@ -285,7 +285,10 @@ class Quarantine:
         return whole is not None and whole.last_error == ALONE
 
     def _count(self, entry: Entry, now: int) -> bool:
-        """Count a run alone on the row before it begins, with the time of the next if none reports it."""
+        """Charge a run alone on the row, with the time of the next in case no outcome comes.
+
+        False if that was not written; the entry has then been dealt with.
+        """
         row = entry.row
         again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
@@ -312,9 +315,9 @@ class Quarantine:
         entry.row = before
 
     def _put_off(self, times: Sequence[tuple[Entry, int]]) -> None:
-        """Give entries back until these times (ms), charging nothing.
+        """Put entries back to these times (ms), charging nothing.
 
-        The rows are changed too: otherwise the sweep would bring the entries back at once.
+        The rows are changed too; otherwise the sweep would move the entries back at once.
         """
         changed = {entry.job_id: entry.row._replace(next_time=at) for entry, at in times}
         guards = self.store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
@@ -328,7 +331,7 @@ class Quarantine:
             self._by_row(lost)
 
     def _by_row(self, entries: list[Entry]) -> None:
-        """Settle entries that did not run by their rows, which another party has changed."""
+        """Settle entries that did not run by their rows, which somebody else has changed."""
         rows = self.store.read_tries([entry.job_id for entry in entries])
         self.finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
         self.finisher.settle_by_row(
@@ -336,7 +339,7 @@ class Quarantine:
         )
 
     def _next_turn(self, now: int) -> int:
-        """When the next task that found the line full may have its turn (ms)."""
+        """Return when the next task that finds the line full may have its turn (ms)."""
         each = max(1, int(self._seconds * 1000))
         turn = max(self._turn + each, now + each * (len(self._line) + 1), now + SOONEST_MS)
         if turn - now > FARTHEST_MS:
@@ -346,12 +349,12 @@ class Quarantine:
 
 
 def smoothed(average: float, seconds: float) -> float:
-    """The moving average of run times after a run of ``seconds``."""
+    """Return the moving average of run times after a run of ``seconds``."""
     return average + (min(seconds, OUTLIER * max(average, LEAST_SECONDS)) - average) * 0.1
 
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
-    """The change that turns ``row``, a pending row, into ``new`` if it is still unchanged."""
+    """Return the change that turns ``row``, a pending row, into ``new`` if it is still unchanged."""
     return Failure.of(row, attempts=new.attempts, crashes=new.crashes, next_time=new.next_time, error=error)
 
 
