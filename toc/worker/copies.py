@@ -9,9 +9,8 @@ returns to toc in it (``copy_ended``), after ``sys.exit()`` with that exit code.
 since jobs escaped there (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, the event
 loop in the copy runs nothing else, and the copy ends when that coroutine awaits something. When a copy
 starts, it closes the channel and the socket of its name. It also restores Python's own signal handlers,
-because libraries end copies by SIGTERM.
-A signal that arrives before that waits until then: the original's handler would swallow it, and a library that
-ends its copy at once would wait for that end forever.
+because libraries end copies by SIGTERM. A signal that arrives before that waits until then: the original's
+handler would swallow it, and a library that ends its copy at once would wait for that end forever.
 """
 
 from __future__ import annotations
