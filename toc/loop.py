@@ -1,6 +1,7 @@
 """A thread around a ``run_once``: the form of every internal loop. Watches threads, and tasks of event loops.
 
-A process with a dead loop would look healthy and do nothing: what ends untold ends its process.
+A process with a dead loop would look healthy and do nothing. So a loop that ends without being told to
+ends its process.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ log = get_logger(__name__)
 EXIT_THREAD_DIED = 70
 """Exit code of a process after an internal thread raised, or returned without being told to."""
 PREFIX = "toc-"
-"""Of the names of toc's own threads."""
+"""The names of toc's own threads begin with it."""
 LAST_WORDS_SECONDS = 0.5
-"""How long such a process may take to log that."""
+"""How long such a process may take to log the reason."""
 
 
 class Wake:
@@ -120,10 +121,10 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
 
 
 def watch_threads() -> None:
-    """End the process, with a message, if any thread of toc's meets an error that nobody has thought of.
+    """End the process, with a message, if one of toc's threads ends with an unexpected error.
 
-    The packages below start threads, too: what waits for them, or for their answers, would wait for ever.
-    Those of the application are its own affair.
+    Packages that cannot use ``Loop`` start threads, too. Whatever waits for such a thread, or for its
+    answers, would wait forever. Threads of the application are left alone.
     """
     before = threading.excepthook
 
@@ -139,8 +140,8 @@ def watch_threads() -> None:
 def watch_callbacks(loop: asyncio.AbstractEventLoop) -> None:
     """End the process, with a message, if a callback of toc's own raises on this event loop.
 
-    asyncio would only log that, as it does for callbacks of handlers; but who waits for what the callback
-    should have done would wait for ever.
+    asyncio would only log the error, as it does for callbacks of handlers. But whatever waits for the
+    callback's effect would wait forever.
     """
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -240,7 +240,7 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
 
 
 def _tell(account: Account, done: str, *, as_json: bool) -> None:
-    """Show what came of many tasks; exit with 1 unless all are ``done``."""
+    """Show the outcome of many tasks; exit with 1 unless all are ``done``."""
     show_one(account.counts or {done: 0}, as_json=as_json)
     if sum(account.counts.values()) > account.counts.get(done, 0):
         raise typer.Exit(1)

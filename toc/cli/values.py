@@ -191,7 +191,7 @@ def audited(
 ) -> Iterator[dict[str, Any]]:
     """Record a change in the audit as the OS user's; nothing is changed if that cannot be written.
 
-    Yields a dict for what came of it. Prompts and checks belong before it, exit codes after it.
+    Yields a dict for the result. Prompts and checks belong before it, exit codes after it.
     """
     from toc.operate import audit
 

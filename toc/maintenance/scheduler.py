@@ -4,13 +4,13 @@ The worker that sweeps a table serves its schedules, by time alone. There is no 
 two workers do the same: each step is guarded by the version of the row.
 
 A schedule at rest costs nothing. Every ``LOOK_EVERY`` a table is asked for the least time at which one of its
-schedules must be looked at, which is one entry of an index. This thread sleeps until exactly that time and
+schedules needs a step, which is one entry of an index. This thread sleeps until exactly that time and
 then reads the table. A new or changed schedule need not be announced: the program that writes it takes the
-first step, and the next step is further away than ``LOOK_EVERY``. If it is not, it may come that much late
-once.
+first step, and the next step is mostly further away than ``LOOK_EVERY``. If it is nearer, it may be late by
+as much, once.
 
 It is time for a step when this host's clock and that of the schedule's server both say so. A host whose
-clock is ahead would skip what is yet to come, for good; one that is behind is late.
+clock is ahead would skip future occurrences for good; one whose clock is behind is late.
 
 Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
 server of the task table has its own Scheduler, so that one that hangs holds up no other.
@@ -37,8 +37,8 @@ from toc.store.store import Store
 log = get_logger(__name__)
 
 LOOK_EVERY = 1.0
-"""How often each table is asked when its next schedule must be looked at. With every few seconds and an
-overlap to judge, the second occurrence of a new schedule is known only then."""
+"""How often each table is asked when its next schedule needs a step. If a schedule fires every few seconds
+and has an overlap policy to judge, this is when the worker learns of its second occurrence."""
 ASKED_PER_SECOND = 100
 """Most tables that are asked a second: a worker with more of them asks each less often."""
 PROBES_PER_STEP = 200
@@ -97,8 +97,7 @@ class Scheduler:
         self._tables -= frozenset(tables)
 
     def run_once(self) -> float:
-        """Take a step: move on what must be looked at, or ask some tables. Returns the seconds until the next
-        is due."""
+        """Move on the schedules that need it, or ask some tables. Returns the seconds until the next call."""
         if not self._tables:
             return LOOK_EVERY
         began = self._clock.monotonic()
@@ -140,7 +139,7 @@ class Scheduler:
         self._note_failed(failed)
 
     def _move_on(self, tables: list[int], now: int) -> bool:
-        """Move on schedules of these tables that must be looked at. Returns whether more are in a hurry."""
+        """Move on schedules of these tables that need a step. Returns whether more are in a hurry."""
         limit = max(ROWS_PER_STEP // len(tables), 4)
         due = self._schedules.due(tables, now, limit)
         moves = []

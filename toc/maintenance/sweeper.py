@@ -10,13 +10,13 @@ Each table is swept by one worker, over all topics at once:
     others     every 10 s         overdue rows of tables that other workers sweep
 
 The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner of a slot
-there misses nothing, so nobody would find rows without an entry. Who finds some stands in for that worker: it
-sweeps those tables too, for a while, and looks at more of them each second for as long as it finds some. Two
-workers that sweep one table do no harm.
+there sees no loss of data, so no other pass would find rows without an entry. A worker that finds some stands
+in for the other one: it sweeps those tables too, for a while, and checks more of them each second for as long
+as it finds some. Two workers that sweep one table do no harm.
 
 None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period, and rests
-after each step in proportion to its time. With too much to do, passes take longer than their period (and the
-first looks further ahead). What was found in the index a few seconds ago is not looked up again. Each server
+after each step in proportion to its time. With too much to do, passes take longer than their period, and the
+first reads further ahead. Entries that were found a few seconds ago are not looked up again. Each server
 of the task table has its own Sweeper, so that one that hangs holds up no other.
 """
 
@@ -51,7 +51,7 @@ JUST_DUE_MS = 5000
 """How long ago a row of the first pass may be due. A transaction that uses now as its time may take this long
 to commit and is still indexed within a second. Older rows wait for the pass over overdue rows."""
 AHEAD = 1.2
-"""How far the first pass looks ahead, in its periods: a later round sees the rest in time."""
+"""How far ahead the first pass reads, in its periods: a later round reads the rest in time."""
 MAX_AHEAD_SECONDS = 30.0
 SOON_ROWS = 16
 """Rows per step of this pass, about. It reads them while live tasks, due in the same second, wait for the
@@ -242,7 +242,8 @@ class Sweeper:
         self._others_began = now
         self._others_every = OTHERS_EVERY
         self._other = random.randrange(len(self._every) or 1)  # noqa: S311 - spreads looks, guards nothing
-        """Place of the table that it begins with next time. Workers look at a table at different times."""
+        """Place of the next table of others to check. Random at first, so that workers check a table at
+        different times."""
         self._rush: _Rush | None = None
         self._rush_at = now
         self._rush_wanted = float("-inf")
@@ -517,7 +518,7 @@ class Sweeper:
             tables = crawl.reading
             try:
                 added = crawl.step().added
-            except (StoreUnavailable, SchemaBehind):  # the passes over this worker's own tables tell of it
+            except (StoreUnavailable, SchemaBehind):  # the passes over this worker's own tables log it
                 self._others, added = None, 0
             if added:
                 self._stand_in(tables, added, began)
@@ -528,7 +529,7 @@ class Sweeper:
         self._others_at = self._others_began + self._others_every
 
     def _stand_in(self, tables: Iterable[int], added: int, began: float) -> None:
-        """Sweep these tables too, from now on, and look at more tables of others soon."""
+        """Sweep these tables too, from now on, and check more tables of others soon."""
         fresh = [table for table in tables if table not in self._stands_in]
         self._stands_in |= dict.fromkeys(tables, began + STAND_IN_SECONDS)
         self._others_every = SOON_EVERY
@@ -536,7 +537,7 @@ class Sweeper:
             log.warning("sweep_stands_in", tables=len(fresh), entries=added)
 
     def _overdue_elsewhere(self) -> Crawl | None:
-        """The pass over those tables of others that are looked at now and have overdue rows, if any has."""
+        """The pass over the tables of others that are checked now and have overdue rows, if any."""
         tables = self._of_others()
         to_ms = self._clock.now_ms() - JUST_DUE_MS
         overdue = self._sweep.scans.look(tables, {}, 0, to_ms, 1).stirring if tables else []
@@ -546,10 +547,10 @@ class Sweeper:
         return Crawl(self._sweep, overdue, from_ms=0, to_ms=to_ms, where=where, lost=True)
 
     def _of_others(self) -> list[int]:
-        """The tables of others to look at now: as many as this worker has itself, the next ones each time.
+        """The tables of others to check now: as many as this worker has itself, the next ones each time.
 
-        So others look at each table about once in each round, however many workers there are, and each of
-        them in its turn: some are cut off, too.
+        So each table is checked by others about once in each round, however many workers there are. All of
+        them take turns, because some are cut off, too.
         """
         tables: list[int] = []
         for _ in self._every:

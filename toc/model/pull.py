@@ -1,4 +1,4 @@
-"""Nouns of pull consumers: the row as a hand-out reads it, the lease, and what came of an answer to it."""
+"""Nouns of pull consumers: the row as a hand-out reads it, the lease, and the outcome of an answer to it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class AckOutcome(Enum):
     REPLACED = "replaced"
     """It has a new deadline, or was replaced or redriven: another version is pending."""
     NOT_HANDED_OUT = "not handed out"
-    """It is pending and nobody has it: the hand-out was taken back before it was answered."""
+    """It is pending and not handed out: the hand-out was taken back before it was answered."""
     UNKNOWN = "unknown"
     """There is no such task."""
 

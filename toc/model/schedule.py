@@ -8,7 +8,7 @@ may ask whether the occurrence before has ended.
     ahead    an occurrence becomes a task up to LEAD_MS before it is due, so that a host that dies in the
              meantime, or a burst of others, does not make it late
     overlap  is judged when the occurrence is due. One whose predecessor has ended by LEAD_MS before that
-             needs no further look. Otherwise the row is looked at again until then, and last when it is due
+             is not checked again. Otherwise the row is checked again until then, the last time when it is due
     late     what could not become a task in time does so late. After a stop longer than ``window`` it is
              *missed*, and the policy decides
 """
@@ -47,10 +47,10 @@ LEAST_WINDOW = timedelta(minutes=1)
 MOST_JITTER = timedelta(days=1)
 LONGEST = timedelta(days=3660)
 PREVIEW_AHEAD_MS = 36_525 * 86_400_000
-"""How far a preview looks: a hundred years. Each time of a rare one costs the search of years for it."""
+"""How far ahead a preview searches: a hundred years. Each time of a rare one takes a search over years."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BUFFER_LOOK_MS = (1000, 30_000)
-"""How often the predecessor of a waiting occurrence is looked at: a tenth of the wait, within these."""
+"""How often the predecessor of a waiting occurrence is checked: a tenth of the wait, within these bounds."""
 _DAY = timedelta(days=1)
 _UTC = "UTC"
 
@@ -226,7 +226,7 @@ class State(NamedTuple):
     """The rest of a schedule's row. Instants are milliseconds.
 
     Everything up to the nominal time ``after`` is decided. ``next_time`` is the next nominal time, ``look``
-    when the row must be looked at (None: it is paused). ``buffered`` is the nominal time of an occurrence
+    when ``step`` must be called next (None: it is paused). ``buffered`` is the nominal time of an occurrence
     that waits for the one before. ``last_job_id`` is the task of the last occurrence. ``fired``, ``skipped``
     (for overlap) and ``missed`` count occurrences; ``missed_at`` is when the last stop was noticed.
     """
@@ -324,7 +324,7 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
 
 
 def _stopped(definition: Definition, first: int | None, count: int, now: int) -> bool:
-    """Whether so many late occurrences, from ``first`` on, are those of a stop that ``missed`` is for."""
+    """Whether ``count`` late occurrences, from ``first`` on, mean a stop to which the policy ``missed`` applies."""
     if first is None:
         return False
     return count > MOST_MISSED or now - (first + definition.offset) > _ms(definition.window)
@@ -338,7 +338,7 @@ def _kept(definition: Definition, late: list[int]) -> list[int]:
 
 
 def _look(now: int, due: int, made: list[Occurrence], *, free: bool) -> int:
-    """When to look again for an occurrence that is due later."""
+    """When to check again for an occurrence that is due later."""
     ahead = max(due - LEAD_MS, now)
     if free:
         return ahead

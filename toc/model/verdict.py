@@ -189,7 +189,7 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     A task whose next try would be due after it has expired is dead at once.
 
     A postponed try did not take place: it uses up nothing, and the row keeps its crash count, because
-    (attempts, crashes, version) must not repeat. A task that expires meanwhile is looked at then.
+    (attempts, crashes, version) must not repeat. A task that expires meanwhile is checked then.
     """
     if raised.expired:
         return Outcome(after_expiry(row, now), dead=True)

@@ -5,8 +5,8 @@
         record["tasks"] = 3        # becomes part of the result
 
 If the intent cannot be written, nothing is changed. If the result cannot be written, that is logged, and the
-change remains: its intent says who began it. Neither row contains a secret. A line of the log tells of each
-change that was made, by whichever door, in whole or in part.
+change remains: its intent says who began it. Neither row contains a secret. Each change that was made, in whole
+or in part and by whichever door, is a line of the log.
 
 All doors use the same names for an action. docs/operations.md lists them, and a test does each action through
 both doors.
@@ -43,8 +43,11 @@ def tasks_chosen(job_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def target_changed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is told of a change of a webhook target: of headers the names, of the URL neither user nor
-    query, which may hold a secret."""
+    """Return what the audit shows of a change of a webhook target.
+
+    It shows the names of headers without their values, and the URL without user and query, which may hold a
+    secret.
+    """
     told = {name: value for name, value in values.items() if value is not None or name == "rate"}
     if "headers" in told:
         told["headers"] = sorted(told["headers"])
@@ -75,7 +78,7 @@ def action_record(row: AuditRow) -> dict[str, Any]:
 def audited(
     store: Store, by: str, action: str, target: str, /, **details: object
 ) -> Iterator[dict[str, Any]]:
-    """Record a change: who makes it, what and to what, and what came of it.
+    """Record a change: who makes it, what changes, and the outcome.
 
     ``by`` is ``user@host`` at the command line, the token's name at a gateway. Raises StoreUnavailable before
     the block is entered if the intent cannot be written.

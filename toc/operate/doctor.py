@@ -33,7 +33,7 @@ from toc.store.scan import DueRow
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
 MOVE_SECONDS = 1.5
-"""A slot that is moving is looked at again after this many seconds; a handover takes less."""
+"""A slot that is moving is read again after this many seconds; a handover takes less."""
 NO_MEMBER = 0
 """No task has this job_id: removing it proves the right to remove, and removes nothing."""
 

@@ -101,14 +101,14 @@ class TokenBook:
         self._named: Mapping[str, Token] = {}
         self._state: State | None = None
         self._answered = float("-inf")
-        """When the last look at the table that succeeded began (monotonic)."""
+        """When the last successful read of the table began (monotonic)."""
         self._away = False
         self._lock = threading.Lock()
         self._buckets: dict[str, tuple[float, float]] = {}
         """Token -> requests that it may make now, as of an instant (monotonic)."""
 
     def run_once(self) -> float:
-        """Look whether a token has changed, and read them then. Returns the seconds until the next look."""
+        """Read the tokens if one has changed. Returns the seconds until the next call."""
         began = self._clock.monotonic()
         try:
             if self._state is None or self._table.state() != self._state:

@@ -32,7 +32,7 @@ OWNERS_SHARE = 20
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic at one look. Rates are per second since the previous look; None without data.
+    """A topic in one Picture. Rates are per second since the previous one; None without data.
 
     Durations are seconds. ``due`` counts those of ``scheduled`` that are due and that no worker has taken,
     ``waiting`` those of ``prepared`` that wait for a handler. ``overdue`` is how long the earliest unstarted
@@ -76,7 +76,7 @@ class WorkerNow:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One look. ``seconds`` is the time since the previous look, None at the first."""
+    """The cluster at one moment. ``seconds`` is the time since the previous Picture, None in the first."""
 
     seconds: float | None
     topics: Sequence[TopicNow]
@@ -90,7 +90,7 @@ class Picture:
 
 
 class Top:
-    """Looks at the cluster again and again.
+    """Makes one Picture of the cluster after the other.
 
     ``daemons`` returns the host:port addresses to scrape, given the workers found. ``workers`` returns who
     owns what; it raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable.
@@ -112,7 +112,7 @@ class Top:
         self._before: dict[str, Values] = {}
 
     def look(self) -> Picture:
-        """Return the present state, and what has happened since the previous look."""
+        """Return the present state, and what has happened since the previous call."""
         trouble: list[str] = []
         with suppress(StoreUnavailable):
             self._center.catalog.refresh()  # MySQL away: use those known; reading workers reports it

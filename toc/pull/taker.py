@@ -42,32 +42,32 @@ IDLE_SECONDS = 60.0
 PATIENCE_SECONDS = 0.03
 """How long a round waits for one of several Redis nodes."""
 ALONE_SECONDS = 0.2
-"""How long for the only one, for which nothing else waits: so long that it rarely has to be read around."""
+"""How long it waits for the only node: long, because the alternative, reading rows, costs more."""
 RETRY_MS = 250
 """Pause before a slot is asked again whose node failed."""
 PAUSED_MS = 1000
 LOOK_SECONDS = 1.0
 """How often slots are peeked at while pulls wait, for lost wake-ups and what others have left prepared."""
 PEEK_SLOTS = 500
-"""Most slots of one look; the next follows after PEEK_SECONDS."""
+"""Most slots of one peek; the next follows after PEEK_SECONDS."""
 PEEK_SECONDS = 0.05
 LEFT_SECONDS = 2
 """Age at which a prepared entry counts as left behind. By Redis's clock, in whole seconds."""
 LINGER_SECONDS = 30.0
 """How long the slots of a topic are watched after its last pull."""
 ROWS_SECONDS = 0.25
-"""How often due rows are looked for while Redis does not answer."""
+"""How often due rows are read while Redis does not answer."""
 ROWS_LINGER_SECONDS = 2.5
 ROWS_PAGE = 100
 ROWS_ON_SECONDS = 0.05
 """Pause before reading on where a table has more due rows than a page."""
 SURPLUS = 100
-"""Least entries to take while a server of the task table does not answer: its tasks must not keep those of
-others from the few that are wanted."""
+"""Least entries to take while a server of the task table does not answer: otherwise its tasks could be the only
+ones taken, although those of other servers can be handed out."""
 
 
 class Taker:
-    """Two threads: ``take`` prepares what is due, ``watch`` looks after what that may miss."""
+    """Two threads: ``take`` prepares what is due, ``watch`` finds what ``take`` may miss."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Taker:
         self._news: dict[Slot | None, int] = {}
         self._late: list[dict[Slot, Prepared | IndexUnavailable]] = []
         self._awaited: set[Slot] = set()
-        """Slots whose answers come late: what they have is unknown."""
+        """Slots whose answers are late, so that what they hold is unknown."""
         self._due_times: dict[str, DueTimes] = {}
         """Changed by ``take`` alone."""
         self._failing: dict[str, float] = {}
@@ -104,7 +104,7 @@ class Taker:
             lambda: True,  # it returns when it was told to, and only then
         )
         self.mover = Mover(self._queues, catalog, clock)
-        """Stopped by its owner, after all that may tell it something."""
+        """Stopped by its owner, after everything that may use it."""
         self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, self.wake)
         self._threads: list[BatchThread[Assigned]] = [
             BatchThread(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
@@ -113,7 +113,7 @@ class Taker:
         self._take_loop = Loop("pull-take", self.take)
         self._watch_loop = Loop("pull-watch", self.watch)
         self._resting = True
-        """Whether ``watch`` sleeps because nobody waits."""
+        """Whether ``watch`` sleeps because no pull waits."""
 
     def start(self) -> None:
         """Start the threads."""
@@ -268,7 +268,7 @@ class Taker:
                     self.look_at(slot, now)
 
     def _dispatch(self, topic: str, entries: Sequence[Entry], due: set[str]) -> list[Entry]:
-        """Have entries handed out. Returns those that nobody wants."""
+        """Have entries handed out. Returns those that no pull wants."""
         hung = [entry for entry in entries if self._thread_of(entry).stuck]
         if hung:
             self.outs.put_away(hung)
@@ -315,8 +315,8 @@ class Taker:
     # --- watch
 
     def watch(self) -> float:
-        """Look for what was missed or left behind; read the rows where Redis does not answer."""
-        self._resting = True  # before the look: who enters after it must end the rest
+        """Find what was missed or left behind; read the rows where Redis does not answer."""
+        self._resting = True  # set before the check: a pull that comes after the check must end the rest
         names, now = set(self._waiting.topics()), self._clock.monotonic()
         # A pull that does not wait has mostly left before it is seen here.
         names |= {name for name, one in self._due_times.items() if now - one.wanted_at < LOOK_SECONDS}
@@ -390,8 +390,8 @@ class Taker:
     def _read_rows(self, names: Sequence[str]) -> None:
         """Hand out due rows of these topics, as if Redis were not there: the row alone decides.
 
-        One look reads a page of each table. The next reads on, so that no topic waits for ever behind the
-        rows of others, and begins anew at the end.
+        One call reads a page of each table. The next reads on, so that no topic waits forever behind the rows of
+        others, and begins anew at the end.
         """
         known = self._catalog.known()
         topics = {known[name].biz_type: known[name] for name in names if _served(known.get(name))}

@@ -44,12 +44,12 @@ class Batcher:
         servers = range(len(store.tables_of_server()))
         self._submits = [self._submit_batcher("submit", server, self._insert) for server in servers]
         self._puts = [self._submit_batcher("put", server, self._put) for server in servers]
-        """Apart from the others, which need fewer round trips."""
+        """Separate, because plain submits need fewer round trips."""
         self._reads = [self._read_batcher(server) for server in servers]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: asyncio.Future[Any] | None = None
         self.keeping = self._loop.create_task(self._keep_topics())
-        """Ends with ``close`` alone; else something is wrong that nobody else notices."""
+        """Ends only by ``close``. If it ends by itself, its owner must notice: nothing else does."""
 
     # --- submit
 
@@ -131,7 +131,7 @@ class Batcher:
             contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
             return Submission(row, task.topic, contents, conflict_of(task), types, request)
         except InvalidInput:
-            # Asked again, it may be refused for what was right then, such as a time that has passed since.
+            # A repeated request may be refused for what was valid the first time, such as a time now past.
             if request is None:
                 raise
             find = partial(self.center.store.answer_to, request, BizId.of(task.biz_id))
@@ -267,7 +267,7 @@ def _to_put(one: Submission) -> ToPut:
 
 
 def _inserted(row: TaskRow, outcome: int | TocError) -> Put | TocError:
-    """Return what came of a plain submit."""
+    """Return the outcome of a submit without ``on_conflict``."""
     if not isinstance(outcome, int):
         return outcome
     kept = row.dedup_key is not None and outcome != row.job_id

@@ -261,7 +261,7 @@ class TimeoutCenter:
         try:
             row = self._row(task)
         except InvalidInput:
-            # Asked again, it may be refused for what was right then, such as a time that has passed since.
+            # A repeated request may be refused for what was valid the first time, such as a time now past.
             if request is None or (answer := self.store.answer_to(request, BizId.of(task.biz_id))) is None:
                 raise
             return answer
@@ -504,7 +504,7 @@ class TimeoutCenter:
 
 
 def open_queues(settings: Settings, most: float = inf) -> Queues:
-    """Return the index with connections of its own, and time-outs of ``most`` seconds at the most."""
+    """Return the index with connections of its own. No time-out exceeds ``most`` seconds."""
     return Queues(
         settings.need_redis_url(),
         namespace=settings.namespace,

@@ -1,4 +1,4 @@
-"""Schedules, for applications and operators: create, change, look at, fire now, fire for the past.
+"""Schedules, for applications and operators: create, change, show, fire now, fire for the past.
 
 Rows are written first, as everywhere: a schedule and its occurrences in one transaction, then the index. A
 change takes the first step itself, so it holds when it returns, and the workers continue from there.

@@ -1,7 +1,7 @@
-"""What many callers on an event loop ask one database server, in batches that share round trips.
+"""Sends what many callers on an event loop ask of one database server in batches that share round trips.
 
 Calls that come while a batch is under way wait and go together in the next one, so a batch is as large as the
-load makes it, and nobody waits for a timer. A batch is one round trip and one commit; each caller gets its
+load makes it, and no caller waits for a timer. A batch is one round trip and one commit; each caller gets its
 own outcome.
 
     ask ─▶ waiting ─▶ batch under way (one per kind) ─▶ committed ─▶ answers ─▶ index
@@ -41,9 +41,9 @@ PATIENCE_SECONDS = 0.05
 AWAY_SECONDS = 1.0
 """If a batch takes longer, its server is examined. Without an answer to that, callers are refused."""
 GIVE_UP_SECONDS = 10.0
-"""Callers wait no longer than that, and a look. What was in a batch by then may still be stored."""
+"""After this time, checked every LOOK_SECONDS, a caller gets an error. Its item may be stored all the same."""
 LOOK_SECONDS = 0.5
-"""Seconds between two looks for callers who have waited too long."""
+"""Seconds between two checks for callers that have waited too long."""
 UNDER_WAY = 4
 """Most batches under way, if the server is slow; also most items that go by themselves."""
 Item = TypeVar("Item")
@@ -64,13 +64,13 @@ class _Asked(Generic[Item]):
 
 
 class _Line(Generic[Item]):
-    """What waits. Items that came alone and those of calls with many take turns, and so do these calls: a
-    call with a thousand items does not hold up what comes after it."""
+    """The waiting items. Single items take turns with calls of many items, and those calls with each other, so
+    that a call with a thousand items does not hold up the calls after it."""
 
     def __init__(self) -> None:
         self._alone: deque[_Asked[Item]] = deque()
         self._calls: deque[deque[_Asked[Item]]] = deque()
-        """Of each call what is left of it, never nothing."""
+        """What is left of each call, at least one item."""
         self._calls_turn = False
 
     def __len__(self) -> int:
@@ -133,8 +133,9 @@ class ServerBatcher(Generic[Item, Outcome]):
     ) -> None:
         """``together`` and ``alone`` run on a thread. They call the Answer once, and may then do more.
 
-        ``away`` tells why callers are to be refused at once. ``examine`` looks at the server of a batch that
-        is late; it gets a function that waits so many seconds for the answer and returns whether it came.
+        ``away`` returns the error with which callers are refused at once, if any. ``examine`` examines the
+        server of a late batch. It gets a function that waits up to a number of seconds for that batch's answer
+        and returns whether it came.
         """
         self._together = together
         self._alone = alone
@@ -210,7 +211,7 @@ class ServerBatcher(Generic[Item, Outcome]):
     # --- on the event loop
 
     def _step(self, do: Callable[..., None], *args: Any) -> None:
-        """Do what no caller awaits. If that fails, all callers get its error: none waits for ever."""
+        """Do what no caller awaits. If it fails, all callers get its error instead of waiting forever."""
         try:
             do(*args)
         except Exception as exc:
