@@ -324,7 +324,7 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
 
 
 def _stopped(definition: Definition, first: int | None, count: int, now: int) -> bool:
-    """Whether ``count`` late occurrences, from ``first`` on, mean a stop to which the policy ``missed`` applies."""
+    """Whether ``count`` late occurrences, from ``first`` on, mean a stop, to which ``missed`` applies."""
     if first is None:
         return False
     return count > MOST_MISSED or now - (first + definition.offset) > _ms(definition.window)

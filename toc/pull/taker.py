@@ -62,8 +62,8 @@ ROWS_PAGE = 100
 ROWS_ON_SECONDS = 0.05
 """Pause before reading on where a table has more due rows than a page."""
 SURPLUS = 100
-"""Least entries to take while a server of the task table does not answer: otherwise its tasks could be the only
-ones taken, although those of other servers can be handed out."""
+"""Least entries to take while a server of the task table does not answer: otherwise its tasks could be the
+only ones taken, although those of other servers can be handed out."""
 
 
 class Taker:
@@ -390,8 +390,8 @@ class Taker:
     def _read_rows(self, names: Sequence[str]) -> None:
         """Hand out due rows of these topics, as if Redis were not there: the row alone decides.
 
-        One call reads a page of each table. The next reads on, so that no topic waits forever behind the rows of
-        others, and begins anew at the end.
+        One call reads a page of each table. The next reads on, so that no topic waits forever behind the
+        rows of others, and begins anew at the end.
         """
         known = self._catalog.known()
         topics = {known[name].biz_type: known[name] for name in names if _served(known.get(name))}

@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 0.05
 AWAY_SECONDS = 1.0
 """If a batch takes longer, its server is examined. Without an answer to that, callers are refused."""
 GIVE_UP_SECONDS = 10.0
-"""After this time, checked every LOOK_SECONDS, a caller gets an error. Its item may be stored all the same."""
+"""After this time, checked every LOOK_SECONDS, a caller gets an error. Its item may still be stored."""
 LOOK_SECONDS = 0.5
 """Seconds between two checks for callers that have waited too long."""
 UNDER_WAY = 4
@@ -64,8 +64,8 @@ class _Asked(Generic[Item]):
 
 
 class _Line(Generic[Item]):
-    """The waiting items. Single items take turns with calls of many items, and those calls with each other, so
-    that a call with a thousand items does not hold up the calls after it."""
+    """The waiting items. Single items take turns with calls of many items, and those calls with each other,
+    so that a call with a thousand items does not hold up the calls after it."""
 
     def __init__(self) -> None:
         self._alone: deque[_Asked[Item]] = deque()
@@ -134,8 +134,8 @@ class ServerBatcher(Generic[Item, Outcome]):
         """``together`` and ``alone`` run on a thread. They call the Answer once, and may then do more.
 
         ``away`` returns the error with which callers are refused at once, if any. ``examine`` examines the
-        server of a late batch. It gets a function that waits up to a number of seconds for that batch's answer
-        and returns whether it came.
+        server of a late batch. It gets a function that waits up to a number of seconds for that batch's
+        answer and returns whether it came.
         """
         self._together = together
         self._alone = alone
