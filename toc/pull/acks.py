@@ -1,6 +1,6 @@
-"""What consumers answer: ack, nack, extend, and what the gateway knows of its own answers.
+"""What consumers do with their leases (ack, nack, extend), and what the gateway itself writes about them.
 
-All that arrives while a round trip is under way shares the next one, per server of the task table.
+Everything that arrives during a round trip to a server of the task table shares the next one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from toc.store.store import Store
 TOGETHER = 500
 """Most answers of one round trip."""
 MOST_WAITING = 10_000
-"""If this many wait for one server, further ones of consumers are refused."""
+"""If this many wait for one server, further ones from consumers are refused."""
 
 
 class Kind(Enum):
-    """What is asked for a lease."""
+    """What can be asked about a lease."""
 
     ACK = "ack"
     NACK = "nack"
@@ -47,7 +47,7 @@ class NackWish(NamedTuple):
 
 
 class Call:
-    """One call, which awaits what becomes of its leases (``done``). Belongs to its event loop."""
+    """One call, which awaits the results of all its leases (``done``). Belongs to its event loop."""
 
     __slots__ = ("_left", "done", "loop", "results")
 
@@ -55,11 +55,11 @@ class Call:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.results: list[Any] = [None] * count
-        """For each lease of the call what came of it."""
+        """The result of each lease of the call."""
         self._left = count
 
     def put(self, place: int, result: object) -> None:
-        """Note what came of one lease."""
+        """Record the result of one lease."""
         self.results[place] = result
         self._left -= 1
         if not self._left and not self.done.done():
@@ -67,7 +67,7 @@ class Call:
 
 
 class Ask(NamedTuple):
-    """One lease, what is asked for it, and where the answer goes: to a place in a call, or to nobody."""
+    """One lease, what is asked about it, and where its result goes: to a place in a call, or nowhere."""
 
     kind: Kind
     lease: PullLease
@@ -94,14 +94,14 @@ class AnswerThreads:
             thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Write what was asked, and end; what is asked from now on is refused."""
+        """Write what was asked, and end. Later asks are refused."""
         for thread in self._threads:
             thread.stop(seconds)
 
     def put(self, asks: Iterable[Ask]) -> list[tuple[Ask, Busy]]:
-        """Have these answered. Returns those that are not, and why.
+        """Queue these for their servers. Returns those that are refused, and why.
 
-        What nobody awaits is bounded by the pulls under way, and is refused only after ``stop``.
+        Asks without a call are bounded by the pulls under way, and are refused only after ``stop``.
         """
         by_server: dict[int, list[Ask]] = {}
         for ask in asks:
@@ -116,7 +116,7 @@ class AnswerThreads:
         return refused
 
     def _run(self, batch: list[Ask]) -> None:
-        while batch:  # a statement takes each task once; what is left comes next
+        while batch:  # a statement takes each task once; the rest follows
             by_kind: dict[Kind, dict[int, Ask]] = {}
             later: list[Ask] = []
             seen: set[int] = set()
@@ -193,7 +193,7 @@ def tell(
     results: Mapping[int, AckOutcome | LeaseOutcome | int | None],
     failed: Mapping[int, TocError],
 ) -> None:
-    """Give each its result or its error, on its loop."""
+    """Give each ask its result or its error, on its call's loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, int, object]]] = {}
     for job_id, (_, _, _, call, place) in asks.items():
         if call is not None:

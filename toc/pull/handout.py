@@ -1,6 +1,6 @@
 """Hand-out: from prepared entries to tasks that consumers have, a thread for each server of the task table.
 
-One round trip hands out a batch on its rows and reads them. The consumers are told at once; then the mover
+One round trip hands out a batch on its rows and reads them. Consumers are answered at once; then the mover
 moves each entry where its row says. Only the row decides: an entry that another gateway has taken meanwhile
 is refused by the row, and a gateway that dies leaves entries that others give back as due (``Taker``).
 """
@@ -51,9 +51,9 @@ MOST_RETRY_MS = 10_000
 FORGET_SECONDS = 30.0
 """How long a server that did not answer counts as troubled."""
 ASIDE_MS = 60_000
-"""Pause before an entry is taken again that this pull must not have."""
+"""Pause before an entry that this pull must not have is taken again."""
 AGAIN_MS = 20
-"""Pause before an entry is taken again that its row calls due, and that was not handed out."""
+"""Pause before an entry that its row calls due, but that was not handed out, is taken again."""
 
 
 class Assigned(NamedTuple):
@@ -64,7 +64,7 @@ class Assigned(NamedTuple):
 
 
 class HandOuts:
-    """Hands out batches. Each thread calls ``run`` with what belongs to its server."""
+    """Hands out batches. Each server's thread calls ``run`` with that server's entries."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class HandOuts:
         self._clock = clock
         self._waiting = waiting
         self._woken = woken
-        """Called when pulls wait again that were given entries in vain."""
+        """Called when pulls that were given entries in vain wait again."""
         self._silent_since: dict[int, float] = {}
-        """By server: when it did not answer for the first time after its last answer (monotonic)."""
+        """By server: when it first did not answer, since its last answer (monotonic)."""
         self._trouble_at = float("-inf")
 
     def run(self, batch: Sequence[Assigned]) -> None:
@@ -147,9 +147,9 @@ class HandOuts:
         return unreadable
 
     def _ttrs(self, wanted: Mapping[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
-        """Return for how long (ms) each task is to be handed out, and those that are not.
+        """Return the ttr (ms) of each task to hand out, and the others.
 
-        The latter are given back: what is not for this pull, and what could not be read.
+        The others are given back: they are not for this pull, or their rows could not be read.
         """
         asked = {job_id: ttr for job_id, (_, pull) in wanted.items() if callable(ttr := pull.ttr)}
         rows: Answers[PullRow] = self._store.pulls.read(asked) if asked else Answers()
@@ -225,9 +225,9 @@ class HandOuts:
         return moves
 
     def put_away(self, entries: Sequence[Entry]) -> None:
-        """Give back, for a while, entries whose servers do not answer: longer, the longer that lasts.
+        """Give back entries whose servers do not answer, for a while that grows as the silence lasts.
 
-        Each answer begins anew: a server that answers between two failures is not away.
+        Each answer starts it anew: a server that answers between two failures is not away.
         """
         self._trouble_at = now = self._clock.monotonic()
         by_server: dict[int, list[Entry]] = {}
@@ -254,7 +254,7 @@ class HandOuts:
             self._queues.rollback(backs)  # if one fails, the next gateway that finds it gives it back
 
     def release(self, leases: Iterable[PullLease]) -> None:
-        """Take back what no consumer has seen. What fails comes again when its ttr has ended."""
+        """Take back tasks that no consumer has seen. If that fails, they come again after their ttr."""
         by_id = {lease.job_id: lease for lease in leases}
         if by_id:
             rows = self._store.pulls.release(by_id.values())
@@ -265,12 +265,12 @@ class HandOuts:
             )
 
     def ended(self, ends: Iterable[EndedLease]) -> None:
-        """Have the index told how leases ended."""
+        """Have the index follow leases that ended."""
         self._mover.ended(ends)
 
 
 def _items(wanted: Mapping[int, Assigned], ttrs: Mapping[int, int]) -> list[HandOut]:
-    """What the store is asked to hand out, each with a nonce."""
+    """The tasks that the store is asked to hand out, each with a nonce."""
     drawn = secrets.token_bytes(NONCE_BYTES * len(wanted))  # at once: each draw is a call of the kernel
     return [
         HandOut(

@@ -1,7 +1,7 @@
-"""The pulls that wait: who wants tasks of which topic, first come, first served.
+"""The pulls that wait for tasks of their topics; first come, first served.
 
 A pull that is given entries leaves every queue until these are handed out or refused, so each answer is made
-in one round. What is handed out for a pull that was answered meanwhile, or whose client has left, goes back.
+in one round. If the pull was answered meanwhile, or its client has left, what is handed out for it goes back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toc.pull.entry import Entry
 TAKE_LIMIT = 200
 """Most entries of one topic that one round takes."""
 PART_SECONDS = 0.05
-"""How long a pull that has some of its tasks waits for those of a slower server."""
+"""How long a pull that has some of its tasks waits for tasks from a slower server."""
 LAST_SECONDS = 2.0
 """How long a pull whose time is up waits for what is being handed out to it."""
 
@@ -30,7 +30,7 @@ class WaitingPull:
         self.topics = topics
         self.most = most
         self.ttr = ttr
-        """For how long it gets tasks, in ms."""
+        """The ttr of the tasks that it gets, in ms."""
         self.hasty = hasty
         """Whether it wants only what is due now."""
         self.loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class WaitingPulls:
         self._hasty.discard(pull)
 
     def topics(self) -> list[str]:
-        """The topics of which someone wants tasks now."""
+        """The topics from which some pull wants tasks now."""
         with self._lock:
             return list(self._queues)
 
@@ -110,9 +110,9 @@ class WaitingPulls:
     def assign(
         self, topic: str, entries: Sequence[Entry], due: Collection[str]
     ) -> tuple[list[tuple[Entry, WaitingPull]], list[Entry]]:
-        """Give entries of a topic to those who wait. Returns the pairs, and what nobody wants.
+        """Give entries of a topic to waiting pulls. Returns the pairs, and the entries that no pull wants.
 
-        ``due`` are the topics that have something now: who prefers another of them gets that.
+        ``due`` are the topics that have due tasks: a pull that prefers another of them gets tasks of that.
         """
         pairs: list[tuple[Entry, WaitingPull]] = []
         given = 0
@@ -133,8 +133,10 @@ class WaitingPulls:
         return pairs, list(entries[given:])
 
     def hand_over(self, results: Mapping[WaitingPull, tuple[int, list[Delivered]]]) -> list[Delivered]:
-        """Pass on what became of entries: how many, and the tasks handed out. Returns those that nobody
-        awaits any more."""
+        """Give each pull its results: how many of its entries are settled, and the tasks handed out.
+
+        Returns the tasks whose pull is over.
+        """
         lost: list[Delivered] = []
         with self._lock:
             for pull, (count, delivered) in results.items():
@@ -149,24 +151,24 @@ class WaitingPulls:
         return lost
 
     def wants(self, pull: WaitingPull) -> bool:
-        """Whether it still awaits what it was given."""
+        """Whether it still awaits the entries that it was given."""
         return not pull.over
 
     def close(self, pull: WaitingPull) -> None:
-        """Its time is up: it takes nothing more, and gets what is being handed out to it."""
+        """End its wait: it takes nothing more, but gets what is being handed out to it."""
         with self._lock:
             pull.closed = True
             self._unqueue(pull)
 
     def leave(self, pull: WaitingPull) -> list[Delivered]:
-        """It is answered, or its client has left. Returns what it got."""
+        """Remove a pull that is answered or whose client has left. Returns what it got."""
         with self._lock:
             pull.closed = pull.over = True
             self._unqueue(pull)
             return pull.got
 
     def close_hasty(self, empty: Collection[str]) -> None:
-        """Answer those who want only what is due now, where all their topics are ``empty``."""
+        """Answer the pulls that want only what is due now and whose topics are all ``empty``."""
         with self._lock:
             idle = [w for w in self._hasty if not w.in_transit and all(name in empty for name in w.topics)]
             for pull in idle:
@@ -175,7 +177,7 @@ class WaitingPulls:
         tell(idle)
 
     def close_all(self) -> None:
-        """Answer everybody: the process leaves."""
+        """Answer all pulls, because the process ends."""
         with self._lock:
             self.shut = True
             waiting = {pull for queue in self._queues.values() for pull in queue}
