@@ -35,9 +35,9 @@ from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_WAIT_SECONDS
 from toc.store.bodies import bounded
 
 MOST_BODY_BYTES = 8 << 20
-"""Bytes of bodies in one answer; more if the first alone is longer. Tasks beyond go to the next pull."""
+"""Bytes of bodies in one answer, or the first body if that is longer. Further tasks go to the next pull."""
 MOST_ANSWERING = 64 << 20
-"""Bytes of answers with tasks that are being sent, up to which further bodies are read."""
+"""Bodies are read only while the answers being sent have fewer bytes than this."""
 MOST_LEASES = 1000
 
 
@@ -55,8 +55,8 @@ class Pull(Model):
 
 
 class PulledTask(TypedDict):
-    """A task, and its lease until ``lease_until``. ``attempt`` counts its tries from 1; ``last``: there is no
-    other. A body is there as ``body`` if it is UTF-8, else as ``body_base64``."""
+    """A task, and its lease until ``lease_until``. ``attempt`` counts its tries from 1; ``last``: this is the
+    last one. A body is in ``body`` if it is UTF-8, else in ``body_base64``."""
 
     job_id: str
     topic: str
@@ -78,7 +78,7 @@ class PulledTask(TypedDict):
 
 
 class Pulled(TypedDict):
-    """The tasks that were handed out, all of one topic; none if none came due in time."""
+    """The tasks that were handed out, all of one topic; empty if none came due in time."""
 
     tasks: list[PulledTask]
 
@@ -107,9 +107,9 @@ async def pull(asked: Asked) -> Answer:
 
 
 async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Delivered, Content | None]]:
-    """Return tasks with their bodies, as many as one answer holds and as have theirs.
+    """Return tasks with their bodies, as many as one answer holds.
 
-    What is left out, because its body is out of reach or there are enough bytes, is to be released.
+    The caller must release the others: their bodies are out of reach, or do not fit.
     """
     sizes = [(one, one.row.body_length) for one in got]
     if all(length < 0 for _, length in sizes):

@@ -2,8 +2,8 @@
 
 A task for which none is free waits for a moment at most, or while its target answers other requests quickly.
 Then it is postponed: it goes back to its row. So it takes no place from tasks of other targets, and its wait
-uses up no try. ``elsewhere`` says how many tasks wait for targets. The process takes few of the others ahead:
-in a burst most tasks stay in Redis until they can be sent, and are not postponed at all.
+uses up no try. ``elsewhere`` says how many tasks wait for targets. Beyond these the process takes few tasks
+ahead: in a burst most tasks stay in Redis until they can be sent, and are not postponed at all.
 
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
@@ -11,17 +11,18 @@ a rate. A process that ends gives its share back. The same calls share the state
 processes. While Redis is away, each process has an equal part (the limit divided by the number of processes
 that sent to the target before, or of those of its host if these are more; at least 1) and its own breaker.
 
-What becomes of a task:
+A task is
 
-    goes at once     nobody waits before it, and its share, its rate and the breaker let it
-    postponed        the breaker is open; or as many wait already as probably go within PATIENCE_SECONDS
-    waits            else: PATIENCE_SECONDS, and again while its target answers others, or while this process
-                     has less than its part of the limit; MOST_PATIENCE_SECONDS at most
+    sent at once     if no task waits before it, and share, rate and breaker allow it
+    postponed        if the breaker is open, or if as many tasks wait already as probably go within
+                     PATIENCE_SECONDS
+    made to wait     otherwise: PATIENCE_SECONDS, and longer while its target answers others, or while this
+                     process has less than its part of the limit; MOST_PATIENCE_SECONDS at most
 
 Redis is asked while tasks wait, when places above the share come free, and when the breaker changes;
 AGAIN_SECONDS apart, or at once for more places if it had all that were wanted. A share in use is renewed each
-RENEW_SECONDS. Only for a task that waits does Redis give the breaker's probe, or requests that may begin at a
-rate: so one may always wait.
+RENEW_SECONDS. Redis grants the breaker's probe, and requests at a rate, only for a task that waits: so one
+task may always wait.
 
 Everything here runs on the event loop, except the calls to Redis, which have their own thread.
 """
@@ -50,11 +51,12 @@ about to get: its part is yet to come from Redis, or from a process that does no
 MOST_PATIENCE_SECONDS = 2.0
 """Longest wait then."""
 MOVES_SECONDS = 0.1
-"""After this time without an answer, who waits for a target waits for it, and not for this process."""
+"""After this time without an answer, a waiting task counts as waiting for its target, not for this
+process."""
 LOOK_SECONDS = 0.02
-"""How often it is looked at how late the event loop is, while requests are in flight."""
+"""How often the lateness of the event loop is measured, while requests are in flight."""
 LIFE_SECONDS = 6.0
-"""For how long a share is granted. One that died leaves its share to others after this time."""
+"""For how long a share is granted. After this time the share of a process that died goes to others."""
 LIFE_MS = int(LIFE_SECONDS * 1000)
 GIVE_UP_SECONDS = 1.0
 """How long a process that ends waits for Redis to take its shares back."""
@@ -66,14 +68,14 @@ FORGET_SECONDS = 600.0
 AGAIN_SECONDS = 0.05
 """Pause before more is asked for than was granted."""
 SLACK = 8
-"""What a process asks for at least, so that a burst need not wait for more; but never so much that nothing is
-left for one more process: that would wait until the next renewal."""
+"""The least that a process asks for, so that a burst need not wait for more. It never asks for so much that
+nothing is left for another process, which would have to wait until the next renewal."""
 FIRST_GUESS_SECONDS = 0.05
-"""How long a request takes, until one has ended."""
+"""How long a request is assumed to take, until one has ended."""
 LEAST_WAIT_SECONDS = 0.25
 MOST_WAIT_SECONDS = 30.0
 MOST_LOOKS = 100.0
-"""How many postponed tasks of one target come back in a second, in one process, when very many wait."""
+"""How many postponed tasks of one target come back in a second, in one process, when many wait."""
 MOST_QUEUED = 500
 FIRST_QUEUED = 64
 """How many may wait for a target that has never answered here, beyond those that it may have in flight."""
@@ -96,7 +98,7 @@ class Full(Exception):
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """Who waits for a place: whether it got one, when it is looked at, and until when it waits at most."""
+    """A task that waits for a place: whether it got one, when that is checked, and until when it waits."""
 
     admitted: asyncio.Future[bool]
     look_at: float
@@ -119,50 +121,50 @@ class Capacity:
     tokens: float = 0.0
     """Requests that may begin, if there is a rate."""
     away: bool = False
-    """Whether the Redis node is away that shares its limits."""
+    """Whether the Redis node that shares its limits is away."""
     refilled: float = 0.0
     """When tokens were last made here, while Redis is away."""
     holders: int = 1
-    """Processes that send to the target, as Redis has said last."""
+    """Processes that send to the target, by the last answer of Redis."""
     wanted: int = 0
-    """How many it has asked for last."""
+    """How many places it asked for last."""
     met: bool = False
-    """Whether Redis had all of them."""
+    """Whether Redis granted all of them."""
     ask_at: float = 0.0
     asks_later: bool = False
-    """Whether a timer is set, at which it is looked at again."""
+    """Whether a timer is set to ask again."""
     queue: deque[Waiter] = field(default_factory=deque)
     looks: bool = False
-    """Whether a timer is set, at which those are looked at who wait."""
+    """Whether a timer is set to check the waiting tasks."""
     seconds: float = FIRST_GUESS_SECONDS
     """Moving average of how long a request takes."""
     used: float = 0.0
     answered: bool = False
-    """Whether it ever has."""
+    """Whether any request to it was answered."""
     moved: float = 0.0
-    """When a request was answered last, or the first of those in flight has begun."""
+    """When a request was last answered, or the first of those in flight began."""
     following: float = 0.0
-    """When the task is to come back that was postponed last: the next one comes after it."""
+    """When the task that was postponed last comes back: the next one comes after it."""
 
     @property
     def scarce(self) -> bool:
-        """Whether there is less than one place for each process: none is kept without need."""
+        """Whether there is less than one place for each process. Then none is kept unused."""
         return self.limit < self.holders
 
     def lacks(self, now: float) -> bool:
-        """Whether this process has less than its part of the limit, so that its tasks wait for others to
-        leave places, or for Redis to say so, and not for the target."""
+        """Whether this process has less than its part of the limit, so that its tasks wait for places of
+        other processes, or for Redis, and not for the target."""
         return not self.scarce and (now >= self.granted_until or self.granted < self.limit // self.holders)
 
     @property
     def share(self) -> int:
-        """How many requests may be in flight here in a moment: it is asked for as soon as tasks wait."""
+        """How many requests may soon be in flight here: this many are asked for as soon as tasks wait."""
         return max(self.granted, self.limit // self.holders, 1)
 
     def longest(self, now: float, lag: float) -> int:
         """How many tasks may wait here: as many as probably go within PATIENCE_SECONDS.
 
-        At least one may: only for who waits is Redis asked for the probe, or for requests that may begin.
+        At least one may: Redis is asked for the probe, or for requests at a rate, only for a task that waits.
         """
         most = MOST_QUEUED if self.answered else FIRST_QUEUED
         if not self.granted:
@@ -173,14 +175,14 @@ class Capacity:
         return max(min(int(often * PATIENCE_SECONDS), most), 1)
 
     def pace(self, now: float, lag: float) -> float:
-        """Seconds that a request takes, as far as can be told while none ends.
+        """Estimated seconds that a request takes, also while none ends.
 
-        ``lag``: how late the event loop is. Answers that are there may not have been read.
+        ``lag``: how late the event loop is, in seconds. Answers that have come may not have been read.
         """
         return max(self.seconds, now - self.moved - 2 * lag) if self.in_flight else self.seconds
 
     def moves(self, now: float) -> bool:
-        """Whether who waits will go in a moment."""
+        """Whether waiting tasks will be sent in a moment."""
         return now - self.moved < MOVES_SECONDS and not self.breaker.blocked(now)
 
 
@@ -196,20 +198,20 @@ class Limiter:
         self._members = members
         self._capacities: dict[str, Capacity] = {}
         self._queued: set[Capacity] = set()
-        """Those for which tasks wait."""
+        """Capacities for which tasks wait."""
         self._in_flight = 0
         """Requests in flight, over all targets."""
         self._now = 0.0
-        """When a task came or went last. While the event loop is held up, no time passes here."""
+        """When a task last came or went (loop time). It stands still while the event loop is held up."""
         self._lag = 0.0
-        """Moving average of how late the event loop is, in seconds: what a request takes because this process
-        is busy says nothing of its target, and putting tasks off would keep it busier."""
+        """Moving average of how late the event loop is, in seconds. A request that is slow because this
+        process is busy says nothing about its target, and postponing tasks would make the process busier."""
         self._look_at = 0.0
-        """When that is looked at next; 0: not while nothing is in flight."""
+        """When that is measured next; 0: nothing is in flight."""
         self._asking: dict[str, Capacity] = {}
-        """Those of which a share is to be asked for."""
+        """Capacities of which a share will be asked for."""
         self._asked: Mapping[str, Capacity] = {}
-        """Those of which a share is being asked for: a call of Redis is under way."""
+        """Capacities of which a share is being asked for by a call under way."""
         self._ticking = False
         self._left = False
         """Whether its shares were given up for good."""
@@ -226,7 +228,7 @@ class Limiter:
         return capacity
 
     def elsewhere(self) -> int:
-        """How many tasks wait for targets, and not for this process. Any thread may ask."""
+        """How many tasks wait for targets, and not for this process. Thread-safe."""
         now = self._now
         return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
 
@@ -268,8 +270,8 @@ class Limiter:
             raise self._full(capacity, loop.time(), waiting)
 
     def judge(self, capacity: Capacity, era: int, *, well: bool | None) -> bool:
-        """Tell the breaker of a request that began in ``era`` whether its target was ``well``; None: it was
-        broken off. Returns whether this has opened the breaker."""
+        """Tell the breaker whether the target was ``well`` at a request that began in ``era``; None: the
+        request was broken off. Returns whether this has opened the breaker."""
         breaker, opened = capacity.breaker, False
         if well is None:
             changed = breaker.given_up(era)
@@ -282,7 +284,7 @@ class Limiter:
         return opened
 
     def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
-        """Give a place back. ``seconds``: how long the request took, if there was an end of it."""
+        """Give a place back. ``seconds``: how long the request took, if it ended."""
         more_than_its_share = capacity.in_flight > capacity.granted
         capacity.in_flight -= 1
         self._in_flight -= 1

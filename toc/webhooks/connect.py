@@ -1,7 +1,7 @@
-"""Connections of webhooks: only to addresses that were looked at, and with a bound on what is read.
+"""Connections of webhooks: only to addresses that were checked, and with a bound on what is read.
 
-The resolver drops what must not be connected to. Then the address itself is looked at once more, where its
-socket is made: nothing else could be connected to, be it a literal, an answer from a cache or a redirection.
+The resolver drops addresses that must not be connected to. The address is checked once more where its socket
+is made, so nothing else can be connected to: no literal, no answer from a cache, no redirection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESOLVER_THREADS = 32
 NAMES_SECONDS = 10
 """For how long an answer of the resolver is used."""
 MOST_RAW_BYTES = 1 << 17
-"""How much of an answer is taken from the network: interim answers, head, body and what frames it."""
+"""How much of an answer is read from the network: interim answers, head, body and its framing."""
 _END = b"\r\n\r\n"
 """What ends a head."""
 
@@ -49,7 +49,7 @@ def check_address(text: str, allowed: Allowed) -> None:
 
 
 class Resolver(AbstractResolver):
-    """Looks names up and leaves out what must not be connected to."""
+    """Looks names up and leaves out addresses that must not be connected to."""
 
     def __init__(self, allowed: Allowed, lookup: Lookup) -> None:
         self._allowed = allowed
@@ -87,7 +87,7 @@ class Resolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Look up nothing more."""
+        """Stop looking names up."""
         self._executor.shutdown(wait=False)
 
 
@@ -101,20 +101,20 @@ class Bounded(ResponseHandler):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.made = loop.time()
-        """When it was, by the loop's clock."""
+        """When it was made (loop time)."""
         self._raw = 0
         self.answers = 0
-        """How many it has been prepared for."""
+        """How many answers it was prepared for."""
         self._resting = False
         self.told = False
-        """Whether the head of an answer has come, be it that of an interim one."""
+        """Whether the head of an answer has come, even of an interim one."""
         self._head = True
         """Whether the head of the answer itself is still to come."""
         self._seam = b""
-        """What has come last, in case a head ends across two reads."""
+        """The last bytes, in case the end of a head is split over two reads."""
 
     def expect(self, most_bytes: int) -> None:
-        """Begin with another answer, of whose body about ``most_bytes`` may wait to be read."""
+        """Prepare for another answer. About ``most_bytes`` of its body may wait to be read."""
         self._raw = 0
         self.answers += 1
         self._resting = self.told = False
@@ -124,34 +124,34 @@ class Bounded(ResponseHandler):
                 read_until_eof=True,
                 auto_decompress=False,
                 read_bufsize=most_bytes,
-                # Only the bound on the whole counts: a receiver that answers 2xx has the task, be its headers
-                # long or many.
+                # Only the bound on the whole counts: a receiver that answers 2xx has the task, however long
+                # or many its headers are.
                 max_line_size=MOST_RAW_BYTES,
                 max_field_size=MOST_RAW_BYTES,
                 max_headers=MOST_RAW_BYTES,
             )
 
     def rest(self) -> None:
-        """Expect nothing until the next request: what comes, even a part of a head, ends the connection."""
+        """Expect nothing until the next request: any byte, even part of a head, ends the connection."""
         self._resting = True
 
     def give_up(self) -> None:
-        """Have whoever waits for the answer raise TimeoutError."""
+        """Raise TimeoutError where the answer is awaited."""
         error = TimeoutError()
         self.set_exception(error)
         if self._payload is not None:
             self._payload.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
-        """Take what is within the bound; then the connection is of no more use."""
+        """Take what is within the bound. Beyond it the connection cannot be used again."""
         if self._resting:
             self.force_close()
             return
         if self._raw > MOST_RAW_BYTES:
             return
         self._raw += len(data)
-        # The parser forgets a head that it was given together with what is no HTTP: a 204 must have no body,
-        # but some have, and an answer may be followed by what nobody has asked for.
+        # The parser forgets a head that it was given together with bytes that are not HTTP. Some 204s have a
+        # body, which they must not have, and an answer may be followed by bytes that were not asked for.
         begin = 0
         while self._head and (end := self._end_of_head(data, begin)):
             super().data_received(data[begin:end])
@@ -166,7 +166,7 @@ class Bounded(ResponseHandler):
                 self.set_exception(AnswerTooLong(f"its head does not end within {MOST_RAW_BYTES} bytes"))
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take an answer of which the head has come."""
+        """Take an answer whose head has come."""
         self.told = True
         self._head = is_interim(data[0].code)
         super().feed_data(data, size)
@@ -177,7 +177,7 @@ class Bounded(ResponseHandler):
         return self._raw == 0
 
     def _end_of_head(self, data: bytes, begin: int) -> int:
-        """Return where the head ends that goes on at ``begin``; 0 if it does not end in ``data``."""
+        """Return where the head that continues at ``begin`` ends; 0 if it does not end in ``data``."""
         seam, self._seam = self._seam, b""
         if seam and (end := (seam + data[begin : begin + 3]).find(_END)) >= 0:
             return begin + end + len(_END) - len(seam)
@@ -194,7 +194,7 @@ def is_interim(status: int) -> bool:
 
 
 class Connector(TCPConnector):
-    """Makes connections and keeps them for a while. How many there are, the limiter decides."""
+    """Makes connections and keeps them for a while. The Limiter decides how many there are."""
 
     def __init__(self, allowed: Allowed, resolver: Resolver) -> None:
         def guarded(info: tuple[Any, ...]) -> socket.socket:

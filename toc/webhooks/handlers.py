@@ -1,4 +1,4 @@
-"""The handler of webhook topics: from a task to the request that its target gets, and what comes of it."""
+"""The handler of webhook topics: makes a task the request that its target gets, and judges the answer."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from toc.webhooks.sender import Sender
 log = get_logger(__name__)
 
 OWN_URL = "(url)"
-"""The label in metrics for all URLs of tasks' own."""
+"""The label in metrics for all URLs that tasks bring themselves."""
 OWN_CONCURRENCY = 50
-"""Requests in flight, over all workers, to one origin of tasks' own URLs."""
+"""Requests in flight, over all workers, to one origin of such URLs."""
 OWN_SECONDS = 15.0
 """Time-out of a request to such a URL."""
 WAITS, SENDS = 0.1, 0.8
-"""How much of its topic's max_runtime a task may wait for a place, and its request may take. So what ends too
-late is the request, which the target's breaker counts, and never the wait."""
+"""The parts of its topic's max_runtime that a task may wait for a place, and that its request may take. So
+only the request, which the target's breaker counts, can exceed max_runtime, never the wait."""
 LOOK_SECONDS = 1.0
-"""How soon a task is looked at again whose target is paused, unknown or locked, if few wait."""
+"""How soon a task whose target is paused, unknown or locked is tried again, if few wait."""
 MOST_LOOKS = 100.0
-"""How many of them are looked at in a second, in one process, if many wait."""
+"""How many of them are tried in a second, in one process, if many wait."""
 MOST_LOOK_SECONDS = 300.0
 LUMP_MS = 50
 """Postponed tasks come back at multiples of this: taking one costs nearly as much as taking many."""
@@ -56,27 +56,28 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Bound(NamedTuple):
-    """Where a task goes, and what it is signed with. A URL of its own has no target, and nothing signs it."""
+    """Where a task goes, and with which keys it is signed. A task's own URL has no target and no
+    signature."""
 
     url: str
     name: str
-    """Under which its limits are shared."""
+    """The name under which its limits are shared."""
     label: str
     target: Target | None
     opened: TargetSecrets | None
     headers: Mapping[str, str] = NOTHING
     path: str = ""
-    """The path of the target's host that was named with the task, instead of the target's own URL."""
+    """The path on the target's host that the task named, instead of the target's own URL."""
 
     @property
     def limits(self) -> tuple[int, float | None]:
-        """Requests in flight, and a second."""
+        """The most requests in flight, and per second."""
         if self.target is None:
             return OWN_CONCURRENCY, None
         return self.target.concurrency, self.target.rate
 
     def keys(self, now: int) -> Sequence[bytes]:
-        """What to sign with at ``now`` (ms)."""
+        """The keys to sign with at ``now`` (ms)."""
         if self.target is None or self.opened is None:
             return ()
         return self.opened.signing(self.target, now)
@@ -107,14 +108,15 @@ class Webhooks:
         self._clock = clock
         self._sender = Sender(allow, lookup)
         self._own_sender = Sender(allow, lookup)
-        """For URLs of tasks' own: names that are not found take threads of its own, not those of targets."""
+        """For tasks' own URLs: looking up names that are not found occupies its own threads, not those of
+        targets."""
         self._limiter = Limiter(queues.permits, holder, members)
         self._labels = Labels()
         self._waits = Waits(self._labels)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
         self._shown = False
         self._open: set[str] = set()
-        """Labels of targets that were shown last with an open breaker."""
+        """Labels of the targets whose breaker the gauge last showed as open."""
         self._gone: set[int] = set()
         """change_ids of targets that have answered 410: they are paused here before their row says so."""
         self._locked: set[int] = set()
@@ -130,7 +132,7 @@ class Webhooks:
         return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, elsewhere=elsewhere)
 
     def leave(self) -> None:
-        """Leave to other processes what this one may send at once: it sends nothing more."""
+        """Give this process's shares to other processes at once: it sends nothing more."""
         self._limiter.give_up()
 
     async def deliver(self, task: Task) -> Delivered:
@@ -162,7 +164,7 @@ class Webhooks:
     # --- where it goes
 
     def _bound(self, task: Task) -> Bound:
-        """Return where a task goes. Raises Postponed as long as that cannot be told."""
+        """Return where a task goes. Raises Postponed while that is unknown."""
         topic = self._catalog.known()[task.topic]
         route = route_of(topic, task.attribute)
         if route.url:
@@ -173,8 +175,10 @@ class Webhooks:
         return self._at_target(name, route.path)
 
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
-        """Return where a task goes that may have waited for its place: its target may have changed. Raises
-        Postponed, also for a task that has expired meanwhile: its row says that when it is looked at next."""
+        """Return where a task goes that may have waited for its place: its target may have changed.
+
+        Raises Postponed, also for a task that has expired meanwhile: the next row check ends it.
+        """
         if task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms():
             self._postpone(bound.label, "concurrency", 0.0)
         target = bound.target
@@ -213,7 +217,7 @@ class Webhooks:
         self._waits.note(target, why, until)
         raise Postponed(until, f"target {target}: {why}")
 
-    # --- what comes of it
+    # --- sending, and judging the answer
 
     async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Answer:
         body, content_type = body_of(task)
@@ -251,7 +255,7 @@ class Webhooks:
         raise Undelivered(answer.text, sent, after_ms=round(min(after, cap) * 1000) if after else None)
 
     async def _pause(self, target: Target, task: Task) -> None:
-        """Pause a target that wants nothing any more, once. If that fails, the next task's answer does it."""
+        """Pause a target that has answered 410, once. If that fails, the next task's answer does it."""
         if target.change_id in self._gone:
             return
         self._gone.add(target.change_id)
@@ -291,6 +295,7 @@ _OWN_PREFIX = "url:"
 
 
 def _own_url(url: str) -> Bound:
-    """A URL of a task's own. Signed by a target's secret, a request could be passed on to that target."""
+    """Return where a task with its own URL goes. It is not signed: with a target's signature, its receiver
+    could pass the request on to that target."""
     name = _OWN_PREFIX + hashlib.sha256(urlsplit(url).netloc.encode()).hexdigest()[:16]
     return Bound(url, name, OWN_URL, None, None)

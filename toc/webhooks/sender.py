@@ -45,16 +45,16 @@ MOST_BYTES = 1 << 16
 MOST_URLS = 2000
 """How many URLs are remembered as checked."""
 KEEP_SECONDS = 15.0
-"""For how long a connection is kept over which nothing is sent."""
+"""For how long an idle connection is kept."""
 MOST_AGE_SECONDS = 60.0
-"""After this time no connection is kept, however busy: its name may lead elsewhere by now."""
+"""After this age no connection is kept, however busy: its name may lead elsewhere by now."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
-"""Of a connection: the time-out of the whole counts."""
+"""For connections: only the time-out of the whole request counts."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What could end a header."""
 _BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
-"""Answers that end with their head, whatever that says."""
+"""Answers that end with their head, whatever it announces."""
 
 
 class Destination(NamedTuple):
@@ -74,14 +74,14 @@ class Sender:
         self._resolver = Resolver(allow.address, lookup)
         self._connector: Connector | None = None
         self._checked: dict[str, Destination] = {}
-        """By their texts, URLs that may be sent to; that depends on nothing but the allow-list."""
+        """URLs that may be sent to, by their text. This depends only on the allow-list."""
         self._idle: dict[ConnectionKey, list[tuple[Connection, float]]] = {}
-        """By origin, connections over which nothing is sent, and since when (the loop's time), newest last.
-        aiohttp's own pool costs several times as much."""
+        """Idle connections by origin, with the start of their rest (loop time), newest last. aiohttp's own
+        pool costs several times as much."""
         self._sweeping: asyncio.TimerHandle | None = None
         self._flying: dict[Bounded, float] = {}
-        """The connections over which an answer is awaited, and until when. One timer ends those that take too
-        long: one for each would cost more than reading the answer."""
+        """The connections over which an answer is awaited, and until when. One timer serves all of them:
+        one for each would cost more than reading the answer."""
         self._ending: asyncio.TimerHandle | None = None
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Answer:
@@ -123,8 +123,8 @@ class Sender:
             try:
                 answer, ended = await _exchanged(protocol, request, began)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, HttpProcessingError) as exc:
-                # The receiver may have closed a connection that was kept a moment before, or what comes over
-                # it may still belong to the answer before. Whoever has begun to answer has the request.
+                # The receiver may have closed a kept connection a moment before, or what came may still
+                # belong to the answer before. A receiver that has begun to answer has the request.
                 unanswered = not protocol.told if isinstance(exc, HttpProcessingError) else protocol.silent
                 if not (again and kept and unanswered):
                     raise
@@ -159,7 +159,7 @@ class Sender:
     # --- connections that are kept
 
     def _kept(self, origin: ConnectionKey) -> Connection | None:
-        """Take a connection to this origin that is still good, the one that was used last."""
+        """Take the connection to this origin that was used last and is still good."""
         connections = self._idle.get(origin)
         if not connections:
             return None
@@ -167,7 +167,7 @@ class Sender:
         while connections:
             connection, since = connections.pop()
             protocol = connection.protocol
-            # What came meanwhile is not the answer to what is sent next.
+            # What came while it was idle is not the answer to the next request.
             good = protocol is not None and protocol.is_connected() and not protocol.should_close
             if good and since > oldest:
                 return connection
@@ -185,7 +185,7 @@ class Sender:
             self._sweeping = loop.call_later(KEEP_SECONDS, self._sweep)
 
     def _sweep(self) -> None:
-        """Close what has been idle for too long."""
+        """Close connections that have been idle for too long."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - KEEP_SECONDS
         for origin, connections in list(self._idle.items()):
@@ -227,7 +227,7 @@ def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
 
 
 async def _exchanged(protocol: Bounded, request: bytes, began: float) -> tuple[Answer, bool]:
-    """Send a request and read its answer. Returns whether that has ended, too."""
+    """Send a request and read its answer. Also returns whether the answer has ended."""
     protocol.expect(MOST_BYTES)
     transport = protocol.transport
     if transport is None:
@@ -241,7 +241,7 @@ async def _exchanged(protocol: Bounded, request: bytes, began: float) -> tuple[A
         body = bytearray()
         while len(body) < MOST_BYTES and (part := await content.read(MOST_BYTES - len(body))):
             body += part
-        ended = len(body) < MOST_BYTES  # else there may be more, which nobody reads
+        ended = len(body) < MOST_BYTES  # otherwise more may come, which is not read
         if head.code in _BODILESS and _announces_body(head.headers):
             ended = False  # nor a body that must not be there
     finally:
