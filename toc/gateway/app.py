@@ -1,10 +1,10 @@
-"""The gateway as an ASGI application: finds the call, checks who asks for what, and answers.
+"""The gateway as an ASGI application: finds the call, checks the caller's rights, and answers.
 
     route ─▶ token ─▶ rate ─▶ role ─▶ parameters and body ─▶ the call's handler ─▶ answer
                                                                                 └─▶ problem
 
-Whatever fails is answered as a problem; nothing is answered with a status of 500 or a trace. Neither queries
-nor headers nor bodies reach the log.
+Every failure is answered as a problem, never with a status of 500 or a trace. Queries, headers and bodies do
+not reach the log.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CALLS: tuple[HttpCall, ...] = (
     *target_calls.CALLS,
     *schedule_calls.CALLS,
 )
-"""Every call of the native API. Those that come first are found first."""
+"""Every call of the native API. The first that fits a request is taken."""
 
 MOST_PARAMETERS = 30
 MOST_NAME = 255
@@ -165,7 +165,7 @@ class App:
     # --- one call
 
     async def _call(self, call: HttpCall, path: dict[str, str], scope: Scope, receive: Receive) -> Answer:
-        headers = dict(reversed(scope["headers"]))  # of each the first counts
+        headers = dict(reversed(scope["headers"]))  # the first of each name counts
         token = self._token(headers)
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden()
@@ -173,7 +173,7 @@ class App:
         query = _query(call, scope["query_string"])
         raw = content_type = request = None
         model = call.body
-        if model is None and _holds_something(headers):  # it would be ignored, and its sender rely on it
+        if model is None and _holds_something(headers):  # ignored, it would mislead its sender
             model = NoFields
         if model is not None:
             content_type = _header(headers, b"content-type")
@@ -203,7 +203,7 @@ class App:
             return await call.handler(asked)
 
     def _token(self, headers: Sent) -> Token:
-        """Return the token of a request, and take the request from its rate. Raises Problem."""
+        """Return the token of a request, and count the request against its rate. Raises Problem."""
         words = (_header(headers, b"authorization") or "").split(" ")
         token = (
             self._service.book.find(words[1]) if len(words) == 2 and words[0].lower() == "bearer" else None
@@ -290,7 +290,7 @@ def _encoded(headers: Mapping[str, str]) -> Headers:
 
 
 def _request(token: Token, scope: Scope, content_type: str | None, name: str, data: bytes) -> Request:
-    """Return the name of a request, which is that of its token and path alone. Raises Problem."""
+    """Return the name of a request, which holds for its token and path only. Raises Problem."""
     if not (0 < len(name) <= MOST_NAME and name.isascii() and name.isprintable()):
         detail = f"an Idempotency-Key has 1 to {MOST_NAME} printable ASCII characters"
         raise Problem(INVALID, detail, field="Idempotency-Key")
@@ -340,7 +340,7 @@ def _without(query: type[Query]) -> Any:
 
 
 def _parsed(model: type[BaseModel], data: bytes) -> BaseModel:
-    """Return the body of a request; none at all is one without fields. Raises Problem."""
+    """Return the body of a request. No body counts as one without fields. Raises Problem."""
     if not data and takes_nothing(model):
         data = b"{}"
     try:

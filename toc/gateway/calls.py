@@ -1,7 +1,7 @@
-"""What a call of the native API is: its place, who may make it, what it takes and gives.
+"""Declares what a call of the native API is: its path, who may make it, what it takes and returns.
 
-Every call is declared once, in the modules of its subject. From these declarations follow the routing, the
-checks of roles, the OpenAPI document, the page at /docs, and the metrics.
+Every call is declared once, in the module of its subject. Routing, checks of roles, the OpenAPI document, the
+page at /docs and the metrics are made from these declarations.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def takes_nothing(model: type[BaseModel]) -> bool:
 
 
 class Query(BaseModel):
-    """The parameters of a query, which are all texts."""
+    """The parameters of a query. All of them are texts."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -61,9 +61,9 @@ class Nothing(Query):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a call. ``content`` is made JSON, unless it is bytes of ``media_type``.
+    """The answer to a call. ``content`` is sent as JSON, unless it is bytes of ``media_type``.
 
-    ``handed`` are tasks that it hands out: whether it was written decides what becomes of them.
+    ``handed`` are the tasks that it hands out: if the answer cannot be written, they are taken back.
     """
 
     content: Any
@@ -92,7 +92,8 @@ class Asked:
     request: Request | None = None
 
     def still_valid(self) -> bool:
-        """Whether the token is in force. It was when the request came; a call that has waited asks again."""
+        """Whether the token is still valid. It was when the request came; a call that has waited asks
+        again."""
         return self.service.book.in_force(self.token)
 
     def may(self, topic: str) -> bool:
@@ -102,7 +103,7 @@ class Asked:
     def topic_of(self, row: TaskRow) -> str | None:
         """Return the name of a task's topic, or None if the token may not see it.
 
-        Tasks of deleted topics belong to nobody's patterns: who may see every topic sees them.
+        No pattern covers the tasks of deleted topics: only tokens that may see every topic see them.
         """
         name = self.service.topic_name(row)
         if name is None:
@@ -136,7 +137,7 @@ class Asked:
     async def audit(
         self, action: str, target: str, details: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Record a change in the audit: what is intended before the block, what came of it after.
+        """Record a change in the audit: the intent before the block, the result after it.
 
         What the block puts into the dict becomes part of the result.
         """

@@ -1,8 +1,8 @@
-"""Bounds on connections of clients that uvicorn does not have.
+"""Bounds on connections of clients, which uvicorn lacks.
 
 uvicorn does not bound the size of headers, the time that a request may take to arrive, the time that its
-answer may take to be read, or the number of idle connections and TLS handshakes. One look per second at all
-connections does.
+answer may take to be read, or the number of idle connections and TLS handshakes. Here all connections are
+checked once a second.
 
     TLS handshake ──▶
      │ HEAD_SECONDS
@@ -44,24 +44,24 @@ HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
 """How long the rest of a request may take to arrive."""
 READ_SECONDS = 30.0
-"""How long a client may not read of an answer that waits for it."""
+"""How long a client may leave an answer unread."""
 HEAD_BYTES = 32 << 10
 """Most bytes of a request's line and headers."""
 LINGER_SECONDS = 5.0
-"""How long a client may go on sending, or not close its end, after a last answer."""
+"""How long a client may continue to send, or leave its end open, after a last answer."""
 MOST_UNREAD = 64 << 20
-"""Most bytes of answers that all clients of a process together leave unread. Beyond it, that connection is
-closed whose client has read nothing for longest."""
+"""Most bytes of answers that all clients of a process together may leave unread. Beyond it, the connection
+whose client has read nothing for longest is closed."""
 MOST_JOINED = 64 << 10
 """A longer body is not copied behind its head."""
 MOST_CONNECTIONS = 4096
-"""Most connections of a process. For one more, one that leaves is closed, or else that which has been idle
-longest."""
+"""Most connections of a process. One more closes a connection that is leaving, or else the longest idle
+one."""
 LOOK_SECONDS = 1.0
 TCP_ESTABLISHED = 1
 """The kernel's state of a connection of which neither end is closed."""
 TCP_CLOSE_WAIT = 8
-"""That of one of which the client has closed its end."""
+"""The state of a connection whose client has closed its end."""
 
 
 class ClientGone(Exception):
@@ -73,13 +73,13 @@ class Connection(HttpToolsProtocol):
 
     crowd: Crowd
     below: asyncio.Transport | None = None
-    """Of a connection over TLS the one below, to which ``transport`` passes on all that it encrypts."""
+    """Over TLS: the transport below, to which ``transport`` passes what it has encrypted."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in."""
         super().connection_made(transport)
         if self.below is not None:
-            self.below.set_write_buffer_limits(0)  # it tells when the socket has taken the last byte
+            self.below.set_write_buffer_limits(0)  # so it reports when the socket has taken the last byte
         self.head_bytes = 0
         self.arriving_since = 0.0
         """When the first byte of an incomplete request came; 0.0 while there is none."""
@@ -87,11 +87,11 @@ class Connection(HttpToolsProtocol):
         self.unread_since = 0.0
         """Since when the client reads nothing of an answer; 0.0 while it reads."""
         self.idle_since = self.loop.time()
-        """Since when nothing is asked and nothing arrives; 0.0 else."""
+        """Since when it is idle: no request is under way or arriving; 0.0 otherwise."""
         self.leaving_since = 0.0
-        """Since when the last answer is written, and what still arrives is dropped; 0.0 before."""
+        """Since when the last answer is written and further bytes are dropped; 0.0 before."""
         self.lost = False
-        """Whether the client has left or was sent away: what it has not read yet reaches nobody."""
+        """Whether the client has left or was sent away, so that unread bytes are lost."""
         self._took_all = False
         """Whether the client had received every byte of its answers when it left."""
         self._closed = asyncio.Event()
@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
-        # Without an error it was closed after all was sent, or a client left TLS without a word.
+        # Without an error it was closed after everything was sent, or a client left without TLS's farewell.
         self.lost = self.lost or exc is not None or not (self.below is None or self._writer.closed)
         self._closed.set()
         self.crowd.left(self)
@@ -123,17 +123,18 @@ class Connection(HttpToolsProtocol):
 
     @property
     def left(self) -> bool:
-        """Whether what is not yet sent reaches nobody: the client has left, which the kernel knows first."""
+        """Whether unsent bytes are lost because the client has left, which the kernel knows first."""
         return self.lost or self.transport.is_closing() or _hung_up(self.transport)
 
     async def earlier_read(self) -> None:
-        """Wait until the client has read earlier answers: till then what it asks next takes no memory."""
+        """Wait until the client has read earlier answers, so that its next requests take no memory until
+        then."""
         if self.flow.write_paused:
             await self.flow.drain()
 
     @contextlib.contextmanager
     def leaving_cancels(self) -> Iterator[None]:
-        """Cancel the current task if the client leaves meanwhile: raises ClientGone then."""
+        """Cancel the current task if the client leaves meanwhile; the block then raises ClientGone."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - each request is answered by a task
         if self.left:
@@ -156,10 +157,10 @@ class Connection(HttpToolsProtocol):
 
     async def sent(self) -> bool:
         """Wait until the socket has taken the whole answer. Returns whether the client is still there, or
-        has left after it had received all of it."""
-        await asyncio.sleep(0)  # the loop writes, and reads what has come, once more
+        left after it had received everything."""
+        await asyncio.sleep(0)  # lets the loop write and read once more
         if not self._over:
-            if self.below is None:  # else the first byte counts anyway that is kept back
+            if self.below is None:  # otherwise the first byte kept back counts
                 self.transport.set_write_buffer_limits(0)
             await self.flow.drain()
             if not self._over:
@@ -167,7 +168,7 @@ class Connection(HttpToolsProtocol):
                     self.transport.set_write_buffer_limits()
                 return not self.left or self._took_all or _took_all(self.transport)
         if self.below is not None and not (self.kept_back or self.lost or _hung_up(self.below)):
-            return True  # what TLS waits for is only the client's farewell, which many do not send
+            return True  # TLS waits only for the client's farewell, which many do not send
         with contextlib.suppress(TimeoutError):  # an answer after which its connection ends
             async with asyncio.timeout(READ_SECONDS):
                 await self._closed.wait()
@@ -191,7 +192,7 @@ class Connection(HttpToolsProtocol):
             self.head_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # What came with a head that is complete now is not counted any more.
+        # Bytes that came with a head that is now complete no longer count.
         if self.in_head and self.head_bytes > HEAD_BYTES:
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
 
@@ -201,7 +202,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as exc:
             if self._over:
                 return
-            # It asks for another protocol too, as a client in Java does at first. The parser takes the rest
+            # It also asks for another protocol, as a client in Java does at first. The parser takes the rest
             # for that, so the request is read anew as one that does not ask.
             line = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
             others = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
@@ -250,7 +251,7 @@ class Connection(HttpToolsProtocol):
             self._rest()
 
     def _rest(self) -> None:
-        """Become idle if nothing is asked. A request may be answered before it has arrived whole."""
+        """Become idle if no request is under way. A request may be answered before all of it has arrived."""
         answered = self.cycle is None or self.cycle.response_complete
         if answered and not self.arriving_since and not self.pipeline and not self.leaving_since:
             self.idle_since = self.loop.time()
@@ -267,7 +268,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """Note that the client reads."""
         if self.below is not None:
-            if self.below.get_write_buffer_size():  # what was written in the meantime is kept back again
+            if self.below.get_write_buffer_size():  # what was written meanwhile is kept back again
                 self.transport.set_write_buffer_limits(0)
                 return
             self.transport.set_write_buffer_limits()
@@ -276,7 +277,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - its signature
-        """Answer what is no HTTP."""
+        """Answer bytes that are not HTTP."""
         self._refuse(SYNTAX, "this is no HTTP/1.1 request")
 
     def look(self, now: float) -> None:
@@ -285,7 +286,7 @@ class Connection(HttpToolsProtocol):
         if self.leaving_since and now - self.leaving_since > LINGER_SECONDS and not self.unread_since:
             self.transport.close()
             return
-        # uvicorn's own time-out ends with what still arrives of a request that was answered before.
+        # uvicorn's own time-out is cancelled by late bytes of a request that was answered early.
         if (self.unread_since and now - self.unread_since > READ_SECONDS) or (
             self.idle_since and now - self.idle_since > KEEP_ALIVE_SECONDS
         ):
@@ -304,7 +305,7 @@ class Connection(HttpToolsProtocol):
         """Close it without an answer."""
         self.lost = True
         CONNECTIONS_CLOSED.of(reason).add()
-        if self.unread_since:  # reset it: else the kernel keeps megabytes for a client that does not read
+        if self.unread_since:  # reset: else the kernel keeps megabytes for a client that does not read
             with contextlib.suppress(OSError):
                 peer = self.transport.get_extra_info("socket")
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -322,7 +323,7 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(STATUS_LINE[kind.status] + head + body)
         self.pipeline.clear()
-        if self.cycle is not None:  # as when the connection is lost: what the app still sends is dropped
+        if self.cycle is not None:  # as if the connection were lost: what the app still sends is dropped
             self.cycle.disconnected = not self.cycle.response_complete
             self.cycle.message_event.set()
         for task in self._waiting:
@@ -335,7 +336,7 @@ class Connection(HttpToolsProtocol):
         return bool(self.leaving_since) or self.transport.is_closing()
 
     def _leave(self) -> None:
-        """Close it after its last answer, which a client must be able to read that still sends."""
+        """Close it after its last answer, so that a client that still sends can read the answer."""
         if self.arriving_since:
             self._linger()
         elif not self.leaving_since:
@@ -378,7 +379,7 @@ class AnswerWriter(asyncio.Transport):
         """Whether the connection ends with an answer."""
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Write a head, later, or what belongs to the head before it. Drops what comes after the end."""
+        """Keep a head back, or write what follows a head. Drops what comes after the end."""
         if self._ended:
             return
         if self._head:
@@ -392,13 +393,13 @@ class AnswerWriter(asyncio.Transport):
             return
         self._transport.write(data)
         if self._below is not None and self._below.get_write_buffer_size():
-            # TLS has passed it on, and does not count what the socket keeps back. A limit of 0 makes it pause
+            # TLS has passed it on and does not count what the socket keeps back. A limit of 0 makes it pause
             # until all is taken; if nothing were kept back, nothing would end the pause.
             self._transport.set_write_buffer_limits(0)
 
     def end(self) -> None:
-        """Write nothing more: uvicorn does not tell a request before others in the pipeline that its
-        connection was closed, so its answer may still come."""
+        """Write nothing more. uvicorn does not tell earlier requests of the pipeline that the connection was
+        closed, so their answers may still come."""
         self._ended = True
 
     def flush(self) -> None:
@@ -418,8 +419,8 @@ class AnswerWriter(asyncio.Transport):
 
 
 class Handshake(asyncio.Protocol):
-    """A connection whose TLS handshake is under way: bounded in number as those are that ask for nothing, and
-    in time as the head of a request."""
+    """A connection whose TLS handshake is under way. Bounded in number like idle connections, and in time
+    like the head of a request."""
 
     crowd: Crowd
     context: ssl.SSLContext
@@ -438,7 +439,7 @@ class Handshake(asyncio.Protocol):
         self.crowd.joined(self)
         if transport.is_closing():
             return
-        # Its first step is made now: what arrives from here on must reach TLS, and no task begins at once.
+        # The first step runs now, because a task would begin later: from here on all bytes must reach TLS.
         self._tls = self._loop.start_tls(
             transport, self, self.context, server_side=True, ssl_handshake_timeout=2 * HEAD_SECONDS
         )
@@ -479,7 +480,7 @@ class Handshake(asyncio.Protocol):
 
 
 def _hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed its end, which the event loop may not have noticed yet."""
+    """Whether the client has closed its end, even if the event loop has not noticed it yet."""
     with contextlib.suppress(OSError):
         state: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
         return state[0] != TCP_ESTABLISHED
@@ -506,14 +507,14 @@ class Crowd:
         self.most = most
         self.all: set[Connection | Handshake] = set()
         self.idle: dict[Connection | Handshake, None] = {}
-        """Those that wait for a request, the longest idle first."""
+        """Idle connections, the longest idle first."""
         self.leaving: dict[Connection, None] = {}
-        """Those whose last answer is written, and whose clients have not closed their ends."""
+        """Connections whose last answer is written and whose clients have not closed their ends."""
         self.unread: dict[Connection, None] = {}
-        """Those whose clients do not read, the longest first."""
+        """Connections whose clients do not read, the longest first."""
 
     def joined(self, connection: Connection | Handshake) -> None:
-        """Take in a new connection; if there are too many, close one that leaves or is idle, or else the new
+        """Add a new connection. If there are too many, close one that is leaving or idle, or else the new
         one."""
         if len(self.all) >= self.most:
             victim = next(chain(self.leaving, self.idle), connection)
@@ -533,7 +534,8 @@ class Crowd:
             self.unread.pop(connection, None)
 
     def bound_unread(self) -> None:
-        """Close whose clients have read nothing for longest, until the others hold few enough bytes."""
+        """Close connections whose clients have read nothing for longest, until few enough bytes are
+        unread."""
         held = {one: one.kept_back for one in self.unread}
         total = sum(held.values())
         for victim, size in held.items():
@@ -544,7 +546,7 @@ class Crowd:
             victim.close("unread")
 
     async def look_on(self) -> None:
-        """Look at all connections once a second, until cancelled."""
+        """Check all connections once a second, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -555,7 +557,7 @@ class Crowd:
 
 
 class GatewayServer(Server):
-    """uvicorn's server, told to stop by its owner and not by signals."""
+    """uvicorn's server, which its owner stops, not a signal."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

@@ -10,8 +10,8 @@ from toc.gateway.connections import ClientGone
 from toc.model.errors import BodyTooLarge, Busy
 
 MOST_BUFFERED = 128 << 20
-"""Most bytes of bodies that are being received at once. Of these each sender has at most as many as are left
-free, so that one cannot keep the bodies of others out."""
+"""Most bytes of bodies that are being received at once. One sender uses at most as many as are left free,
+so that it cannot keep out the bodies of others."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

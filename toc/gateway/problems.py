@@ -1,7 +1,7 @@
 """Errors as the gateway answers them: problems of RFC 9457 with a stable ``type``.
 
-A failure of an unknown kind is answered as ``internal``, with nothing of what happened; the log tells it.
-What is out of reach is answered without the names of servers.
+A failure of an unknown kind is answered as ``internal``, without details; these are in the log. Answers never
+name the servers that are out of reach.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Kind:
 
 
 class Problem(Exception):
-    """What a call is answered with if it fails. ``more`` are further members of the answer."""
+    """The answer to a call that fails. ``more`` are further members of it."""
 
     def __init__(
         self, kind: Kind, detail: str, *, headers: Mapping[str, str] | None = None, **more: Any
@@ -131,7 +131,8 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.Busy: (BUSY, None),
     e.SubmitUnknown: (UNKNOWN_OUTCOME, None),
 }
-"""How each class of errors is answered, and the field at fault. Of an error's classes the nearest counts."""
+"""How each class of errors is answered, and the field at fault. The most specific class of an error
+counts."""
 
 _WHERE: dict[type[e.TocError], str] = {
     e.StoreUnavailable: "the database",

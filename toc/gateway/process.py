@@ -1,7 +1,7 @@
 """One HTTP process of a gateway. Started by the daemon as ``python -m toc.gateway.process``, never by hand.
 
-It serves the socket that the daemon listens on, together with its siblings: what waits in the queue of that
-socket is taken by another process if this one dies. It has no slots. On ``stop`` it answers waiting pulls,
+It serves the socket on which the daemon listens, together with its siblings: if it dies, they take the
+connections that wait in the queue of that socket. It has no slots. On ``stop`` it answers waiting pulls,
 takes no more connections, finishes what it has, and leaves within the shutdown deadline.
 """
 
@@ -43,8 +43,8 @@ from toc.worker.silence import BEAT_SECONDS
 log = get_logger(__name__)
 
 SWITCH_INTERVAL_SECONDS = 0.0005
-"""How often threads may switch. Python's default of 5 ms is what a thread with an answer would wait for the
-busy event loop."""
+"""How often threads may switch. With Python's default, a thread with an answer would wait 5 ms for the busy
+event loop."""
 
 
 class Gateway:
@@ -86,7 +86,7 @@ class Gateway:
             listeners.append(listener)
             self._servers.append(server(port, crowd, shutdown_deadline=settings.shutdown_deadline))
         loop.add_reader(self._link.fileno(), self._listen)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # of Ctrl-C the daemon tells
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # on Ctrl-C the daemon says what to do
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         tasks = {
             "connections": loop.create_task(crowd.look_on()),
@@ -95,8 +95,8 @@ class Gateway:
         }
         for name, task in tasks.items():
             watched_task(name, task, lambda: self._left)
-        # Loaded objects stay for good. Looking through them would hold up every request that is under way for
-        # 50 ms at a time, every two seconds under load.
+        # Loaded objects stay for good. Walking them would hold up every request under way for 50 ms at a
+        # time, every two seconds under load.
         gc.collect()
         gc.freeze()
         self._link.send("ready", worker_id=arguments.worker_id)

@@ -252,8 +252,8 @@ async def _for_each(
 
 
 async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLease], dict[str, Any]]:
-    """Return those leases, by their texts, of topics that the token may use; and those of which that cannot
-    be told now, with the error."""
+    """Return by their texts the leases of topics that the token may use; and with the error those for which
+    this cannot be decided now."""
     topic_of = asked.service.pulls.topic_of_type
     leases: dict[str, PullLease] = {}
     for text in texts:

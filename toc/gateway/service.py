@@ -1,6 +1,6 @@
-"""What the calls work with: the batcher, the tokens, and threads for what waits for servers.
+"""What the calls work with: the batcher, the tokens, and threads for calls that wait for servers.
 
-Each server has threads of its own, so a server that hangs holds up no call that does not need it.
+Each server has its own threads, so a server that hangs holds up only calls that need it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Service:
         return await self._run(f"server-{server}", do, *args, **kwargs)
 
     async def in_line(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks one database server for a dialect, on threads of its own. Thousands may wait: its
-        clients know no answer that says "later"."""
+        """Run what asks one database server for a dialect, on separate threads. Thousands may wait, because
+        clients of dialects know no answer that means "later"."""
         self._check_there(server)
         if self._asked[f"line-{server}"] >= MOST_IN_LINE:
             raise Busy("too many requests wait for a server; try again in a moment")
@@ -81,8 +81,8 @@ class Service:
         return await self._run("first", do, *args, **kwargs)
 
     async def after_change(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run what follows a change that was made, at the first database: never refused, and its failure does
-        not become the change's."""
+        """Run what follows a change that was made, at the first database. It is never refused, and its
+        failure is not reported as a failure of the change."""
         with suppress(TocError):
             await self._begin("first", partial(do, *args, **kwargs))
 
@@ -95,8 +95,8 @@ class Service:
         return await self._run("all", do, *args, **kwargs)
 
     async def at_all_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks all database servers for a dialect, on threads of its own: whoever asks for the sizes
-        of queues while a server hangs holds up no search of another door."""
+        """Run what asks all database servers for a dialect, on separate threads: while a server hangs,
+        requests for the sizes of queues hold up no search of another door."""
         return await self._run("line-all", do, *args, **kwargs)
 
     async def at_length_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -104,7 +104,7 @@ class Service:
         return await self._run("line-long", do, *args, **kwargs)
 
     async def at_bodies(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what reads the bodies of tasks that are handed out: no search that waits may hold it up."""
+        """Run what reads the bodies of tasks that are handed out, so that no waiting search holds it up."""
         return await self._run("bodies", do, *args, **kwargs)
 
     async def at_length(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -127,7 +127,7 @@ class Service:
         refused = False
 
         def run() -> R:
-            if refused:  # it was put into the queue nevertheless
+            if refused:  # the queue has it nevertheless
                 raise Busy("nobody waits for it")
             return do()
 
@@ -148,7 +148,7 @@ class Service:
     async def ensure_topic(self, name: str, by: str) -> None:
         """Create a topic that does not exist yet, if a template makes it. For a submit, never for a poll.
 
-        Submits that want the same one at once ask together.
+        Concurrent submits to the same new topic share one request.
         """
         if name in self.center.catalog.known():
             return
@@ -165,7 +165,7 @@ class Service:
     async def read_through(self, rows: Iterable[TaskRow]) -> TocError | None:
         """Read the topics again if one of a task is unknown: another process may just have created it.
 
-        Returns the error if they cannot be read: whether there is such a topic is not known then.
+        Returns the error if they cannot be read, so that it stays unknown whether the topic exists.
         """
         known = self.center.catalog.known_type
         if any(known(row.biz_type) is None for row in rows):
@@ -192,7 +192,7 @@ class Service:
     def readiness(self) -> tuple[bool, list[str]]:
         """Return whether this process can serve any task, and what it lacks. Asks no server.
 
-        One database server of several that is away takes no gateway out of service: it would be all of them.
+        One of several database servers being away takes no gateway out of service: it would take all of them.
         """
         store = self.center.store
         servers = range(len(store.tables_of_server()))
@@ -206,12 +206,12 @@ class Service:
         return ready, found
 
     def stop(self) -> None:
-        """Answer the pulls that wait, and wait for no more."""
+        """Answer the waiting pulls, and accept no more."""
         self.stopping = True
         self.pulls.close()
 
     async def close(self) -> None:
-        """End the threads, after what is under way."""
+        """End the threads once their present work is done."""
         await asyncio.gather(self.batcher.close(), asyncio.to_thread(self.pulls.stop))
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)

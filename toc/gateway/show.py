@@ -50,7 +50,7 @@ def task(row: TaskRow, topic: str) -> TaskShown:
 
 
 def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
-    """Show one task of many: a damaged one keeps nobody from the others."""
+    """Show one task of many. A damaged one does not keep the others from being shown."""
     try:
         return task(row, topic)
     except UnreadableTask as exc:
