@@ -27,8 +27,9 @@ from toc.sdk.client import TimeoutCenter, apart
 from toc.worker import copies, descriptors, interpreter, limits, stdio
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe
+from toc.worker.deliveries import WebhookHandlers
 from toc.worker.stages.traced import traced
-from toc.worker.worker import WebhookHandlers, Worker
+from toc.worker.worker import Worker
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How often threads may switch. Python's default of 5 ms is more than a task may be late."""

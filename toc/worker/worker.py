@@ -6,38 +6,25 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
-from toc.coordination.cut_off import Reach
 from toc.index.queues import PATIENCE_SECONDS
 from toc.loop import Loop, Wake, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
-from toc.model.catalog import REFRESH_SECONDS
-from toc.model.errors import TocError
 from toc.model.features import KNOWN
-from toc.model.handler import Handler
-from toc.model.topic import Delivery, Slot
+from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.observe.metrics import (
-    BROKEN_SLOTS,
-    HANDLERS,
-    INDEX_FOREIGN,
-    LOOP_BUSY,
-    UNWRITTEN,
-    WAITING,
-    WITHOUT_REDIS,
-)
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.store.secretbox import key_mark
-from toc.worker import descriptors, interpreter, limits, stdio
+from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, unpack
 from toc.worker.crowding import Crowding
+from toc.worker.deliveries import Deliveries, WebhookHandlers
 from toc.worker.handover import Handover
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
-from toc.worker.stages.handler_calls import NO_DESCRIPTORS
 from toc.worker.stages.heartbeat import Heartbeat
 from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
@@ -58,21 +45,6 @@ FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 PROBE_TIMEOUT_SECONDS = 0.5
 """How long a Redis node may take to answer a probe."""
-STUCK_SECONDS = 120.0
-"""A longer turn of an internal loop counts as hanging. Servers that hang are given up long before."""
-
-
-class WebhookHandlers(Protocol):
-    """What sends the tasks of webhook topics (``toc.webhooks``)."""
-
-    def run_once(self) -> float:
-        """Read the targets. Returns the seconds until the next call."""
-
-    def handler(self, topic: str) -> Handler:
-        """Return the handler of a topic."""
-
-    def leave(self) -> None:
-        """Nothing more is sent: leave its share of the targets' limits to other processes."""
 
 
 class Worker:
@@ -92,10 +64,17 @@ class Worker:
         settings, clock = center.settings, center.clock
         self._clock = clock
         self._link = link
-        self._catalog = center.catalog
-        self._topics = self._catalog.known()
         self._deadline = settings.shutdown_deadline
         self._keys = [key_mark(key.get_secret_value()) for key in settings.secret_key]
+        self._turn_at = clock.monotonic()
+        """When the main thread was last active (monotonic)."""
+        self._orphaned_at = float("inf")
+        self._signals = 0
+        self._stopping = False
+        self._stop_by = float("inf")
+        self._forced = False
+        self._recycling = ""
+        """Why it wants a successor. Empty while it does not."""
         queues = center.queues.within(PATIENCE_SECONDS)
         self.worker_id = worker_id
         self.book = SlotBook(queues, worker_id)
@@ -103,7 +82,7 @@ class Worker:
         self.pipeline = Pipeline(
             store=center.store,
             queues=queues,
-            catalog=self._catalog,
+            catalog=center.catalog,
             clock=clock,
             handlers=center.handlers,
             book=self.book,
@@ -115,16 +94,9 @@ class Worker:
             recycle=self._recycle,
             coroutines=webhooks is not None,
         )
-        self._handlers = center.handlers
-        """Of each topic that this process can serve now. The stages read it."""
-        self._own_handlers = dict(center.handlers)
-        """Those of the application."""
         self._webhooks = webhooks
-        self._serve_webhooks()
-        center.store.leases.identify(worker_id)
-        self._store = center.store
         self._leases = center.store.leases
-        self._reach = Reach()
+        self._leases.identify(worker_id)
         self.heartbeat = Heartbeat(
             queues=queues,
             clock=clock,
@@ -136,7 +108,7 @@ class Worker:
         self.reclaimer = Reclaimer(
             store=center.store,
             queues=queues,
-            catalog=self._catalog,
+            catalog=center.catalog,
             clock=clock,
             book=self.book,
             inflight=self.pipeline.inflight,
@@ -145,9 +117,16 @@ class Worker:
         )
         self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
         self.services = TableServices(center, queues, self.pipeline.pressure)
+        deliveries = Deliveries(
+            catalog=center.catalog,
+            handlers=center.handlers,
+            dispatcher=self.pipeline.dispatcher,
+            webhooks=webhooks,
+            narrowed=self.services.forget,
+        )
         self.watch = IndexWatch(
             queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
-            catalog=self._catalog,
+            catalog=center.catalog,
             clock=clock,
             book=self.book,
             on_loss=self.services.rush,
@@ -159,7 +138,7 @@ class Worker:
         )
         self.fallback = Fallback(
             store=center.store,
-            catalog=self._catalog,
+            catalog=center.catalog,
             clock=clock,
             handlers=center.handlers,
             book=self.book,
@@ -192,22 +171,22 @@ class Worker:
             *self.services.loops,
             self.watch.loop,
             self.fallback.loop,
-            Loop("catalog", self._refresh_catalog),
+            Loop("catalog", deliveries.run_once),
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
-        # Not the quarantine: a task may run alone for as long as max_runtime.
-        self._watched = [loop for loop in self.loops if loop is not self.pipeline.quarantine.loop]
+        self._beat = Beat(
+            link=link,
+            store=center.store,
+            clock=clock,
+            pipeline=self.pipeline,
+            fallback=self.fallback,
+            watch=self.watch,
+            loops=self.loops,
+            turn_at=lambda: self._turn_at,
+            recycle=self._recycle,
+        )
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
-        self._turn_at = clock.monotonic()
-        """When the main thread was last active (monotonic)."""
-        self._orphaned_at = float("inf")
-        self._signals = 0
-        self._stopping = False
-        self._stop_by = float("inf")
-        self._forced = False
-        self._recycling = ""
-        """Why it wants a successor. Empty while it does not."""
 
     # --- called by signals and other threads
 
@@ -237,36 +216,6 @@ class Worker:
         else:
             self.pipeline.inbox.look_at(slot, due_ms)
 
-    def _refresh_catalog(self) -> float:
-        try:
-            topics = self._catalog.refresh()
-            if topics != self._topics:
-                before, self._topics = self._topics, topics
-                self._serve_webhooks()
-                if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                    self.services.forget()  # entries in former slots are not served
-                self.pipeline.dispatcher.topics_changed()
-        except TocError as exc:
-            log.warning("topics_not_read", error=str(exc))
-        return REFRESH_SECONDS
-
-    def _serve_webhooks(self) -> None:
-        """Give each topic the handler that its delivery asks for: that of webhooks or the application's."""
-        if self._webhooks is None:
-            return
-        for topic in self._topics.values():
-            handler, own = self._handlers.get(topic.name), self._own_handlers.get(topic.name)
-            wanted = own
-            if topic.delivery is Delivery.WEBHOOK:
-                known = handler is not None and handler.delivery is Delivery.WEBHOOK
-                wanted = handler if known else self._webhooks.handler(topic.name)
-            if wanted is None or wanted is handler:
-                continue
-            if self.pipeline.dispatcher.serve(wanted):
-                self._handlers[topic.name] = wanted
-            else:
-                self._topics = {}  # look again
-
     # --- main thread
 
     def run(self) -> None:
@@ -283,7 +232,7 @@ class Worker:
         self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
         crowding = Crowding(lambda crowded: self._link.send("crowding", crowded=crowded))
         Loop("crowding", crowding.look).start()
-        Loop("beat", self._beat).start()  # both until the process ends, which may take long
+        Loop("beat", self._beat.run_once).start()  # both until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)
@@ -326,52 +275,6 @@ class Worker:
         """Note that others may own our slots too, until then (monotonic)."""
         inflight = self.pipeline.inflight
         inflight.shared_until = max(inflight.shared_until, until)
-
-    def _beat(self) -> float:
-        """Send a heartbeat. Returns the seconds until the next.
-
-        Runs on its own thread: the main thread may wait for a server.
-        """
-        interpreter.restore()
-        descriptors.check()
-        if descriptors.short():
-            self._recycle(NO_DESCRIPTORS)
-        if limits.restore():
-            self._recycle("a handler lowered a resource limit for good")
-        if stdio.restore():
-            self._recycle("a handler closed a standard stream, and a connection has its number")
-        out = self._reach.look(self._servers(self._store.away, self.watch.silent))
-        reached = self._servers(self._store.reached, self.watch.heard)
-        if self.watch.heard:
-            reached.add("redis")  # so a member is called that knows none of its nodes
-        self._link.send(
-            "beat", stuck=self._measure(), out_of_reach=out, reached=sorted(reached.difference(out))
-        )
-        return BEAT_SECONDS
-
-    def _servers(self, database: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
-        """These nodes of Redis, and the database servers for whose number ``database`` holds, by names that
-        are the same on all hosts. The address of a single Redis may not be."""
-        clustered = self.watch.queues.nodes.clustered
-        databases = {f"database {n}" for n in range(len(self._store.tables_of_server())) if database(n)}
-        return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
-
-    def _measure(self) -> list[str]:
-        """Update the gauges. Returns the names of loops that hang."""
-        self.pipeline.dispatcher.look_at_loop()
-        for topic, (running, waiting) in self.pipeline.dispatcher.load().items():
-            HANDLERS.of(topic).set(running)
-            WAITING.of(topic).set(waiting)
-        UNWRITTEN.of().set(self.pipeline.finisher.unwritten)
-        WITHOUT_REDIS.of().set(self.fallback.slots)
-        BROKEN_SLOTS.of().set(self.watch.broken)
-        INDEX_FOREIGN.of().set(self.watch.foreign)
-        now = self._clock.monotonic()
-        busy = {loop.name: loop.busy_seconds(now) for loop in self._watched}
-        busy["main"] = max(now - self._turn_at - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
-        for name, seconds in busy.items():
-            LOOP_BUSY.of(name).set(seconds)
-        return [name for name, seconds in busy.items() if seconds > STUCK_SECONDS]
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
