@@ -30,7 +30,7 @@ CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
 
 
 SentTries = Mapping[int, tuple[int, Delivered]]
-"""Of webhooks that were delivered, by job_id: the number of the try, and what was answered."""
+"""Delivered webhooks by job_id: the number of the try, and what was answered."""
 NOT_SENT: SentTries = {}
 
 
@@ -50,7 +50,7 @@ class Finish(Enum):
     ALREADY = "already"
     """The row was processed before: this run was a duplicate."""
     CANCELLED = "cancelled"
-    """The row is cancelled. It is now marked as tried, so that a cancel cannot claim otherwise."""
+    """The row is cancelled. It is now marked as tried, so that a cancel does not claim that no try ran."""
     DEAD = "dead"
     """The row is dead."""
     RESCHEDULED = "rescheduled"

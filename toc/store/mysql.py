@@ -184,8 +184,8 @@ class _Connection(pymysql.connections.Connection):
     certificates takes 20 ms, in which no other thread runs. The kernel keeps the timeouts, and this class
     reads the answers to a batch itself.
 
-    KILL QUERY between two statements of a batch makes the server drop the rest without a word. So who waits
-    for long sends a ping: if its answer comes instead, the server has finished with the batch.
+    KILL QUERY between two statements of a batch makes the server silently drop the rest. So a long wait sends
+    a ping: if the ping's answer comes instead, the server has finished with the batch.
     """
 
     _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
@@ -195,7 +195,7 @@ class _Connection(pymysql.connections.Connection):
     """How often a read waits, with a ping in between."""
     _may_ping = _pinged = False
     max_packet = 1 << 20
-    """Most bytes that the server accepts at once, until it has told its limit."""
+    """Most bytes that the server accepts at once: assumed until it has said its limit."""
 
     def connect(self, sock: Any = None) -> None:
         super().connect(sock)
@@ -250,7 +250,7 @@ class _Connection(pymysql.connections.Connection):
                 self._receive, driver.decoders, count, driver._next_seq_id, lambda: self._pinged
             )
         except BaseException:
-            if self._pinged:  # its answer would pass for one to the next batch
+            if self._pinged:  # its answer would be taken for one to the next batch
                 driver._force_close()
             raise
 

@@ -1,4 +1,4 @@
-"""What pull consumers are handed, and how that ends, on the rows.
+"""The rows of pull consumers: how tasks are handed out, and how hand-outs end.
 
 A hand-out is one guarded UPDATE: it charges the try, draws a nonce, and makes the end of ttr the row's
 next_time. The row is then pending and not yet due, which is all that the sweep, the row check and reclaim
@@ -27,19 +27,20 @@ DEAD = int(TaskStatus.DEAD)
 FREE = "pull_nonce=NULL,pull_began=NULL,pull_written=0"
 """Assignments that end a row's hand-out."""
 _MOST_MARK = 1 << 47
-"""The marks of calls are random instants (ms) below this, of which each server can store all."""
+"""The marks of calls are random instants (ms) below this: every server can store them."""
 
 
 def moved(server: DatabaseServer, due: str) -> str:
     """Return the assignments that give a pending row another deadline, and end its hand-out.
 
-    ``due`` is an SQL instant. While a consumer has the task, the deadline comes not before that lease would
-    have ended. ``lease_until``, without an owner, keeps until when: a further change of the row needs it.
+    ``due`` is an SQL instant. While a consumer has the task, it is not due before that lease would have
+    ended.
+    ``lease_until``, without an owner, keeps that time for further changes of the row.
     """
     now = server.from_now(0)
     held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"
     asked = f"WHEN lease_owner IS NULL AND lease_until>{now} THEN lease_until"
-    # MySQL assigns from left to right, SQLite at once: no value reads a column that is assigned before it.
+    # MySQL assigns from left to right, SQLite all at once: no value may read a column assigned before it.
     return (  # [rule: consumer-first]
         f"lease_until=CASE {held} ELSE lease_until END,"
         f"next_time={server.greatest}({due},CASE {held} {asked} ELSE {due} END),{FREE}"
@@ -141,7 +142,7 @@ class Pulls:
         return Answers({job_id: None for job_id in by_id if job_id not in failed}, failed)
 
     def release(self, leases: Iterable[PullLease]) -> Answers[PullRow]:
-        """Take back uncharged, due at once, what no consumer has seen, where the lease lives.
+        """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.
 
         Returns the rows as they are then.
         """
@@ -163,7 +164,8 @@ class Pulls:
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
-        """Mark as processed what is pending under the lease's version and was handed out, however late.
+        """Mark tasks as processed that are pending under the lease's version and were handed out, however
+        late.
 
         That try is no longer charged: attempts counts failed tries once a task has ended.
         """
@@ -183,7 +185,8 @@ class Pulls:
         stamp: int,
         mark: bytes,
     ) -> dict[int, AckOutcome]:
-        """``mark`` replaces the nonce of rows that end here: a repeated call knows its own rows by it."""
+        """Do as ``ack``. ``mark`` replaces the nonce of rows that end here: a repeated call finds its own
+        by it."""
         in_time = f" AND next_time>{server.from_now(0)}"
 
         def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
@@ -218,7 +221,7 @@ class Pulls:
         mark: bytes,
         end: Callable[[Sequence[int], int, int, str], Statement],
     ) -> dict[int, AckOutcome]:
-        """Of rows that may not have ended, end those that are pending. Returns what became of each."""
+        """End the pending ones of rows that may not have ended. Returns the outcome of each."""
         before = self._read(server, ids)
         pending = {
             table: [job_id for job_id in part if job_id in before and before[job_id].status == PENDING]
@@ -270,8 +273,8 @@ class Pulls:
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
 
     def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
-        """Let living leases last for ``ttr_ms`` from now, but at most ``most_ms`` since their hand-out; never
-        shorter than they do.
+        """Let living leases last for ``ttr_ms`` from now, at most ``most_ms`` since their hand-out, and never
+        shorter than before.
 
         Items are (lease, ttr_ms, most_ms). Returns until when each lives, in ms; None where it is gone.
         """
@@ -397,8 +400,9 @@ def _columns(server: DatabaseServer) -> str:
 
 
 _SQLITE_NOW = "CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)"
-"""Now in ms: these columns are written once, and a literal would stand still. Julian days are floats; without
-the rounding, half of all answers would be a millisecond behind, and a lease that has ended would live."""
+"""Now in ms. It is an expression because these columns are written once, and a literal would not change.
+Julian days are floats: without rounding, half of all answers would be a millisecond behind, and ended
+leases would live."""
 _PARTS = len(PullRow._fields)
 
 
@@ -420,7 +424,8 @@ def _key(text: str) -> str | None:
 
 
 def _acked(row: PullRow | None, lease: PullLease, mark: bytes, *, late: bool) -> AckOutcome:
-    """What came of an ack with this mark, by the row after it. ``late``: the lease had ended before."""
+    """Return the outcome of an ack with this mark, by the row after it. ``late``: the lease had ended
+    before."""
     if row is None or row.biz_type != lease.biz_type:
         return AckOutcome.UNKNOWN
     if row.version != lease.version:
@@ -456,8 +461,11 @@ def _bytes(value: bytes) -> str:
 
 
 def _freed(server: DatabaseServer, mark: int) -> str:
-    """Return the assignments that end a hand-out by a call that must know its own rows if it is sent again:
-    ``mark`` is its own, where the instant of a call may be that of another gateway's, too."""
+    """Return the assignments that end a hand-out by a call that may be sent again.
+
+    Such a call finds its own rows by ``mark``. The instant of the call would not do: another gateway may make
+    a call at the same instant.
+    """
     return f"pull_nonce=NULL,pull_began={server.instant(mark)},pull_written=0"
 
 

@@ -1,10 +1,10 @@
-"""Submits that replace or are remembered: the row, its body and its request in one transaction, for one
-caller or for many together.
+"""Submits that replace or are remembered. The row, its body and its request are written in one transaction,
+for one caller or for many together.
 
-What to do is decided on rows that were read before (toc.store.put_plan). A request that is sent again after a
-lost answer, at once or from another process, changes nothing twice: its own row tells. Without a request, a
-change whose answer was lost is looked for on the row; if another change has come since, the outcome is
-unknown (SubmitUnknown).
+The rows are read first, and decide what to do (toc.store.put_plan). A request that is sent again after a lost
+answer, even from another process, changes nothing twice, because its own row shows that it was answered.
+Without a request, the task's row shows whether a change whose answer was lost took effect; if another change
+has come since, the outcome is unknown (SubmitUnknown).
 
     many ─▶ look ─▶ plan each ─▶ one transaction ─▶ an outcome for each
              ▲          └─ refused, answered before ─▶ its outcome
@@ -32,7 +32,7 @@ TRIES_TOGETHER = 3
 """Transactions of many that are tried before the many are halved."""
 
 Outcome = Stored | TocError | None
-"""What came of one of many; None: certainly nothing, because of another or of a lock: put it by itself."""
+"""The outcome of one of many. None: certainly not put, because of another one or of a lock; put it alone."""
 Name = tuple[int, int, str]
 """Table, biz_id and dedup_key."""
 
@@ -73,13 +73,13 @@ class Puts:
         return alone(self._shards, asked.row, lambda: self.put(asked))
 
     def _settle(self, asked: ToPut, unsure: Plan | None) -> Stored:
-        """Try until it is done; ``unsure`` is what a transaction whose answer was lost may have done."""
+        """Try until it is done. ``unsure`` is the plan of a transaction whose answer was lost, if any."""
         server = self._server_of(asked)
         deadline = time.monotonic() + RESEND_SECONDS
         cause: Exception | None = None
         for attempt in count():
             if attempt:
-                # Where others change the same rows, one of them gets on each time: there is no last try.
+                # If others change the same rows, one of them succeeds each time: no need for a last try.
                 crowded = cause is None or isinstance(cause, Duplicate)
                 if (attempt > 1 and time.monotonic() > deadline) or (attempt >= TRIES and not crowded):
                     break
@@ -124,7 +124,7 @@ class Puts:
     def put_each(self, wanted: Sequence[ToPut]) -> list[Outcome]:
         """Put rows of different callers, all of one server, together. Returns each one's outcome.
 
-        None: certainly nothing, because of another or of a lock; ``put_alone`` it.
+        None: certainly not put, because of another one or of a lock; ``put_alone`` it.
         """
         if len(wanted) == 1:
             return [self.put_alone(wanted[0])]
@@ -152,7 +152,7 @@ class Puts:
         return outcomes
 
     def _different(self, wanted: Sequence[ToPut]) -> list[int]:
-        """Return the places of those that share neither name nor request with an earlier one."""
+        """Return the places of the items that share neither name nor request with an earlier one."""
         seen: set[Name | bytes] = set()
         places = []
         for place, one in enumerate(wanted):
@@ -164,7 +164,7 @@ class Puts:
         return places
 
     def _together(self, wanted: Sequence[ToPut], tries: int) -> list[Outcome]:
-        """Put different ones, in halves if they cannot go together."""
+        """Put items without common names, in halves if they cannot go together."""
         if not wanted:
             return []
         server = self._server_of(wanted[0])
@@ -213,7 +213,7 @@ class Puts:
             for n, plan in plans.items():
                 outcomes[n] = self._after_loss(server, plan)
             return outcomes
-        except (Locked, Refused):  # after seconds: whose lock it was, each finds out for itself
+        except (Locked, Refused):  # after seconds: each finds out by itself which one was locked
             health = self._shards.health[server]
             tables = {self._shards.table_of(plan.asked.row.job_id): None for plan in plans.values()}
             health.find_failing(tables, writes=True)
@@ -227,7 +227,8 @@ class Puts:
         return outcomes
 
     def _after_loss(self, server: DatabaseServer, plan: Plan) -> Stored | TocError:
-        """Return what came of a plan whose transaction's answer was lost; finish it if it was not done."""
+        """Return the outcome of a plan whose transaction's answer was lost. Carries it out if it was not
+        done."""
         away = self._shards.health[server].away
         if away is not None:
             unknown = SubmitUnknown(plan.stored.put.job_id)
@@ -252,7 +253,7 @@ class Puts:
         """Return the rows with the names of these (over several topics: under any), those with their job_ids
         (and ``also``), and the answers to their requests.
 
-        As for a plain submit it waits for transactions that insert such a name, or is refused as Locked.
+        Like a plain submit, it waits for transactions that insert such a name, or is refused as Locked.
         """
         what = seen_columns(server)
         names, request_names = self._shards.names, self._shards.request_names
@@ -270,7 +271,7 @@ class Puts:
             if row.dedup_key is not None:
                 key, own = row.dedup_key.encode(), f"biz_id={row.biz_id:d} AND biz_type"
                 keys.setdefault(table, []).append((f"({own}={row.biz_type:d} AND dedup_key=%s)", key))
-                if len(one.types) > 1:  # what is being inserted under another topic is found by its lock
+                if len(one.types) > 1:  # a row being inserted under another topic is found by its lock
                     others.setdefault(table, []).append((f"({own}<>{row.biz_type:d} AND dedup_key=%s)", key))
             if one.request is not None:
                 asked.setdefault(request_names[table], []).append(one.request)
@@ -285,7 +286,7 @@ class Puts:
                         rows_of = f"{names[table]} WHERE {where}"
                     statements.append(Statement(f"SELECT {what} FROM {rows_of}", [key for _, key in some]))
         rows = len(statements)
-        # the last: what they say is at least as new as the rows
+        # last, so that they are at least as new as the rows
         statements += [requests.select(name, part) for name, part in asked.items()]
         results = server.run(statements, outwait=wait)
         by_name: dict[Name, list[Seen]] = {}
@@ -304,7 +305,7 @@ class Puts:
         return self._planner.plan(server, asked, found, now, strangers)
 
     def _renamed(self, asked: ToPut, looked: _Looked) -> ToPut:
-        """Return it under another job_id if its own is taken by another's task."""
+        """Return it with another job_id if its own is taken by another task."""
         row = asked.row
         if row.job_id not in looked.by_id:
             return asked

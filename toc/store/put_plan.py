@@ -1,8 +1,8 @@
 """What a put does, decided on rows that were read: the statements of its transaction.
 
-Each statement is guarded by what was read, so a decision that has become wrong changes nothing and is made
-again. A request's own row comes first: its key is unique, so a second transaction of the same request waits
-for the first, and then fails as a whole.
+Each statement is guarded by what was read, so an outdated decision changes nothing and is taken again. A
+request's own row comes first: its key is unique, so a second transaction of the same request waits for the
+first, and then fails as a whole.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A stored row, and what may run of it. ``until``: when its lease or hand-out ends or has ended (ms), 0
-    if none."""
+    """A stored row, and whether a try of it may be running. ``until``: when its lease or hand-out ends or has
+    ended (ms), 0 if none."""
 
     row: TaskRow
     leased: bool
@@ -72,9 +72,9 @@ class Seen:
 class Plan:
     """What the transaction of a put does, besides inserting ``stored.inserted``.
 
-    ``request`` is stored with the answer. ``lock`` makes sure that nobody else uses the name. ``ended`` are
-    rows that lose it. ``changes`` are guarded: if ``telling``, the place of one of them, matches no row, none
-    of them does anything.
+    ``request`` is stored with the answer. ``lock`` keeps others from using the name. ``ended`` are rows that
+    lose it. ``changes`` are guarded: if ``telling``, the place of one of them, matches no row, none of them
+    changes anything.
     """
 
     asked: ToPut
@@ -135,7 +135,7 @@ class Planner:
         return self._insert(server, asked, found, now, strangers)
 
     def _renew(self, server: DatabaseServer, asked: ToPut, seen: Seen, now: int) -> Plan:
-        """Replace a pending task: it keeps its job_id and slot, and gets all the rest anew."""
+        """Replace a pending task: it keeps its job_id and slot; everything else is new."""
         row, before = asked.row, seen.row
         table = self._shards.table_of(before.job_id)
         name, body_name = self._shards.names[table], self._shards.body_names[table]
@@ -220,8 +220,8 @@ class Planner:
         """Return statements that lock the dedup_key over all its topics, and fail as a duplicate unless the
         rows that have it are those that were read, as they were read.
 
-        They lock nobody who uses another name, except that of one in LOCKS; a lock of the gap where the
-        name's rows would be could stop any other task.
+        They do not hold up other names, except names that share a row of LOCKS; a lock of the gap where the
+        name's rows would be could hold up any task.
         """
         row = asked.row
         assert row.dedup_key is not None  # noqa: S101 - else it has one type
@@ -318,7 +318,7 @@ def new_version(
     """Return the UPDATE that gives a pending row a new deadline (ms), all its tries, and version + 1.
 
     ``more`` are further assignments, with their parameters. Its lease stays: the try for the old deadline may
-    be running. What a consumer has been handed is no longer his, but the row is not due before that ends.
+    be running. A hand-out ends, but the row is not due before its ttr would have ended.
     """
     due, row = server.instant(action_time), seen.row
     tried = seen.leased or row.attempts or row.crashes  # it resets both, but a cancel must know
@@ -364,7 +364,7 @@ def _tried(seen: Seen) -> TaskRow:
 
 
 def _replaced(pending: Sequence[Seen], now: int) -> PutOutcome:
-    """The outcome of replacing these rows, as far as they tell."""
+    """Return the outcome of replacing these rows, by their state."""
     for one in pending:
         row = one.row
         if one.leased or row.attempts or row.crashes or row.last_error is not None:

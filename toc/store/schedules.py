@@ -1,9 +1,9 @@
 """The rows of schedules, each in the database of its occurrences.
 
 A schedule is in the table of its name's CRC32. The biz_id of its occurrences is that name, so they are in the
-task table beside it. Whatever moves a schedule on is one transaction: the row, guarded by its version, and
-the tasks, which are written only if the row was changed by the same transaction (``change_id``).
-So any process may move any schedule on, at any time and at once.
+task table beside it. One transaction moves a schedule on: it changes the row, guarded by its version, and
+inserts the tasks only if it has changed the row (``change_id``). So any process may move any schedule on, and
+several may do so at once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from toc.store.shards import Shards, Trouble
 
 TRIES = 5
 TOGETHER = 200
-"""Tasks in one transaction, about; those of one schedule are never split."""
+"""About how many tasks one transaction inserts; those of one schedule are never split."""
 
-_COLUMNS = {  # of State -> of the table
+_COLUMNS = {  # field of State -> column of the table
     "schedule_id": "schedule_id", "version": "version", "paused": "paused", "after": "after_time",
     "next_time": "next_time", "look": "look_time", "buffered": "buffered", "last_job_id": "last_job_id",
     "fired": "fired", "skipped": "skipped", "missed": "missed", "missed_at": "missed_at",
@@ -45,7 +45,7 @@ def _definition(name: str, text: str) -> Definition:
 
 
 class Stored(NamedTuple):
-    """A row. ``text`` is its definition as stored."""
+    """A stored schedule. ``text`` is its definition as stored."""
 
     name: str
     text: str
@@ -53,14 +53,14 @@ class Stored(NamedTuple):
 
     @property
     def definition(self) -> Definition:
-        """What it does. Raises InvalidSchedule if this host cannot follow it, or if its row is damaged."""
+        """The definition. Raises InvalidSchedule if this host cannot follow it, or if the row is damaged."""
         if None in (self.state.after, self.state.created, self.state.modified):  # such as 0000-00-00
             raise InvalidSchedule(f"the row of schedule {self.name!r} is damaged: it lacks a time")
         return _definition(self.name, self.text)
 
 
 class DueSchedule(NamedTuple):
-    """A row to be looked at, whether the task of its last occurrence has ended, and what time it is (ms): by
+    """A schedule that needs a step, whether the task of its last occurrence has ended, and the time (ms): by
     this host's clock, or by its server's if that is behind."""
 
     stored: Stored
@@ -69,7 +69,7 @@ class DueSchedule(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Rows to be looked at; tables with further ones, and those without an answer."""
+    """Schedules that need a step; the tables that have more of them, and the tables without an answer."""
 
     rows: list[DueSchedule]
     more: set[int]
@@ -77,7 +77,7 @@ class Due(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A schedule as it was read, as it shall be, and the tasks that come into being with that."""
+    """A schedule as it was read, its new state, and the tasks to insert with it."""
 
     stored: Stored
     state: State
@@ -85,9 +85,9 @@ class Move(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What came of moves: those that took effect; the names of the schedules of servers without an answer.
+    """The result of moves: those that took effect, and the schedules, by name, of servers without an answer.
 
-    Of the rest, somebody else moved the schedule on.
+    The others were moved on by another process.
     """
 
     done: list[Move]
@@ -105,7 +105,7 @@ class Planned(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether it was given another time by hand."""
+        """Whether somebody gave it another time by hand."""
         return self.version > 0
 
 
@@ -118,15 +118,15 @@ class ScheduleTable:
         self._clock = clock
 
     def table_of(self, name: str) -> int:
-        """The table of a schedule, by its name."""
+        """Return the number of the table that holds the schedule of this name."""
         return crc32(name) % self._shards.tables
 
     # --- reading
 
     def now(self, name: str) -> int:
-        """Return what time it is (ms) by the clock of a schedule's server.
+        """Return the time (ms) by the clock of a schedule's server.
 
-        It says what is past for whoever changes the schedule: the clocks of their hosts may differ.
+        Processes that change the schedule agree by it on what is past: the clocks of their hosts may differ.
         """
         server = self._shards.server_of[self.table_of(name)]
         (result,) = server.run([Statement(f"SELECT {server.milliseconds(server.from_now(0))}")])
@@ -138,7 +138,7 @@ class ScheduleTable:
         return self.named([name])[0].get(name)
 
     def named(self, names: Iterable[str]) -> tuple[dict[str, Stored], dict[str, Trouble]]:
-        """Return the schedules of these names, and the names whose servers do not answer if there are others.
+        """Return the schedules of these names, and the names whose servers do not answer.
 
         Raises only if no server answers.
         """
@@ -187,14 +187,16 @@ class ScheduleTable:
         return sorted(found, key=lambda stored: stored.name)[:limit]
 
     def soonest(self, tables: Iterable[int]) -> tuple[dict[int, int], dict[int, Trouble]]:
-        """Return for each table with a schedule that is not paused when ``due`` has the first of them (ms, by
-        this host's clock), and the tables without an answer. A server reads one entry of the index for each.
+        """Return when (ms, by this host's clock) the first schedule of each table needs a step, and the
+        tables without an answer.
+
+        Tables in which every schedule is paused are left out. A server reads one index entry per table.
         """
         asked = self._clock.now_ms()
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
             now = server.milliseconds(server.from_now(0))
-            # What is no instant, such as 0000-00-00, is before all others: else they would wait behind it.
+            # An invalid instant, such as 0000-00-00, counts as 0: as NULL it would hide all the others.
             least = (
                 "CASE WHEN MIN(look_time) IS NOT NULL "
                 f"THEN COALESCE({server.milliseconds('MIN(look_time)')},0) END"
@@ -215,10 +217,10 @@ class ScheduleTable:
         return {table: look for part in parts.results for table, look in part}, parts.failed
 
     def due(self, tables: Iterable[int], until: int, limit: int) -> Due:
-        """Return at most ``limit`` schedules of each table that must be looked at by ``until`` (ms), by the
+        """Return at most ``limit`` schedules of each table that need a step by ``until`` (ms), by the
         clocks of this host and of their server.
 
-        A host whose clock is ahead would otherwise take what is yet to come for what was missed.
+        Otherwise a host whose clock is ahead would take future occurrences for missed ones.
         """
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[DueSchedule]:
@@ -260,15 +262,15 @@ class ScheduleTable:
         return not self._shards.server_of[table].run([Statement(select)])[0].rows
 
     def planned(self, stored: Stored, biz_type: int, later_than: int) -> list[Planned]:
-        """Return the occurrences that are tasks, untouched, and due later than this (ms).
+        """Return the occurrences whose tasks have not started and are due later than this (ms).
 
-        Those of a backfill are not among them, except those that were moved by hand.
+        Leaves out those of a backfill, unless they were moved by hand.
         """
         table, definition = self.table_of(stored.name), stored.definition
         server, biz = self._shards.server_of[table], BizId.of(stored.name)
         due = server.milliseconds("action_time")
         prefix = f"{stored.state.schedule_id}/"
-        # One that was moved may have any nominal time; of two indexes, the server takes the better one.
+        # A moved one may have any nominal time. The server chooses the better of two indexes.
         select = Statement(
             f"SELECT job_id,{due},version,{sql.column(server, 'expires_at')},{server.text('dedup_key')} "
             f"FROM {self._shards.names[table]} "
@@ -284,15 +286,15 @@ class ScheduleTable:
                 if nominal is None:
                     continue
                 one = Planned(int(job_id), nominal, int(at), int(version), int(expires_at))
-                # A backfill makes what is past, and due later than it was.
+                # A backfill makes tasks of past nominal times, due later than they were.
                 ours = one.moved or one.due == nominal + definition.offset
                 if ours and one.due > later_than:
                     found.append(one)
         return sorted(found, key=lambda planned: planned.nominal)
 
     def last_but(self, stored: Stored, biz_type: int, planned: Sequence[Planned]) -> int | None:
-        """Return the job_id of the last occurrence, by nominal time, that is a task of this biz_type and not
-        among these, or None."""
+        """Return the job_id of the last occurrence by nominal time, without those in ``planned``, that is a
+        task of this biz_type; or None."""
         table, prefix = self.table_of(stored.name), f"{stored.state.schedule_id}/"
         select = Statement(
             f"SELECT job_id FROM {self._shards.names[table]} WHERE biz_id={BizId.of(stored.name).number:d} "
@@ -306,8 +308,8 @@ class ScheduleTable:
             return int(result.rows[0][0]) if result.rows else None
 
     def present(self, stored: Stored, nominals: Sequence[int]) -> set[int]:
-        """Return those of these nominal times (ms) of which there is a task, in whatever state, also on a
-        topic that the schedule had before."""
+        """Return the nominal times (ms) among these that have a task, in any state, also on a topic that the
+        schedule had before."""
         table = self.table_of(stored.name)
         server = self._shards.server_of[table]
         keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
@@ -340,7 +342,7 @@ class ScheduleTable:
             except Duplicate:
                 other = self.get(definition.name)
                 if other is None:
-                    continue  # it was deleted in this moment
+                    continue  # it has just been deleted
                 if other.state.schedule_id != state.schedule_id:
                     raise ScheduleExists(
                         f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
@@ -360,11 +362,12 @@ class ScheduleTable:
     def again(
         self, moved: Iterable[Planned], definition: Definition, state: State, topic: Topic
     ) -> dict[int, TaskRow]:
-        """Return by job_id the tasks that ``change`` puts in the place of moved ones, at their times."""
+        """Return the tasks with which ``change`` replaces moved ones, at their times, by the job_id of
+        these."""
         rows = {}
         for one in moved:
             row = self._row(definition, state, Occurrence(one.nominal, one.due), topic)
-            rows[one.job_id] = row._replace(version=1, expires_at=one.expires_at)  # it counts as moved, too
+            rows[one.job_id] = row._replace(version=1, expires_at=one.expires_at)  # counts as moved
         return rows
 
     def _row(self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic) -> TaskRow:
@@ -390,7 +393,7 @@ class ScheduleTable:
         )
 
     def advance(self, moves: Iterable[Move]) -> Moved:
-        """Move schedules on, each if nobody has done so since it was read, and write their tasks.
+        """Move schedules on and insert their tasks, each if no other process has moved it since it was read.
 
         Raises nothing: servers that do not answer are in ``failed``.
         """
@@ -414,17 +417,17 @@ class ScheduleTable:
     ) -> Stored | None:
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
-        ``instead``: tasks in the place of some of them. Returns None if somebody else has changed
-        the schedule, or one of the occurrences, since it was read.
+        ``instead``: tasks that replace some of them. Returns None if another process has changed the
+        schedule, or one of the occurrences, since it was read.
         """
         text = definition.to_json()
         after = Stored(stored.name, text, state._replace(version=stored.state.version + 1))
         return after if self._change(stored, state, cancelled, instead, text=text) else None
 
     def delete(self, stored: Stored, cancelled: Sequence[Planned] = ()) -> bool:
-        """Delete a schedule, and cancel occurrences that have not started. Returns whether this did it.
+        """Delete a schedule, and cancel occurrences that have not started. Returns whether it did.
 
-        False: somebody else has changed or deleted it, or one of the occurrences, since it was read.
+        False: another process has changed or deleted it, or one of the occurrences, since it was read.
         """
         return self._change(stored, stored.state, cancelled, delete=True)
 
@@ -448,12 +451,12 @@ class ScheduleTable:
             ended = server.instant(now)
             ids = f"job_id IN ({sql.numbers(one.job_id for one in cancelled)})"
             as_read = f"SELECT COUNT(*) FROM {name} WHERE {_UNTOUCHED} AND ({_at_versions(cancelled)})"
-            # Locked first, they stay as they were read until the end, or nothing is changed.
+            # Locked first: either they stay as they were read until the commit, or nothing is changed.
             place = 1
             statements = [
                 Statement(f"SELECT job_id FROM {name} WHERE {ids}{server.for_update}"),
                 Statement(f"{update.sql} AND ({as_read})={len(cancelled):d}", update.params),
-                # They give up their keys: what replaces one may have the same nominal time.
+                # They give up their keys, because a replacement may have the same nominal time.
                 Statement(
                     f"UPDATE {name} SET status={TaskStatus.CANCELLED:d},dedup_key=NULL,next_time={ended},"
                     f"gmt_modified={ended} WHERE {ids} AND EXISTS (SELECT 1 FROM {ours.sql})",
@@ -466,7 +469,7 @@ class ScheduleTable:
         try:
             return server.run(statements, transaction=True, again=False)[place].matched == 1
         except Lost:
-            # Whether it was committed is seen in the row.
+            # The row shows whether it was committed.
             seen = self._shards.server_of[table].run(
                 [Statement(f"SELECT change_id FROM {schedules} WHERE name=%s", [stored.name])]
             )[0]
@@ -490,7 +493,7 @@ class ScheduleTable:
         return done + self._together(server, chunk)
 
     def _together(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
-        """Make moves in one transaction; one by one, if a key of one of them is taken."""
+        """Make moves in one transaction; or one by one, if a key of one of them is taken."""
         try:
             return self._send(server, chunk)
         except Duplicate:
@@ -505,7 +508,7 @@ class ScheduleTable:
         except Lost:
             if time.monotonic() - began > LOST_FAST_SECONDS:
                 raise
-        # One broken connection says nothing about the server: it is asked what became of the transaction.
+        # One broken connection says nothing about the server. The rows show whether it was committed.
         done = [
             move
             for (table, move), own in zip(chunk, ids, strict=True)
@@ -527,14 +530,14 @@ class ScheduleTable:
         return [move for place, (_, move) in zip(places, chunk, strict=True) if results[place].matched == 1]
 
     def _seen(self, server: DatabaseServer, table: int, move: Move, change_id: int) -> bool:
-        """Whether a row bears the mark of this change."""
+        """Whether the row carries the change_id of this change."""
         ours = self._ours(table, move.stored, change_id)
         return bool(server.run([Statement(f"SELECT 1 FROM {ours.sql}", ours.params)])[0].rows)
 
     def _alone(self, server: DatabaseServer, table: int, move: Move) -> list[Move]:
-        """Make one move of which a job_id or an occurrence is there already.
+        """Make one move whose job_id or occurrence exists already.
 
-        An occurrence may be there by a backfill; then it is left as it is.
+        A backfill may have made the occurrence, which then stays as it is.
         """
         for _ in range(TRIES):
             keys = [(row.dedup_key or "").encode() for row in move.rows]
@@ -560,7 +563,7 @@ class ScheduleTable:
     def _keyed(
         self, server: DatabaseServer, table: int, name: str, biz_type: int, keys: Sequence[bytes]
     ) -> list[tuple[int, bytes]]:
-        """The job_id and dedup_key of the occurrences with these keys."""
+        """Return the job_id and dedup_key of the occurrences with these keys."""
         select = (
             f"SELECT job_id,{server.text('dedup_key')} FROM {self._shards.names[table]} "
             f"WHERE biz_id={BizId.of(name).number:d} AND biz_type={biz_type:d} AND dedup_key IN"
@@ -573,7 +576,7 @@ class ScheduleTable:
             return [(int(job_id), str(key).encode()) for result in results for job_id, key in result.rows]
 
     def _ours(self, table: int, stored: Stored, change_id: int) -> Statement:
-        """The FROM clause that yields a row if the transaction that it is part of has changed the row."""
+        """Return a FROM clause that yields the row only if its own transaction has changed it."""
         return Statement(
             f"{self._shards.schedule_names[table]} WHERE name=%s AND version={stored.state.version + 1:d} "
             f"AND change_id={change_id:d}",
@@ -589,7 +592,7 @@ class ScheduleTable:
         change_id: int,
         text: str | None = None,
     ) -> Statement:
-        # Only what differs: a column that was damaged by hand could not be written as it was read.
+        # Only what differs: a column that was damaged by hand cannot be written as it was read.
         sets = [
             f"{column}={_literal(server, field, getattr(state, field))}"
             for field, column in _COLUMNS.items()
@@ -610,7 +613,7 @@ class ScheduleTable:
 
 
 _UNTOUCHED = f"status={TaskStatus.PENDING:d} AND attempts=0 AND crashes=0 AND lease_owner IS NULL"
-"""The condition that no try of a task has begun, as far as the row tells."""
+"""The condition that, by the row, no try of a task has begun."""
 
 
 def occurrence_key(schedule_id: int, nominal: int) -> str:
@@ -628,7 +631,7 @@ def _nominal(schedule_id: int, key: str) -> int | None:
 
 
 def _at_versions(planned: Iterable[Planned]) -> str:
-    """The condition that a row is one of these occurrences, at the version at which it was read."""
+    """Return the condition that a row is one of these occurrences, at the version that was read."""
     by_version: dict[int, list[int]] = {}
     for one in planned:
         by_version.setdefault(one.version, []).append(one.job_id)

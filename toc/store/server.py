@@ -355,7 +355,7 @@ class Exchange:
 def pause(attempt: int, *, crowded: bool = False) -> None:
     """Sleep before a retry, longer each time, with jitter.
 
-    ``crowded``: others change the same rows, and one of them has got on: briefly then, at most 64 ms.
+    ``crowded``: others change the same rows, and one of them has succeeded. The sleep is then at most 64 ms.
     """
     least, most = (0.0, 0.002) if crowded else (0.005, 0.02)
     factor = 2 ** (min(attempt, 5) if crowded else attempt)

@@ -30,9 +30,9 @@ V = TypeVar("V")
 Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
 OF_TABLES = (Locked, Refused, SchemaBehind)
-"""Trouble of some tables. Their server answers, and others of its tables may be well."""
+"""Trouble of some tables only: their server answers."""
 MOST_FAILED = 3
-"""Most locked or refused rows of a table that one call tries in vain; the rest are left for later."""
+"""After this many locked or refused rows of a table, one call leaves the rest for later."""
 
 
 class Layout:
@@ -94,7 +94,7 @@ class Parts(Generic[R]):
         return self.results
 
     def joined(self: Parts[dict[int, V]]) -> Answers[V]:
-        """The answers by job_id, if those of each part are."""
+        """The answers by job_id. For parts that are mappings by job_id."""
         return Answers({one: answer for part in self.results for one, answer in part.items()}, self.failed)
 
     def fail(self, tables: Mapping[int, T], errors: Mapping[int, Trouble]) -> None:
@@ -252,8 +252,8 @@ class Shards:
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
         parts: Parts[R],
     ) -> None:
-        """Run one table's part; if rows of it are locked or refused, row by row, in random order, so that
-        none starves."""
+        """Run one table's part. If rows of it are locked or refused, run it row by row, in random order so
+        that no row starves."""
         try:
             parts.results.append(do(server, {table: part}))
         except (Locked, Refused) as exc:

@@ -130,8 +130,8 @@ class Store(Batches):
         require_layout(self._shards)
 
     def examine(self) -> list[Finding]:
-        """Return findings on every server, its settings, rights, schema; one out of reach is a finding
-        too."""
+        """Return findings on every server: its settings, rights and schema. A server out of reach is a
+        finding too."""
         return fitness.examine(self._shards)
 
     @property
@@ -168,11 +168,12 @@ class Store(Batches):
         return self._shards.health[self._shards.servers[server]].reached
 
     def when_back(self, server: int, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever this server, by number, or a table of it, answers again after an outage."""
+        """Call ``tell`` whenever this server, by number, or one of its tables answers again after an
+        outage."""
         self._shards.health[self._shards.servers[server]].when_back(tell)
 
     def examine_server(self, server: int, answered: Callable[[float], bool]) -> None:
-        """Find out whether a server whose answer is late is away, and mark it then.
+        """Find out whether a server whose answer is late is away. If so, mark it.
 
         ``answered(seconds)`` waits for the answer and returns whether it came.
         """
