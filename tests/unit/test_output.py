@@ -236,3 +236,15 @@ def test_a_list_that_breaks_off_is_not_taken_for_the_whole(
     if as_json:
         with pytest.raises(json.JSONDecodeError):
             json.loads(out)
+
+
+def test_an_empty_list_is_a_dash_in_a_table_and_in_one_record(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"name": "shop", "headers": [], "dead_on": [404]}
+    show([record], as_json=False, empty="none")
+    said = capsys.readouterr().out
+    assert "[404]" in said
+    assert "[]" not in said
+    show_one(record, as_json=False)
+    assert ["headers", "-"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    show([record], as_json=True, empty="none")
+    assert json.loads(capsys.readouterr().out)[0]["headers"] == []

@@ -289,7 +289,7 @@ def show_one(record: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None or value == "":
+    if value is None or value in ("", []):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
