@@ -92,7 +92,7 @@ class HandOuts:
         back: list[Entry] = []
         results: dict[WaitingPull, tuple[int, list[Delivered]]] = {}
         for one in batch:
-            if self._waiting.wants(one.pull) and one.entry.job_id not in wanted:
+            if not one.pull.over and one.entry.job_id not in wanted:
                 wanted[one.entry.job_id] = one
             else:  # its client has left: nothing is charged
                 back.append(one.entry)

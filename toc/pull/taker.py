@@ -173,7 +173,7 @@ class Taker:
             first = due_times.next_due()
             if first is None or first > now:
                 continue
-            if topic.paused or topic.delivery is not Delivery.PULL:
+            if not _served(topic):
                 for slot in due_times.take_due(now, len(due_times.due)):
                     due_times.look(slot, now + PAUSED_MS)
                 continue
@@ -269,11 +269,13 @@ class Taker:
 
     def _dispatch(self, topic: str, entries: Sequence[Entry], due: set[str]) -> list[Entry]:
         """Have entries handed out. Returns those that no pull wants."""
-        hung = [entry for entry in entries if self._thread_of(entry).stuck]
+        free: list[Entry] = []
+        hung: list[Entry] = []
+        for entry in entries:
+            (hung if self._thread_of(entry).stuck else free).append(entry)
         if hung:
             self.outs.put_away(hung)
-            entries = [entry for entry in entries if entry not in hung]
-        pairs, left = self._waiting.assign(topic, entries, due)
+        pairs, left = self._waiting.assign(topic, free, due)
         by_thread: dict[BatchThread[Assigned], list[Assigned]] = {}
         self.mover.in_transit.begin(entry.job_id for entry, _ in pairs)
         for entry, pull in pairs:

@@ -150,10 +150,6 @@ class WaitingPulls:
         tell(results)
         return lost
 
-    def wants(self, pull: WaitingPull) -> bool:
-        """Whether it still awaits the entries that it was given."""
-        return not pull.over
-
     def close(self, pull: WaitingPull) -> None:
         """End its wait: it takes nothing more, but gets what is being handed out to it."""
         with self._lock:

@@ -227,7 +227,7 @@ class _Connection(pymysql.connections.Connection):
         return self.answers(len(statements))
 
     def ask(self, statements: Sequence[str]) -> None:
-        """Send statements; ``packets`` reads their results."""
+        """Send statements; ``answers`` reads their results."""
         driver: Any = self
         sql = ";".join(statements).encode()
         if len(sql) >= self.max_packet:
