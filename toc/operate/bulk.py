@@ -29,7 +29,7 @@ Counts = dict[str, int]
 
 
 class BulkStep(NamedTuple):
-    """How many tasks are done, and what became of them."""
+    """How many tasks are done, and their outcomes."""
 
     done: int
     counts: Counts
@@ -55,7 +55,7 @@ def purge_dead(
 ) -> Iterator[BulkStep]:
     """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server is out of reach.
 
-    Removes the DeadQueue entry first: without its row nobody could find it. If this stops in between, the
+    Removes the DeadQueue entry first: without its row it could not be found. If this stops in between, the
     sweep adds the entry again. So may a sweep that read the row before it was deleted; therefore the entries
     are removed once more at the end. Leaves a task alone that was redriven meanwhile.
     """

@@ -31,7 +31,7 @@ class Meaning(Enum):
 
 
 class Answer(NamedTuple):
-    """What came of one request. ``status`` is None without an answer, ``text`` then says why.
+    """The result of one request. ``status`` is None without an answer, ``text`` then says why.
 
     ``retry_after`` is what the receiver asked for, in seconds; ``ms`` how long the request took.
     """

@@ -299,7 +299,8 @@ def encoded(content: Any, *, indent: bool = False) -> bytes:
 
 
 def seconds_left(expires_at: int, now: int) -> int:
-    """Return the ttl of a job that expires then (ms; 0: never), rounded as Redis does; at least 1."""
+    """Return the ttl of a job that expires at an instant (ms; 0: never), rounded as Redis does; at least
+    1."""
     return max(1, (expires_at - now + 500) // 1000) if expires_at else 0
 
 

@@ -21,9 +21,9 @@ def topic_for(name: str, prefix: str = "") -> str:
 
 
 def key_for(text: str) -> str:
-    """Return what stands for a dialect's text in a biz_id: the text, or ``h-`` and a hash if that is no key.
+    """Return the biz_id for a dialect's text: the text, or ``h-`` and a hash if the text cannot be a key.
 
-    Control characters are none.
+    Keys have no control characters.
     """
     try:
         check_key("id", text)

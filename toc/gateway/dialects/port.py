@@ -32,7 +32,8 @@ log = get_logger(__name__)
 
 ACKS = 20
 ACK_AGAIN_SECONDS = 0.25
-"""How often, and with what pause, tasks are marked as processed whose server does not answer."""
+"""How often, and with what pause, it is tried to mark tasks as processed while their server does not
+answer."""
 ESCAPED = 6
 """Most bytes of JSON for one byte of a text."""
 BESIDE_BYTES = 64 << 10
@@ -79,11 +80,11 @@ class Dialect(ABC):
     """A protocol of another system. One object for each process that serves it."""
 
     name: ClassVar[str]
-    """Of its option, of its metrics, and the beginning of the dedup_keys of its tasks."""
+    """The name of its option and in its metrics, and the beginning of the dedup_keys of its tasks."""
     templates: ClassVar[tuple[Template, ...]]
     """The patterns of its topics, with the policies of those that it creates."""
     guarded: ClassVar[bool] = True
-    """Whether requests that a browser may have been tricked into are refused: it knows no tokens."""
+    """Whether to refuse requests into which a browser may have been tricked: it has no tokens."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
