@@ -1,7 +1,7 @@
 """The audit: for each change that an operator makes, a row of intent before it and one of the result after.
 
 Rows are only ever added, and deleted when their retention is over. ``action_id`` joins the two rows. An
-intent without a result: the program ended in between, or could not write it.
+intent without a result means that the program ended in between, or could not write the result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AuditTable(UnshardedTable):
         self._record(action_id, INTENT, actor, action, target, details, None)
 
     def conclude(self, action_id: str, actor: str, action: str, target: str, result: str) -> None:
-        """Record what came of it."""
+        """Record the result."""
         self._record(action_id, RESULT, actor, action, target, "{}", result)
 
     def list(

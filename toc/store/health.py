@@ -58,7 +58,7 @@ class Ail(Enum):
     LOCKED = "locked"
     """It waits for a lock held by another transaction."""
     SLOW = "slow"
-    """It works, slowly."""
+    """It works slowly."""
 
 
 class Health:
@@ -248,7 +248,7 @@ class Health:
         self._marks, self._probes, self._questions, self._tell_back = {}, {}, [], []
         self._heard_at = float("-inf")
 
-    # --- until it is well again
+    # --- the thread that probes
 
     def _mark(self, table: int, error: StoreUnavailable, probe: Exchange | None, *, writes: bool) -> None:
         with self._lock:

@@ -26,7 +26,7 @@ LINE_CHARS = 200
 class FailedTry(NamedTuple):
     """A failed try or a crash, or a webhook's try that succeeded. ``at`` is in milliseconds.
 
-    The last three are those of webhooks.
+    Only webhooks have the last three fields.
     """
 
     attempt: int

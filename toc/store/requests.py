@@ -1,4 +1,4 @@
-"""Requests that named themselves: each database remembers the answers to those that changed its rows.
+"""Named requests: each database remembers the answers to those that changed its rows.
 
 A request's row is written by the transaction that makes its change (toc.store.put), beside the task's row.
 Two requests of one name but for different tasks may concern different databases. So the name is claimed
@@ -21,7 +21,7 @@ from toc.store.shards import Shards
 LOCKS = 1024
 """Locks in each database for names that hold over several topics."""
 Answered = dict[bytes, tuple[bytes, str | None]]
-"""What was asked under each key, and the answer; None for a claim alone."""
+"""What was asked under each key, and the answer; the answer is None for a mere claim."""
 
 
 class Requests:
@@ -99,7 +99,8 @@ class Requests:
 
 
 def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence[Statement]) -> list[Result]:
-    """Run statements on a server that the request's tasks may not need: [] as soon as it is known to hang."""
+    """Run statements on a server that the request's tasks may not need. [] once the server is known to
+    hang."""
     exchange = server.begin(statements)
     if exchange is None:  # no connection is idle; opening one would take as long as the server likes
         away = health.examine(None, lambda _seconds: False) is Ail.AWAY

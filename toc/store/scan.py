@@ -51,7 +51,7 @@ class DueRow(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The result of a look at many tables.
+    """The result of ``look`` at many tables.
 
     ``stirring`` are quiet tables that hold a due row; ``ids`` are (job_id, next_time) of busy ones, by table;
     ``rows`` are their rows, if requested. ``failed`` gives the tables without an answer, and why.
@@ -130,7 +130,7 @@ class Scans:
         return [statement.sql for statement in sql.unions(server, selects)]
 
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
-        """Return those of these tasks that are pending, as far as their tables answer."""
+        """Return the pending ones of these tasks, as far as their tables answer."""
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
             what = _columns(server, DueRow._fields)

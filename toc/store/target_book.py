@@ -1,4 +1,4 @@
-"""The webhook targets as a process that sends to them knows them."""
+"""A process's view of the webhook targets, from which it sends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from toc.store.targets import State, TargetTable
 log = get_logger(__name__)
 
 REFRESH_SECONDS = 1.0
-"""Seconds between two looks at the table."""
+"""Seconds between two reads of the table."""
 LEAST_SECONDS = 0.2
-"""An unknown name is looked up in the table, but not sooner than this many seconds after the last look."""
+"""An unknown name is looked up in the table, but not sooner than this many seconds after the last read."""
 
 
 class TargetBook:
@@ -33,18 +33,18 @@ class TargetBook:
         """Replaced, never changed in place."""
         self._state: State | None = None
         self._opened: dict[int, TargetSecrets] = {}
-        """By change_id: those of targets that were sent to."""
+        """Decrypted secrets by change_id, of targets that were sent to."""
         self._looked = float("-inf")
         self._away = False
         self._lock = threading.Lock()
 
     @property
     def ready(self) -> bool:
-        """Whether the table has been read: before, nothing is known, not even that a target is missing."""
+        """Whether the table has been read. Before, not even a missing target is known to be missing."""
         return self._state is not None
 
     def run_once(self) -> float:
-        """Read the targets if any has changed. Returns the seconds until the next look; never raises."""
+        """Read the targets if any has changed. Returns the seconds until the next call; never raises."""
         began = self._clock.monotonic()
         self._look()
         return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
@@ -54,7 +54,7 @@ class TargetBook:
         return self._targets.get(name)
 
     def look(self, name: str) -> Target | None:
-        """Return a target; one that is unknown is looked up in the table, which may take a while."""
+        """Return a target. Looks an unknown one up in the table, which may take a while."""
         if name not in self._targets and self._clock.monotonic() - self._looked >= LEAST_SECONDS:
             self._look()
         return self._targets.get(name)

@@ -31,11 +31,11 @@ Change = Callable[[Target, TargetSecrets | None], tuple[Target, TargetSecrets | 
 
 MOST_WHY = 255
 _CHANGE_IDS = 2**48
-"""The sum of any number of them that a table may hold is still a 64-bit number."""
+"""Upper bound of change_ids: the sum over any table still fits into 64 bits."""
 
 
 class Resealed(NamedTuple):
-    """What a rotation of keys did: targets encrypted anew, and those that no key opens."""
+    """The result of a rotation of keys: targets encrypted anew, and targets that no key opens."""
 
     done: int
     locked: Sequence[str]
@@ -126,7 +126,7 @@ class TargetTable(UnshardedTable):
         return Resealed(done, locked)
 
     def state(self) -> State:
-        """Return what tells whether any target has changed."""
+        """Return the State: another one means that a target has changed."""
         return self._state("change_id")
 
     def _sealed(self, target: Target, opened: TargetSecrets) -> Target:
@@ -191,7 +191,7 @@ class TargetTable(UnshardedTable):
 
 
 def _possible(name: object) -> str:
-    """Return what may be a target's name. MySQL would take one with a space behind it for the same."""
+    """Return a name that a target can have. MySQL takes a name with a trailing space for the same name."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise _unknown(name)
     return name

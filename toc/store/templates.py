@@ -37,7 +37,7 @@ class TemplateTable(UnshardedTable):
         return found
 
     def versions(self) -> dict[Template, int]:
-        """Return all templates by pattern, each with its version, which guards what is done by it."""
+        """Return all templates by pattern, each with its version, which guards topics created by it."""
         select = f"SELECT pattern,policies,most_topics,version FROM {self._table} ORDER BY pattern"
         found: dict[Template, int] = {}
         for pattern, policies, most, version in self._rows(select):
@@ -83,7 +83,8 @@ class TemplateTable(UnshardedTable):
             raise _unknown(pattern)
 
     def create_topic(self, topic: Topic, pattern: str, version: int) -> bool:
-        """Add a topic by a template of this version. False: the version or the biz_type is not to be had.
+        """Add a topic by a template of this version. False: the template has changed, or the biz_type is
+        taken.
 
         Of two programs that create topics by one template at once, the second is refused, reads again, and
         so counts what the first has created. Raises TopicExists.

@@ -1,7 +1,7 @@
 """The table of access tokens. It holds their SHA-256, never the tokens.
 
 A row stays for good: the name of a revoked token is not used again, so that the audit stays unambiguous. Each
-change adds one to a version, so (number of rows, sum of versions) is another after every change.
+change adds one to a version, so every change alters (number of rows, sum of versions).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TokenTable(UnshardedTable):
         return state, dict(self._select("WHERE revoked_at IS NULL"))
 
     def state(self) -> State:
-        """Return what tells whether any token has changed."""
+        """Return the State: another one means that a token has changed."""
         return self._state("version")
 
     def _select(self, rest: str, *params: str) -> Sequence[tuple[bytes, Token]]:

@@ -1,4 +1,4 @@
-"""What the tables share that only the first database has: topics, templates, tokens, targets, audit."""
+"""What the tables of the first database share: topics, templates, tokens, targets, audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toc.model.errors import NameTaken, StoreUnavailable
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
 
 TRIES = 5
-"""How often a change is made again that others were faster than."""
+"""How often a change is repeated if another process changed the row first."""
 
 
 class UnshardedTable:
@@ -40,7 +40,7 @@ class UnshardedTable:
             raise NameTaken(taken) from exc
 
     def _state(self, column: str) -> tuple[int, int]:
-        """Return the number of rows and the sum of a column, which tell whether any row has changed."""
+        """Return the number of rows and the sum of a column: another pair means that a row has changed."""
         ((count, total),) = self._rows(f"SELECT COUNT(*),COALESCE(SUM({column}),0) FROM {self._table}")
         return int(count), int(total)
 
