@@ -157,8 +157,8 @@ class Settings(BaseSettings):
     secret_key: Annotated[list[SecretStr], NoDecode] = Field(
         [], description="keys that `toc secrets key` prints, separated by commas"
     )
-    """Keys by which the secrets of webhook targets are encrypted: by the first; the others still read. Unset:
-    webhooks wait."""
+    """Keys for the secrets of webhook targets. The first key encrypts; every key can decrypt.
+    Unset: webhooks wait."""
     webhook_allow: Annotated[list[str], NoDecode] = Field(
         [], description="origins such as http://10.0.0.7:8080 and networks such as 10.0.0.0/8"
     )

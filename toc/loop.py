@@ -1,4 +1,6 @@
-"""A thread around a ``run_once``: the form of every internal loop. Watches threads, and tasks of event loops.
+"""Loop: a thread that calls a function ``run_once`` repeatedly. Every internal loop is one.
+
+Other functions here watch threads, and the callbacks and tasks of event loops.
 
 A process with a dead loop would look healthy and do nothing. So a loop that ends without being told to
 ends its process.
@@ -24,7 +26,7 @@ EXIT_THREAD_DIED = 70
 PREFIX = "toc-"
 """The names of toc's own threads begin with it."""
 LAST_WORDS_SECONDS = 0.5
-"""How long such a process may take to log the reason."""
+"""How long a process may take to log why its thread died, before it exits."""
 
 
 class Wake:
@@ -63,7 +65,7 @@ class Loop:
     def __init__(self, name: str, run_once: Callable[[], float], wake: Wake | None = None) -> None:
         self.name = name
         self.wake = wake or Wake()
-        """Run again now."""
+        """Calling it ends the sleep: ``run_once`` is then called again at once."""
         self._run_once = run_once
         self._turn_at = 0.0
         self._stopped = threading.Event()

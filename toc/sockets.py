@@ -31,12 +31,17 @@ def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
 
 
 def reader(sock: socket.socket) -> io.BufferedReader:
-    """Return a file that reads from a socket with such timeouts. Its reads raise TimeoutError."""
+    """Return a file that reads from a socket whose timeouts the kernel keeps (``keep_timeouts``).
+
+    A read that takes too long raises TimeoutError.
+    """
     return io.BufferedReader(_Raw(sock, "r"), READ_BYTES)
 
 
 def none_left() -> bool:
-    """Whether this process can open no socket; then a failed connection is not the server's fault.
+    """Whether this process can open no further socket.
+
+    If so, a connection that fails says nothing about the server.
 
     Asks the kernel, because drivers and name resolution report this with errors of their own.
     """

@@ -97,8 +97,8 @@ class Account:
     def follow(self, center: TimeoutCenter, action: str, steps: Iterator[BulkStep]) -> None:
         """Run all steps and show the progress: a bar on a terminal, else a line every few seconds.
 
-        Records the ``action`` in the audit, with the counts that it has come to at the end, also after a
-        failure half-way; nothing when there was no task.
+        Records the ``action`` and its final counts in the audit, also if it fails half-way. Records
+        nothing if there are no tasks.
         """
         from toc.operate.audit import tasks_chosen
 

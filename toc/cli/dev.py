@@ -53,7 +53,9 @@ def demo(
     ),
     count: int = option("N", "How many orders to make up.", default=1000),
     seed: int = option("N", "The same seed makes the same orders.", default=1),
-    speed: float = option("N", "30 minutes and 7 days take 30 seconds; 10 makes that 3.", default=1.0),
+    speed: float = option(
+        "N", "At 1, 30 minutes and 7 days each take 30 seconds; at 10, 3 seconds.", default=1.0
+    ),
     on_cluster: bool = flag("--cluster", "Run on the cluster that `toc cluster start` started."),
     configured: bool = flag("--configured", "Run on the servers of your settings, with its own worker."),
     directory: Directory = CLUSTER,

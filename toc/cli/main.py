@@ -131,6 +131,6 @@ def run() -> None:
     code = main()
     try:
         code = streams.finish(code)
-    except KeyboardInterrupt:  # the reader of its output does not read
+    except KeyboardInterrupt:  # Ctrl-C while the output waits for a reader that does not read
         code = 130
     sys.exit(code)

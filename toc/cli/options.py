@@ -1,4 +1,7 @@
-"""How commands declare options: each in a line, and once those that several commands share."""
+"""Helpers to declare the options of commands: one line for each option.
+
+Options that several commands share are declared only once, in a Group.
+"""
 
 from __future__ import annotations
 

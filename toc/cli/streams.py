@@ -48,11 +48,14 @@ class _Stdout(_Stream):
 def prepare() -> None:
     """Replace ``sys.stdin``, ``sys.stdout`` and ``sys.stderr`` by streams that never raise an OSError."""
     closed = [descriptor for descriptor in range(3) if not _is_open(descriptor)]
-    for _ in closed:  # each gets the lowest free number, so that no connection or file does
+    # Open the null device for each closed stream: it gets the lowest free number. Otherwise a
+    # connection or another file would get that number, and the program would print into it.
+    for _ in closed:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the program runs
-    # A file opened for reading takes no write, just as a closed one.
+    # A closed stdout is replaced by a file that can only be read: writing fails, as it would on a
+    # closed file.
     out = os.open(os.devnull, os.O_RDONLY) if 1 in closed else 1
     sys.stdout = _text(_Stdout(out, "w", closefd=False), sys.stdout)
     sys.stderr = _text(_Stream(2, "w", closefd=False), sys.stderr, line_buffering=True)

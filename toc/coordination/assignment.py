@@ -10,8 +10,9 @@ Guarantees, in order of priority:
    loads per weight more equal. With members that are alike this means: within one of each other.
 4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to members that came or
    from members that went.
-5. Each topic is spread too: of members that are alike, none has more than two slots of it more than another;
-   after a ``rebalance``, not more than one. Only this, which is rare, moves slots that 4 would keep.
+5. Each topic is spread as well: among members that are alike, the numbers of its slots differ by at
+   most two, after a ``rebalance`` by at most one. Only this guarantee, and rarely, moves slots
+   that 4 would keep.
 
 The result depends only on the arguments, not on their order.
 """
@@ -38,9 +39,9 @@ _MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could swap forever
 class Member:
     """One consuming member of the cluster: a worker process.
 
-    ``worker_id`` is never reused by any process. ``weight`` (more than 0) is its share of the load. It can
-    serve topics of the deliveries ``serves``; of topics that are delivered to handlers, only ``topics``
-    (None: all).
+    ``worker_id`` is never reused by any process. ``weight`` (more than 0) is its share of the load.
+    ``serves`` are the deliveries of the topics that it can serve. Of topics that are delivered to
+    handlers it serves only ``topics`` (None: all).
 
     ``assign`` ignores the rest. ``pid`` is for operators. ``metrics`` is the host:port of its daemon's
     metrics, valid on ``machine``. ``features`` is what it knows (toc.model.features). ``keys`` are the marks
@@ -196,8 +197,8 @@ class _Plan:
     def spread(self, *, rebalance: bool) -> None:
         """Swap slots between pairs of workers, at unchanged loads, to even out each topic.
 
-        Slots that are still with their previous owner are swapped only between workers whose numbers of slots
-        differ by more than two, or to ``rebalance``.
+        A slot that is still with its previous owner is swapped only to ``rebalance``, or between
+        workers whose numbers of slots of the topic differ by more than two.
         """
         swapped = True
         while swapped:

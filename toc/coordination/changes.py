@@ -12,7 +12,8 @@ from toc.coordination.session import DELETED
 _VERIFY = 3.0
 """Seconds between two checks that our nodes still exist."""
 _VERIFY_SOON = 0.1
-"""That interval after a loss: deleting a whole tree takes time, so let it finish first."""
+"""Seconds from the deletion of a node to the next check. If a whole tree is being deleted, this
+lets the deletion finish first."""
 
 
 class Dirty(NamedTuple):

@@ -92,13 +92,15 @@ class Claims:
         self.held = kept
 
     def restore(self, lost: Mapping[Slot, str], session_id: int) -> None:
-        """Make again the nodes of held slots that were lost."""
+        """Create the lost claim nodes of held slots again. Gives up the slots whose claims are
+        refused."""
         kept = self._make(lost, session_id)
         for slot in lost.keys() - kept.keys():
             del self.held[slot]
 
     def hand_on(self, session_id: int) -> None:
-        """Rewrite leftover claims whose slots other workers of ours have taken over, under their names."""
+        """Write the new worker's name into each leftover claim whose slot another worker of ours
+        has taken over."""
         taken = {slot: self.held[slot] for slot in self.leftover if slot in self.held}
         lost = taken.keys() - self._make(taken, session_id).keys()
         if lost:

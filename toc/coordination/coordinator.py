@@ -76,12 +76,13 @@ class Coordinator(Protocol):
     def lacking(self) -> Lacking | None:
         """Return which members lack which features; None if this daemon does not know.
 
-        In a cluster only the leading daemon knows; while a daemon leads whose version tells nobody, all know.
-        May be called from any thread.
+        In a cluster only the leading daemon knows. If the leader is of an earlier version, which
+        does not announce this, every daemon finds it out. May be called from any thread.
         """
 
     def step(self) -> float | None:
-        """Do what is due. Returns the seconds until the next step, or None if only events bring it."""
+        """Do what is due. Returns the seconds until the next step, or None if the next step waits
+        for an event."""
 
 
 class SlotState(StrEnum):
@@ -112,11 +113,11 @@ class SlotRow:
 class WorkerRow:
     """An operator's view of one worker. ``leader``: its daemon leads.
 
-    ``topics``, ``serves``, ``metrics``, ``machine``, ``out_of_reach`` and ``reached`` are those of its
-    Member. ``joined`` is an instant (ms). ``assigned`` and ``owned`` count slots, ``tables_assigned`` and
-    ``tables`` the tables that it sweeps. ``weight`` is the one in force; ``weighed_by`` the operator who set
-    it, None if its daemon was started with it. ``drained_by`` and ``drained_at`` (ms): who drained its host,
-    and when.
+    ``topics``, ``serves``, ``metrics``, ``machine``, ``out_of_reach`` and ``reached`` are those of
+    its Member. ``joined`` is an instant (ms). ``assigned`` and ``owned`` count slots,
+    ``tables_assigned`` and ``tables`` the tables that it sweeps. ``weight`` is the weight in force;
+    ``weighed_by`` is the operator who set it, None if it is the weight with which its daemon was
+    started. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when.
     """
 
     worker_id: str

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 OUT_SECONDS = 2.0
-"""How long a server must be out of reach until a worker reports it."""
+"""A worker reports a server that has been out of reach for this long."""
 APART_SECONDS = 5.0
-"""How long a member must lack what others reach until it counts as cut off. Members notice that a server has
-gone, or is back, seconds after each other."""
+"""A member that for this long has not reached a server that others reach counts as cut off. Members
+notice that a server has gone, or is back, seconds after each other."""
 BACK_SECONDS = 10.0
-"""How long a cut-off member must reach all that others reach until it no longer counts as cut off: half as
-long as it was cut off, but at most this. Its slots then move back, so a connection that comes and goes must
-not move them each time."""
+"""A cut-off member no longer counts as cut off once it has reached all servers again for half as
+long as it lacked one, but at most for this long. Its slots then move back, so a connection that
+comes and goes must not move them each time."""
 GAP_SECONDS = 1.0
 """An interval this short, in which a member reaches everything, does not restart the wait of
 APART_SECONDS."""

@@ -25,8 +25,9 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 INPUTS = ("workers", *intents.DIRECTORIES)
-"""The directories that the assignment depends on. Only the leader watches them; under a leader of a version
-before features, every daemon watches ``workers``."""
+"""The directories that the assignment depends on. Only the leader watches them. If the leader is of
+a version that does not know features, every daemon watches ``workers`` too, to find out which
+members lack which features."""
 
 DEBOUNCE = 0.15
 """Seconds from a change until the inputs are read, and until they are read again if they have changed."""
@@ -88,8 +89,8 @@ class Leader:
 
     @property
     def lacking(self) -> Lacking | None:
-        """Which members lack which features, as of the last assignment; None if another daemon leads and
-        tells it."""
+        """Which members lack which features, as of the last assignment; None if another daemon
+        leads and announces it."""
         return self._lacking if self.leading or self._mute else None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
@@ -178,7 +179,7 @@ class Leader:
         owners_before = {owner for owners in previous.values() for owner in owners}
         if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
             return True
-        # Only now: workers that live and have not registered again yet may lack features too.
+        # Not earlier: workers that are alive but have not registered again may lack features too.
         self._lacking = lacking((member.host, member.features) for member in workers)
         cut_off = self._judge_cut_off(workers, owners_before)
         began = time.perf_counter()

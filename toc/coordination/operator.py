@@ -134,7 +134,7 @@ class Operator:
         return rows
 
     def senders_without(self, key: str) -> list[str]:
-        """Return the hosts with workers that send webhooks and do not have the key with this mark."""
+        """Return the hosts with workers that send webhooks but lack the key with this mark."""
         members = read_members(self._session, self._paths)
         senders = [member for member in members if Delivery.WEBHOOK.value in member.serves]
         return sorted({member.host for member in senders if key not in member.keys})
@@ -173,7 +173,8 @@ class Operator:
         self._write("weight", check_node_name("host", host), data)
 
     def unweigh(self, host: str) -> bool:
-        """Restore the weight that the host's daemon was started with. False if it is in force already."""
+        """Restore the weight that the host's daemon was started with. False if no operator had set
+        another one."""
         return self._remove("weight", check_node_name("host", host))
 
     def rebalance(

@@ -38,9 +38,9 @@ DELETED: str = EventType.DELETED
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
 _ANY_STATE_SECONDS = 1.5
-"""How long to look for a server with all the state that we have seen; after that, any server will do. Servers
-refuse a client that has seen more than they have, and after a loss of their disks all of them always
-would."""
+"""For this long only a server is used that has all the state that we have seen, after that any
+server. A server refuses a client that has seen newer state than its own. If all servers have lost
+their disks, they would refuse us for ever."""
 _EXPECTED = (
     kazoo_errors.NoNodeError,
     kazoo_errors.NodeExistsError,
@@ -114,10 +114,10 @@ class Session:
             client.close()
 
     def revive(self) -> None:
-        """Make a connection possible again where kazoo alone would never make one.
+        """Let the client connect again in cases in which kazoo alone never would.
 
-        kazoo gives up when authentication fails or its thread has died. It also never connects to an ensemble
-        that has lost its state, or to another one in its place.
+        kazoo gives up when authentication fails or its thread has died. It also never connects to
+        an ensemble that has lost its state, or to a new ensemble in its place.
         """
         client, away = self._client, self._away_since
         if client is None:
@@ -322,8 +322,8 @@ class Session:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Tries the next host soon when one is silent, such as a machine without power.
 
-    kazoo would wait for a silent host up to the session timeout: sessions would end meanwhile, and an
-    operator's command would have given up.
+    kazoo would wait for a silent host up to the session timeout. Meanwhile our session would end,
+    or an operator's command would give up.
     """
 
     def create_connection(self, *args: Any, **options: Any) -> Any:

@@ -6,8 +6,8 @@
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
                                            serves: [...], features: [...], keys: [...],
-                                           out_of_reach: [...], reached: [...]}; where the last five are
-                                           missing: ["handler"], [], [], [], []
+                                           out_of_reach: [...], reached: [...]}; a missing serves
+                                           means ["handler"], a missing list after it []
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -18,8 +18,9 @@
         rebalance/request                 {by, at}: spread each topic evenly, once; the leader removes it
         dead/{worker_id}                  {host, at}: this worker's process is known to have ended
 
-A worker_id is ``{host}-{place}-{random}.{mark}``, a daemon's name ``{host}-daemon-{random}.{mark}``: names
-that their processes hold (toc.coordination.presence); ``.{mark}`` is missing where they cannot.
+A worker_id is ``{host}-{place}-{random}.{mark}``, a daemon's name
+``{host}-daemon-{random}.{mark}``: their processes hold these names (toc.coordination.presence).
+Where a process cannot hold its name, ``.{mark}`` is missing.
 
 None of this is the source of truth. A daemon whose nodes are gone makes them again. A lost assignment stays
 in the memory of every daemon, and a leader without one begins with the claims.

@@ -228,8 +228,8 @@ class ZooKeeperCoordinator:
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
 
     def lacking(self) -> Lacking | None:
-        """Return which members lack which features; None without a connection, or if another daemon leads and
-        tells it."""
+        """Return which members lack which features; None without a connection, or if another daemon
+        leads and announces it."""
         return self._leader.lacking if self._session.id is not None else None
 
     def step(self) -> float | None:
@@ -252,10 +252,12 @@ class ZooKeeperCoordinator:
     # --- slots that workers leave behind ---
 
     def _stand_ins(self, left: Iterable[Slot], wanted: Mapping[str, Collection[Slot]]) -> dict[Slot, str]:
-        """Return the stand-ins: our worker for each slot that is still assigned to a worker that ``left`` us.
+        """Return the stand-ins: which of our workers serves each slot in ``left``, whose assigned
+        worker has left.
 
-        Normally these are only the workers that hold such a slot already. While ZooKeeper is out of reach,
-        the slots are spread over all our workers. The slots ``wanted`` of each do not move.
+        With ZooKeeper, these are only the workers that hold such a slot already. While ZooKeeper is
+        out of reach, the slots are spread over all our workers. The slots in ``wanted`` stay with
+        their workers.
         """
         served = {slot: self._claims.held[slot] for slot in left if slot in self._claims.held}
         if self._session.id is not None:
@@ -407,12 +409,14 @@ class ZooKeeperCoordinator:
         """Make the pending changes in ZooKeeper, in the order that other daemons rely on."""
         session_id, now_ms = self._session_id, self._clock.now_ms()
         dead = [gone for gone in self._departed if gone.known_dead]
-        # Before the nodes of these workers vanish: a new owner must see that they run nothing.
+        # Publish deaths before the workers' nodes vanish: a new owner must see that these workers
+        # run nothing.
         self._session.create(
             ((self._paths.node("dead", gone.worker_id), encode(host=gone.host, at=now_ms)) for gone in dead),
             ephemeral=False,
         )
-        # Before them too: claims that other workers of ours have taken over must not become free.
+        # Rewrite claims before the nodes vanish, too: a claim that another worker of ours has taken
+        # over must not become free in between.
         self._claims.hand_on(session_id)
         self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
         self._departed.clear()

@@ -153,7 +153,7 @@ class Asked:
 
 
 def _end_badly(record: AbstractContextManager[Any], error: BaseException) -> None:
-    with suppress(BaseException):  # it raises the error again, as the caller does
+    with suppress(BaseException):  # __exit__ raises the error again, and the caller does too
         record.__exit__(type(error), error, error.__traceback__)
 
 

@@ -192,7 +192,7 @@ class Connection(HttpToolsProtocol):
             self.head_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # Bytes that came with a head that is now complete no longer count.
+        # Only a head that is still incomplete is checked.
         if self.in_head and self.head_bytes > HEAD_BYTES:
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
 
@@ -202,8 +202,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as exc:
             if self._over:
                 return
-            # It also asks for another protocol, as a client in Java does at first. The parser takes the rest
-            # for that, so the request is read anew as one that does not ask.
+            # The request also asks for another protocol, as Java's client does at first. The parser
+            # takes all further bytes for that protocol. So the request is parsed again, without its
+            # Upgrade header.
             line = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
             others = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
             self.parser = httptools.HttpRequestParser(self)
@@ -451,7 +452,7 @@ class Handshake(asyncio.Protocol):
         self._others.discard(self)
 
     def _done(self, _handshake: asyncio.Future[None]) -> None:
-        self.connection_lost(None)  # as such
+        self.connection_lost(None)  # its handshake is over: forget it here
         try:
             self._tls.send(None)
         except StopIteration as exc:

@@ -54,8 +54,9 @@ class Chosen(Model):
 
 
 class Counts(TypedDict, total=False):
-    """How many tasks had which outcome; ``left`` alone were those that are unknown or not dead. After a
-    selection ``next`` says where the next call goes on, null at its end."""
+    """How many tasks had each outcome. ``left`` counts tasks that were left alone: they are
+    unknown, not dead or out of reach. After a selection ``next`` is where the next call begins; it
+    is null at the end."""
 
     redriven: int
     not_indexed_yet: int

@@ -191,7 +191,8 @@ class Extend(Leases):
 
 
 class Ends(TypedDict):
-    """What came of a lease; of many as a list ``leases``, each with a ``problem`` if it was refused."""
+    """The outcome of a lease. For a list of leases: a list of outcomes, ``leases``; a lease that
+    was refused has a ``problem``."""
 
     lease: NotRequired[str]
     outcome: NotRequired[str]

@@ -65,8 +65,11 @@ class Service:
         return await self._run(f"server-{server}", do, *args, **kwargs)
 
     async def in_line(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks one database server for a dialect, on separate threads. Thousands may wait, because
-        clients of dialects know no answer that means "later"."""
+        """Run a call of a dialect to one database server, on threads of its own.
+
+        Thousands of calls may wait: the protocols of dialects have no answer that means "try
+        later".
+        """
         self._check_there(server)
         if self._asked[f"line-{server}"] >= MOST_IN_LINE:
             raise Busy("too many requests wait for a server; try again in a moment")
@@ -95,8 +98,11 @@ class Service:
         return await self._run("all", do, *args, **kwargs)
 
     async def at_all_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks all database servers for a dialect, on separate threads: while a server hangs,
-        requests for the sizes of queues hold up no search of another door."""
+        """Run a call of a dialect to all database servers, on threads of its own.
+
+        While a server hangs, clients that ask for the sizes of queues do not hold up the searches
+        of other protocols.
+        """
         return await self._run("line-all", do, *args, **kwargs)
 
     async def at_length_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -127,7 +133,7 @@ class Service:
         refused = False
 
         def run() -> R:
-            if refused:  # the queue has it nevertheless
+            if refused:  # no thread could be started, but the call is in the queue
                 raise Busy("nobody waits for it")
             return do()
 

@@ -61,8 +61,8 @@ class IndexFull(IndexUnavailable):
 
 
 class IndexBroken(IndexUnavailable):
-    """A key of this slot cannot be used: toc did not write it, as its type is wrong, or our account has no
-    right to it. Other slots work."""
+    """A key of this slot cannot be used. Its type shows that toc did not write it, or our account
+    has no right to it. Other slots work."""
 
 
 _KINDS: dict[str, type[IndexUnavailable]] = {
@@ -84,7 +84,7 @@ class Script:
         self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         places = [SlotKeys._fields.index(key) for key in (*keys, *(["channel"] if wakes else []))]
-        # Of a single place, an itemgetter would return no tuple; of a slice it does.
+        # An itemgetter of one index returns no tuple. An itemgetter of a slice does.
         self._names: Callable[[SlotKeys], tuple[str, ...]] = itemgetter(
             *(places if len(places) > 1 else (slice(place, place + 1) for place in places or [0]))
         )

@@ -145,8 +145,9 @@ class Generation(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The owner of the index: the ``identity`` of a task table, the ``name`` of its cluster, and ``seconds``
-    since its workers last asked. ``rival``: another cluster that asked ``rival_seconds`` ago, or ""."""
+    """The owner of the index: the ``identity`` of a task table, the ``name`` of its cluster, and
+    ``seconds`` since its workers last called ``own``. ``rival``: another cluster, which called
+    ``own`` ``rival_seconds`` ago, or ""."""
 
     identity: str
     name: str
@@ -216,11 +217,11 @@ class PermitRequest(NamedTuple):
 
 
 class Permits(NamedTuple):
-    """What the process got.
+    """The share of a webhook target's limits that Redis granted to the process.
 
-    ``granted``: requests in flight. ``begin``: requests that may begin now; ``pause_ms``: until the next one
-    may. ``holders``: how many processes send to that target. The rest is the state of its breaker, as in
-    permits.lua.
+    ``granted``: how many requests may be in flight. ``begin``: how many may begin now.
+    ``pause_ms``: how long until the next one may begin. ``holders``: how many processes send to
+    that target. The rest is the state of its breaker, as in permits.lua.
     """
 
     granted: int

@@ -86,9 +86,10 @@ reach: due tasks then run from the rows."""
 PATIENCE_SECONDS = 0.25
 """Seconds that one node of a cluster may delay callers that also need other nodes."""
 OWNER_LAPSE_SECONDS = 10
-"""Seconds without a call of ``own`` after which an owner loses the index; the next that calls it gets it."""
+"""Seconds without a call of ``own`` after which an owner loses the index. The next caller of
+``own`` then becomes its owner."""
 OWNER_REFRESH_SECONDS = 2
-"""Seconds after which such a call of the owner is recorded again."""
+"""Seconds after which a further call of ``own`` by the owner is recorded."""
 
 
 class Queues:
@@ -172,10 +173,11 @@ class Queues:
     ) -> dict[Slot, Prepared | IndexUnavailable]:
         """Take due entries by the Redis clock, one request per slot.
 
-        A request is sent at most once. After a ReplyLost, entries may be prepared under the claim number
-        although no worker holds them; ``expired`` lists them. After any other IndexUnavailable nothing was
-        taken, except that an IndexSlow may mean either. With ``late`` there is none: a slot whose node is too
-        slow is missing in the answer, and ``late`` gets its result on a background thread.
+        A request is sent at most once. After a ReplyLost, entries may be prepared under the claim
+        number although no worker holds them; ``expired`` lists them. After an IndexSlow entries may
+        be prepared too. After any other IndexUnavailable nothing was taken. With ``late`` there is
+        no IndexSlow: a slot whose node is too slow is missing in the answer, and ``late`` gets its
+        result on a background thread.
         """
         calls = {}
         for slot, limit, retries, claim in requests:
@@ -212,9 +214,9 @@ class Queues:
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Remove finished (job_id, fencing token) from the PrepareQueues.
 
-        A token is score mod 1000, which matches even after a keep-alive, or the whole score, which then does
-        not. False if the token no longer matches, or if the entry was removed by a first send whose reply was
-        lost.
+        A token is score mod 1000 or the whole score. A keep-alive changes the score, so after it
+        only the first of these matches. False if the token no longer matches, or if the entry was
+        removed by a first send whose reply was lost.
         """
         return self._calls.in_batches(entries, _COMMIT.of, _flags)
 
@@ -387,7 +389,8 @@ class Queues:
     def forget_slots(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
         """Remove all keys of slots whose topic was deleted. Returns what failed.
 
-        SET with a life of one millisecond does that with rights that toc needs anyway.
+        SET with a lifetime of one millisecond removes a key without the right to DEL, which toc
+        does not need otherwise.
         """
         calls = {}
         for slot in slots:
@@ -400,8 +403,9 @@ class Queues:
     def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 
-        An answer also means that transitions work, because the script is refused where they would be. A slot
-        with keys that toc did not write gets an IndexBroken, which names them.
+        An answer also means that the transitions work for the slot: Redis would refuse this script
+        for the same reasons. A slot with keys that toc did not write gets an IndexBroken, which
+        names them.
         """
         return self._calls.together(
             _REACH,
@@ -442,7 +446,7 @@ class Queues:
         return self._calls.one_each(calls, Permits.of)
 
     def refuse(self, why: str | None) -> None:
-        """Make every call fail with this reason, unsent; None allows calls again."""
+        """Make every call fail with this reason, without sending it. None allows calls again."""
         self.nodes.refusal = why
 
     # -------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) 
     """Combine the replies of several calls. A list must have one answer for each of ``count`` entries."""
     whole = unite(parts)
     if isinstance(whole, list) and len(whole) != count:
-        raise ValueError("replies to others")
+        raise ValueError("the number of answers is not the number of entries")
     return whole
 
 

@@ -33,7 +33,8 @@ _MAX_CHANNELS = 500
 _RECONNECT_S = 0.05
 _MAX_RECONNECT_S = 1.0
 _PATIENCE_S = 0.03
-"""How long, in seconds, to wait for a connection to one of several masters. The others are not heard then."""
+"""How long, in seconds, to wait for a connection to one of several masters. Messages of the other
+masters wait meanwhile."""
 
 Callback = Callable[[Slot | None, int | None], None]
 _Event = tuple[Slot | None, int | None]
@@ -231,7 +232,7 @@ class _Disconnected(Exception):
 
 
 def _due_ms(data: bytes) -> int:
-    """Return the instant (ms) in a message. 0 (look now) if it has none: its sender may have had a reason."""
+    """Return the instant (ms) in a message. A message without one means 0: look at the slot now."""
     try:
         due = first_due(data)
     except ValueError:

@@ -73,7 +73,8 @@ class DeadQueueCheck:
             expected += min(buried[slot], PAGE)
         found: dict[Slot, Collection[int]] = {}
         for slot, page in self._queues.dead_pages(pages, PAGE).items():
-            del self._left[slot]  # unless there is more; if Redis does not answer the next pass looks
+            # Added again below if more is left. If Redis did not answer, the next pass reads it.
+            del self._left[slot]
             if not isinstance(page, IndexUnavailable):
                 found[slot] = page
         suspects = self._not_dead(found)

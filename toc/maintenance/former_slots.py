@@ -4,9 +4,9 @@ Rows keep the slot_amount with which they were stamped, so the topic's former sl
 swept. They are given up when their queues are empty and no pending row is stamped with more than the current
 amount. The worker that sweeps table 0 checks that; the topic table publishes the result.
 
-A submit that had read the topic before may still come after that, or an operator may redrive an old dead
-task: the sweep and the redrive have the slots consumed again when they meet such a row. So giving up too
-early delays a task for a moment and loses none.
+After that, a submit that had read the topic earlier may still write such a row, or an operator may
+redrive an old dead task. The sweep and the redrive then make the workers consume these slots again.
+So a slot that is given up too early delays a task for a moment, but no task is lost.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ REST = 9
 
 @dataclass(eq=False)
 class FormerSlots:
-    """The loop that checks. Idle unless table 0 is this worker's and a topic has former slots.
+    """The loop that gives up former slots. Idle unless this worker sweeps table 0 and a topic has
+    former slots.
 
-    ``tables`` returns this worker's.
+    ``tables`` returns the tables of this worker.
     """
 
     store: Store

@@ -1,4 +1,4 @@
-"""Ends of pulled tasks that no consumer brings about: expired, or the last ttr is over.
+"""Ends pulled tasks without a consumer: those that have expired, or whose last ttr is over.
 
 A pull meets such a task when it is due and ends it. While nobody pulls from a topic, the worker that sweeps a
 table does so instead.
@@ -29,7 +29,8 @@ START = Position(0)
 
 @dataclass(eq=False)
 class PullEnds:
-    """The loop that ends them. Idle while no topic is pulled. ``tables`` returns this worker's."""
+    """The loop that ends these tasks. Idle while no topic is pulled. ``tables`` returns this
+    worker's tables."""
 
     store: Store
     queues: Queues
@@ -89,7 +90,8 @@ class PullEnds:
                 dead.setdefault(slot, []).append((row.job_id, self.clock.now_ms()))
             else:
                 gone.setdefault(slot, []).append(row.job_id)
-        if dead:  # if Redis does not hear of it: who finds the entry reads the row
+        # If these calls fail, whoever finds an entry reads its row.
+        if dead:
             self.queues.restore_dead(dead)
         if gone:
             self.queues.forget(gone)

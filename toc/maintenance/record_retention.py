@@ -21,12 +21,12 @@ log = get_logger(__name__)
 KEEP_REQUESTS_MS = 86_400_000
 EVERY_SECONDS = 600.0
 MORE_SECONDS = 0.2
-"""Between two deletes while there is more."""
+"""Pause between two deletes."""
 LOOK_SECONDS = 5.0
 
 
 class _Records(NamedTuple):
-    """What one delete purges. ``table``: the worker that sweeps it does so."""
+    """A kind of records. The worker that sweeps ``table`` purges them."""
 
     table: int
     keep_ms: int
@@ -35,7 +35,8 @@ class _Records(NamedTuple):
 
 
 class RecordRetention:
-    """The loop that deletes. ``tables`` returns this worker's; rows of the audit stay ``keep`` seconds."""
+    """The loop that deletes old records. ``tables`` returns this worker's tables. ``keep``: seconds
+    for which rows of the audit are kept."""
 
     def __init__(
         self, store: Store, clock: Clock, tables: Callable[[], Collection[int]], *, keep: float

@@ -5,8 +5,8 @@ their end, deletes those that are old enough, and rests many times as long as it
 waits for it. It never touches pending and dead rows, nor rows whose biz_type has no topic and never had one.
 Rows of a deleted topic are kept for the retention that the topic had.
 
-What is deleted is gone for good, so the clock of the row's server must agree that it is old enough: that of
-this host may be days ahead.
+What is deleted is gone for good, so the row must be old enough by the clock of its server too: this
+host's clock may be days ahead.
 
 Topics with equal retention are purged together. The next pass over a table continues where the last one
 stopped, so rows that other topics keep longer are not read each time. The position is forgotten once a day,
@@ -30,8 +30,8 @@ from toc.store.store import Store
 log = get_logger(__name__)
 
 LEAST_SECONDS = 60
-"""How long a finished row is kept at least, whatever the topic says. A worker that ran it too, or a caller
-that asks how a cancel came out, must still find it."""
+"""How long a finished row is kept at least, whatever the topic says. Another worker that ran the
+task too, or a caller who asks for the outcome of a cancel, must still find it."""
 CYCLE_SECONDS = 60.0
 """How often every table is checked."""
 TABLES = 16
@@ -42,7 +42,8 @@ REST = 19
 """The rest after a step, as a multiple of its time: 5 % of the time of one connection."""
 SHORTEST_REST_SECONDS = 0.05
 OVERLAP_MS = 120_000
-"""How long before the end of the last pass the next begins: the clock that stamped a row may lag."""
+"""The next pass begins this long before the time up to which the last one has read: the clock by
+which a row was stamped may lag."""
 FORGET_SECONDS = 86_400.0
 """How often a pass begins again with the oldest rows."""
 FAILED_SECONDS = 30.0
@@ -110,7 +111,7 @@ class Retention:
             self._take(step)
         except StoreUnavailable as exc:
             log.warning("purge_failed", tables=len(step.tables), error=str(exc))
-            # That server rests. The next cycle continues where this one was.
+            # Skip the other tables of that server. The next cycle continues at the same positions.
             own = next(tables for tables in self._servers if step.tables[0] in tables)
             self._steps = deque(other for other in self._steps if other.tables[0] not in own)
             self._cycle_at = began + FAILED_SECONDS

@@ -1,16 +1,17 @@
-"""Moves schedules on: makes their occurrences tasks, shortly before these are due.
+"""Advances schedules: makes tasks of their occurrences, shortly before these are due.
 
 The worker that sweeps a table serves its schedules, by time alone. There is no leader, and nothing breaks if
 two workers do the same: each step is guarded by the version of the row.
 
-A schedule at rest costs nothing. Every ``LOOK_EVERY`` a table is asked for the least time at which one of its
-schedules needs a step, which is one entry of an index. This thread sleeps until exactly that time and
-then reads the table. A new or changed schedule need not be announced: the program that writes it takes the
-first step, and the next step is mostly further away than ``LOOK_EVERY``. If it is nearer, it may be late by
-as much, once.
+A schedule at rest costs nothing. Every ``LOOK_EVERY`` a table is asked for the least time at which
+one of its schedules needs a step, which is one entry of an index. This thread sleeps until exactly
+that time and then reads the table. A new or changed schedule need not be announced: the program
+that writes it takes the first step, and the next step is mostly further away than ``LOOK_EVERY``.
+If it is nearer, it may be taken too late, once, by ``LOOK_EVERY`` at most.
 
-It is time for a step when this host's clock and that of the schedule's server both say so. A host whose
-clock is ahead would skip future occurrences for good; one whose clock is behind is late.
+It is time for a step when this host's clock and that of the schedule's server both say so. If this
+host's clock were trusted alone and were ahead, future occurrences would be skipped for good. If it
+is behind, occurrences are late.
 
 Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that are due come first. Each
 server of the task table has its own Scheduler, so that one that hangs holds up no other.
@@ -164,7 +165,7 @@ class Scheduler:
                 ),
                 missing=True,
             )
-        # Ask again when they must be read, unless that is known to be now.
+        # Ask when these tables must be read next, except those of which more rows are due now.
         unknown = set(tables) - due.more - due.failed.keys()
         soonest, failed = self._schedules.soonest(unknown)
         for table in unknown - failed.keys():
@@ -178,7 +179,8 @@ class Scheduler:
         stored, ended, now = due
         try:
             definition = stored.definition
-            topic = self._catalog.known().get(definition.topic)  # asking for it would wait for its server
+            # Not get(): that may wait for the server of the topic table.
+            topic = self._catalog.known().get(definition.topic)
             if topic is None or topic.closed:
                 return self._stuck(stored, now, f"there is no topic {definition.topic!r} that takes tasks")
             return self._schedules.move(stored, step(definition, stored.state, now, ended=ended), topic)
@@ -206,7 +208,8 @@ class Scheduler:
             log.warning("schedule_missed", schedule=move.stored.name, occurrences=missed, made=len(move.rows))
 
     def _note_failed(self, failed: Mapping[int, Trouble]) -> None:
-        """Try tables again in a moment that did not answer. Raises if it is the server."""
+        """Plan to read tables that did not answer again in a moment. Raises the error if the whole
+        server failed."""
         later = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
         self._agenda |= dict.fromkeys(failed, later)
         for error in failed.values():

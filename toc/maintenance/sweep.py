@@ -58,7 +58,7 @@ class SweepCounts(NamedTuple):
 
 
 class Sweep:
-    """From rows to entries. Thread-safe."""
+    """Adds the index entries that rows lack. Thread-safe."""
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
@@ -66,7 +66,7 @@ class Sweep:
         self._store = store
         self._topics = store.topics
         self._widens = Seldom(clock, WIDEN_SECONDS)
-        """By topic: whether to have more slots consumed."""
+        """Limits, by topic, how often more slots are consumed because of a row."""
         self.clock = clock
         self._queues = queues
         self._catalog = catalog
@@ -109,14 +109,15 @@ class Sweep:
         SWEEP_ROWS.of().add(count)
         SWEEP_ADDED.of("store").add(added)
         if added:
-            log.debug("sweep_indexed", entries=added)  # counts what was finished meanwhile, too
+            log.debug("sweep_indexed", entries=added)  # also tasks that have ended meanwhile
         return SweepCounts(count, added, len(failed) - broken, broken), failed
 
     def _expire(self, expired: Mapping[int, tuple[DueRow, Topic]], now: int) -> None:
-        """End tasks that expired more than prepare_timeout ago: no worker takes them, their topic is paused.
+        """End tasks that expired more than prepare_timeout ago: no worker takes them, because their
+        topic is paused.
 
-        By then a try that had started in time has a lease, which keeps the row. What cannot be ended now
-        comes again.
+        By then a try that had started in time has a lease, and its row is left alone. Rows that
+        cannot be ended now are read again by a later pass.
         """
         ends = {
             row.job_id: after_expiry(row, now)
@@ -198,8 +199,9 @@ class Sweep:
         return added, failed, broken
 
     def _consume(self, topic: Topic, slot_amount: int) -> None:
-        """Have more slots consumed: a row is stamped with a former amount, because its writer had read the
-        topic long ago. (If this process has, the topic table knows the amount and nothing changes.)
+        """Make the workers consume more slots, because a row is stamped with a former slot_amount:
+        its writer had read the topic long ago. (If instead this process has an old view of the
+        topic, nothing changes, as the topic table has that amount already.)
         """
         if not self._widens(topic.name):
             return
@@ -210,10 +212,12 @@ class Sweep:
             pass  # out of reach; the row comes again
 
     def lost(self, rows: Iterable[DueRow]) -> list[DueRow]:
-        """Those of these due rows that have no entry, as far as Redis answers: none that ended meanwhile.
+        """Return those of these due rows that have no entry. Skips rows whose Redis does not answer
+        or whose task has ended.
 
-        An entry moves from the StoreQueue to the PrepareQueue, and leaves that after its row was written. So
-        both are asked in this order, and then the row.
+        An entry moves from the StoreQueue to the PrepareQueue, and leaves the PrepareQueue only
+        after its row was written. So the StoreQueue is asked first, then the PrepareQueue, then the
+        row.
         """
         before = {row.job_id: row for row in rows}
         entries: dict[Slot, list[tuple[int, float]]] = {}

@@ -9,15 +9,17 @@ Each table is swept by one worker, over all topics at once:
     rush       when the index has lost data: everything at once, what is due soonest first
     others     every 10 s         overdue rows of tables that other workers sweep
 
-The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner of a slot
-there sees no loss of data, so no other pass would find rows without an entry. A worker that finds some stands
-in for the other one: it sweeps those tables too, for a while, and checks more of them each second for as long
-as it finds some. Two workers that sweep one table do no harm.
+The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner
+of a slot on that node sees no loss of data, so no other pass would find rows without an entry. A
+worker that finds such rows stands in for the other one: for a while it sweeps these tables too, and
+it checks further tables of others each second as long as it finds such rows. Two workers that sweep
+one table do no harm.
 
-None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period, and rests
-after each step in proportion to its time. With too much to do, passes take longer than their period, and the
-first reads further ahead. Entries that were found a few seconds ago are not looked up again. Each server
-of the task table has its own Sweeper, so that one that hangs holds up no other.
+None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period,
+and rests after each step in proportion to its time. With too much to do, passes take longer than
+their period; the pass over rows due soon then reads further ahead. Entries that were found a few
+seconds ago are not looked up again. Each server of the task table has its own Sweeper, so that one
+that hangs holds up no other.
 """
 
 from __future__ import annotations
@@ -65,14 +67,15 @@ OVERDUE_STEPS = 4
 """Least steps of a round over overdue rows, as it also runs beside live tasks."""
 
 REST_SOON, REST_OVERDUE, REST_CRAWL = 3, 9, 99
-"""The rest after a step of each pass, as a multiple of its time. The slow passes repair what is due much
-later, so they have time. A task that meets one of their steps is late by as much: at a twentieth of the time
-they doubled the slowest percent."""
+"""The rest after a step of each pass, as a multiple of its time. The slow passes may take their
+time: they repair entries of tasks that are due much later. A task that becomes due during a step is
+late by the time of that step. When the steps took a twentieth of the time, they doubled the
+lateness of the slowest percent."""
 CRAWL_ROWS = 50
 """Rows per step of the slow passes, about: they keep a core busy for a millisecond."""
 REST_BUSY = 9
-"""The rest of the first pass under back-pressure: it would read the whole backlog, over and over, on the
-cores that start it."""
+"""The rest of the pass over rows due soon under back-pressure. Otherwise it would read the whole
+backlog again and again, on the cores that should start the tasks."""
 REST_NEAR, REST_FAR = 1, 4
 """The rest in a rush, for what is due within a minute and for the rest, and in new tables."""
 RUSH_ROWS = 500
@@ -131,7 +134,8 @@ class _Round:
         """Seconds that the previous round took, rests included."""
         self.rows = self.unknown = 0
         self.known_before = False
-        """Whether the previous round met mostly known ids. Then ids are read first, and few rows."""
+        """Whether most ids of the previous round were known. If so, this round first reads only
+        ids, and then the few rows whose ids are unknown."""
         self.tables: deque[int] = deque()
         self.more: dict[int, Position] = {}
         self._read: list[int] = []
@@ -151,7 +155,8 @@ class _Round:
         self._slice = min(ceil(len(tables) / max(1, slices)), PROBES_PER_STEP)
 
     def take(self) -> list[int]:
-        """The tables of the next slice, without those that are being read: these come to their end first."""
+        """Return the tables of the next slice. Those of which pages are left go to the end of the
+        round instead."""
         slice_ = [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
         self.tables.extend(table for table in slice_ if table in self.more)
         taken = [table for table in slice_ if table not in self.more]
@@ -159,9 +164,10 @@ class _Round:
         return taken
 
     def read_again(self) -> None:
-        """If the round is not over, read its tables once more, those first that have not had their turn.
+        """If the round is not over, add the tables that it has read once more, after those that it
+        has not.
 
-        So each has one, however often this is called.
+        So each table has its turn, however often this is called.
         """
         if self.tables or self.more:
             self.tables.extend(self._read)
@@ -200,8 +206,9 @@ class _Rush:
 class Sweeper:
     """The schedule of the passes over this worker's tables of one server.
 
-    ``wake`` makes its thread call ``run_once`` now; ``busy`` is the back-pressure: whether more is due here
-    than can start at once. ``every``: all tables of the server; without them, those of others are left alone.
+    ``wake`` makes its thread call ``run_once`` now; ``busy`` is the back-pressure: whether more is
+    due here than can start at once. ``every``: all tables of the server. If it is empty, tables of
+    other workers are not checked.
     """
 
     def __init__(
@@ -402,7 +409,8 @@ class Sweeper:
         if soon:
             self._stirring.difference_update(busy.keys() - found.keys())
             self._stirring.update(looked.stirring)
-        # Read in the next step. In the first pass that is at once; a quiet table seldom stirs.
+        # Tables that turned out to have due rows are read in the next step. In the pass over rows
+        # due soon, that step follows at once, and such tables are few.
         round_.more |= dict.fromkeys(looked.stirring, start)
         pairs = [pair for ids in found.values() for pair in ids]
         unknown = self._known.without(pairs)
@@ -436,8 +444,8 @@ class Sweeper:
     def _look_again(self, now: float) -> None:
         """Read all due rows again, with nothing known.
 
-        The rounds go on rather than begin anew: else a server that comes and goes, or a table that is locked
-        again and again, would keep them from ever reaching their last rows.
+        The rounds continue instead of starting again. Otherwise a server that comes and goes, or a
+        table that is locked again and again, would keep them from ever reaching their last rows.
         """
         self._known.forget()
         self._soon.read_again()
@@ -509,7 +517,8 @@ class Sweeper:
     # --- tables of others
 
     def _step_others(self, began: float) -> None:
-        """Look for overdue rows without an entry in tables of others, and stand in for who sweeps those."""
+        """Look for overdue rows without an entry in tables of others, and stand in for the workers
+        of these tables."""
         if self._others is None:
             self._others_began, self._others_every = began, OTHERS_EVERY
             self._others = self._overdue_elsewhere()
@@ -543,7 +552,7 @@ class Sweeper:
         overdue = self._sweep.scans.look(tables, {}, 0, to_ms, 1).stirring if tables else []
         if not overdue:
             return None
-        where = f" AND {self._sweep.untaken()}"  # what runs by a lease may have no entry
+        where = f" AND {self._sweep.untaken()}"  # a task that runs under a lease may have no entry
         return Crawl(self._sweep, overdue, from_ms=0, to_ms=to_ms, where=where, lost=True)
 
     def _of_others(self) -> list[int]:
@@ -564,7 +573,10 @@ class Sweeper:
     def _crawl(
         self, crawl: Crawl, began: float, pass_began: float, every: float
     ) -> tuple[Crawl | None, float]:
-        """One step of a slow pass, spread over its period. Returns the pass unless it is over, and when."""
+        """Make one step of a slow pass, whose steps are spread over its period.
+
+        Returns the pass, or None if it is over, and when the next step is due.
+        """
         try:
             crawl.step()
         except OF_TABLES:  # only failing tables are left

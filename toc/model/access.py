@@ -1,9 +1,9 @@
 """Access tokens: which calls of a gateway a role allows, on which topics. Pure decisions, without a server.
 
-A call by a token is one of three. It is allowed; or forbidden, because none of the token's roles may make the
-call; or hidden, because its topic is outside the token's patterns: then the caller is not told that it
-exists. For calls that name a task, a biz_id or a lease, the topic is that of the task. A call about the whole
-cluster needs the pattern ``*``.
+A call is allowed, forbidden or hidden. It is forbidden if none of the token's roles may make it. It
+is hidden if the token's patterns do not match its topic: then the caller is told that the topic
+does not exist. If the call names a task, a biz_id or a lease, its topic is the topic of that task.
+A call about the whole cluster needs the pattern ``*``; without it the call is forbidden.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Role(StrEnum):
     READ = "read"
     """Looks at everything but tokens and the audit."""
     OPERATE = "operate"
-    """Keeps running what is there: pause, redrive, policies, hosts. Reads too."""
+    """Operates existing topics, schedules, targets and hosts: pause, redrive, policies, drain.
+    Reads too."""
     ADMIN = "admin"
     """Everything, also creating and deleting topics and handing out tokens."""
 
@@ -79,7 +80,7 @@ class Call(StrEnum):
     READ_AUDIT = "read-audit"
     READ_TOKENS = "read-tokens"
     CHANGE_TOKENS = "change-tokens"
-    """Create and revoke. What is granted is checked besides: ``check_grant``."""
+    """Create and revoke. ``check_grant`` also limits what a new token may be allowed to do."""
 
 
 _P, _C, _R, _O, _A = Role.PRODUCE, Role.CONSUME, Role.READ, Role.OPERATE, Role.ADMIN
@@ -135,7 +136,8 @@ class Access(StrEnum):
     FORBIDDEN = "forbidden"
     """No role of the token may make the call, whatever the topic."""
     HIDDEN = "hidden"
-    """A role may, but not on this topic: answer as if there were none."""
+    """A role of the token may make the call, but not on this topic. Answer as if the topic did not
+    exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,7 @@ class Token:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise InvalidInput(
-                f"{shown(self.name)} is not a name of a token: letters, digits, '.', '_', '@' and '-', at "
-                f"most 64",
+                f"{shown(self.name)} is not a name of a token: letters, digits, '.', '_' and '-', at most 64",
                 "name",
             )
         if not self.roles:
@@ -178,7 +179,8 @@ class Token:
     def may(self, call: Call, topic: str | None = None) -> Access:
         """Whether the token allows a call, on a topic if it is about one.
 
-        Give no topic for a call that is about none yet, such as a search: then filter what it finds.
+        For a call that names no topic, such as a search, pass None and filter what the search
+        finds.
         """
         if not self.roles & MATRIX[call]:
             return Access.FORBIDDEN
@@ -189,14 +191,20 @@ class Token:
         return Access.ALLOWED
 
     def covers(self, other: Token) -> bool:
-        """Whether it has all that another has: such a token may create, see and revoke the other."""
+        """Whether this token allows all that ``other`` allows.
+
+        If so, its holder may create, see and revoke ``other``.
+        """
         return not _beyond(self, other.roles, other.topics, other.expires_at, other.rate)
 
 
 def check_grant(
     giver: Token, roles: Collection[Role], topics: Sequence[str], expires_at: int | None, rate: float | None
 ) -> None:
-    """Raise NotGranted, with what is too much, if a token made by ``giver`` had more than that has."""
+    """Raise NotGranted if a new token would allow more than ``giver``, the token that creates it.
+
+    The message names what ``giver`` itself does not allow.
+    """
     if too_much := _beyond(giver, roles, topics, expires_at, rate):
         raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it does not have that itself")
 
@@ -204,7 +212,7 @@ def check_grant(
 def _beyond(
     giver: Token, roles: Collection[Role], topics: Sequence[str], expires_at: int | None, rate: float | None
 ) -> str:
-    """Return what is more than ``giver`` has; empty if nothing is."""
+    """Return what exceeds the rights of ``giver``, as text for a message; empty if nothing does."""
     had = frozenset(Role) if Role.ADMIN in giver.roles else giver.roles
     found = [f"role {role.value}" for role in sorted(set(roles) - had)]
     found += [f"topics {wanted}" for wanted in topics if not any(covers(own, wanted) for own in giver.topics)]

@@ -21,7 +21,8 @@ class Content(NamedTuple):
     def fingerprint(self) -> bytes:
         """Return the row's ``body_sha256``: of the content type, a zero byte and the data.
 
-        So bodies that differ in either have different rows, and comparing reads no body.
+        If two bodies differ in their type or their data, the fingerprints differ. So bodies can be
+        compared without reading them.
         """
         digest = hashlib.sha256(self.content_type.encode() + b"\0")
         digest.update(self.data)
@@ -29,7 +30,8 @@ class Content(NamedTuple):
 
 
 Contents = Mapping[bytes, Content]
-"""Bodies of new rows, by fingerprint: a row names its body by it, whatever job_id it gets in the end."""
+"""Bodies of new rows, by fingerprint. A row refers to its body by the fingerprint, because its
+job_id may still change before the row is stored."""
 NO_BODIES: Contents = {}
 
 

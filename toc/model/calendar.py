@@ -1,6 +1,6 @@
 """When a schedule fires: cron expressions in a time zone, and intervals in UTC. Instants are milliseconds.
 
-Cron expressions are parsed and matched by cronsim. How they meet a change of a zone's offset is that of
+cronsim parses and matches cron expressions. When a zone's offset changes, they behave as in
 Debian's cron, as cronsim describes it:
 
 - A fixed time (neither its minutes nor its hours begin with ``*``) in a gap runs right after the gap; one
@@ -33,7 +33,7 @@ MOST_CRON = 1000
 _DAY = timedelta(days=1)
 _LAST_YEAR = 9000
 END = to_ms(datetime(_LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC))
-"""No occurrence is later: beyond, zones and dates come to their end."""
+"""No occurrence is later than this: Python's dates end soon after it, in the year 9999."""
 
 
 class Latest(NamedTuple):

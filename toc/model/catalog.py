@@ -20,7 +20,7 @@ NOTICED_SECONDS = REFRESH_SECONDS + 0.5
 """After this many seconds every worker that reaches MySQL has read the topic table again."""
 
 UNKNOWN_SECONDS = 2.0
-"""Seconds a caller waits for the topic table, if he needs a topic that this process does not know."""
+"""Seconds that a caller waits for the topic table if this process does not know the topic."""
 
 PATIENCE_SECONDS = 0.02
 """Seconds a caller with a stale view of a known topic waits for the refresh."""
@@ -100,8 +100,9 @@ class TopicCatalog:
     def require(self, feature: Feature) -> None:
         """Raise FeatureNotReady unless every member of the cluster knows a feature.
 
-        Costs nothing while they do: it is read together with the topics. Before it refuses, it reads again,
-        and may raise StoreUnavailable.
+        This costs nothing while every member knows the feature, because the members' features are
+        read together with the topics. Before it refuses, it reads them again, which may raise
+        StoreUnavailable.
         """
         if self.lacking.get(feature.value) == () and not self._stale():
             return
@@ -137,7 +138,8 @@ class TopicCatalog:
         """Read the topic table for a topic that is not known. Raises StoreUnavailable, at the latest after
         UNKNOWN_SECONDS.
 
-        Callers share reads. While one hangs, those who come later wait no longer for it than the first.
+        Callers share a read. While a read hangs, all its callers stop waiting at the same moment:
+        UNKNOWN_SECONDS after the read began.
         """
         asked = self._clock.monotonic()
         while True:
@@ -149,7 +151,7 @@ class TopicCatalog:
                 raise StoreUnavailable(
                     f"the topic table has not answered within {UNKNOWN_SECONDS:g} s; try again in a moment"
                 )
-            if reading.began >= asked:  # else it may have come too early
+            if reading.began >= asked:  # an earlier read may have missed a new topic
                 if reading.error is not None:
                     raise reading.error
                 return self.known()

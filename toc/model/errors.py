@@ -173,7 +173,7 @@ class InvalidLease(InvalidInput):
 
 
 class NotPulled(InvalidInput):
-    """A pull names a topic whose tasks are not pulled: its delivery is another."""
+    """A pull names a topic whose ``delivery`` is not ``pull``."""
 
 
 class WrongShardConnection(InvalidInput):
@@ -205,7 +205,7 @@ class UnknownHost(TocError):
 
 
 class TooManyTopics(TocError):
-    """As many topics match a topic template as it allows, so no door creates another."""
+    """A topic template has reached its ``most_topics``, so no further topic is created by it."""
 
 
 class TopicInUse(TocError):
@@ -260,7 +260,8 @@ class IndexUnavailable(Unavailable):
 
 
 class TokensUnavailable(StoreUnavailable):
-    """The table of access tokens is out of reach, and what was last read of it does not suffice."""
+    """The table of access tokens is out of reach, and the tokens as last read cannot decide the
+    call."""
 
 
 class CoordinationUnavailable(Unavailable):

@@ -31,7 +31,7 @@ MOST_HOSTS = 10
 
 
 class Feature(StrEnum):
-    """What a member must know to treat the tasks and topics that have it rightly."""
+    """A feature of tasks or topics. A member that does not know the feature would ignore it."""
 
     BODIES = "bodies"
     TRIES = "tries"
@@ -58,12 +58,13 @@ def lacking(members: Iterable[tuple[str, Collection[str]]]) -> Lacking:
 
 
 def encode(found: Lacking) -> str:
-    """Return it as text for the table."""
+    """Encode which hosts lack which feature, as the table stores it."""
     return json.dumps({feature: list(hosts) for feature, hosts in found.items()}, sort_keys=True)
 
 
 def decode(text: str | None) -> Lacking:
-    """Return it from the table's text; {} for none, and for what toc does not write."""
+    """Decode the text that ``encode`` wrote. Returns {} if there is no text or toc did not write
+    it."""
     try:
         values = json.loads(text or "{}")
     except ValueError:

@@ -16,12 +16,13 @@ from toc.model.topic import Delivery, Topic
 class Handler:
     """The handler of one topic.
 
-    ``batch`` is None for a handler of single tasks, else the largest list it takes. A handler that returns
-    has processed its task; a handler that raises has failed the try. A batch handler may return a dict of
-    job_id to exception (that task failed) or None (processed). Tasks not in the dict are processed.
-    ``delivery`` is that of the topics which it serves; an application's are delivered to handlers.
-    ``elsewhere``, of handlers that share it, says how many of their tasks only wait for others to answer: of
-    tasks that wait for this process itself, few are taken ahead.
+    ``batch`` is None for a handler of single tasks, else the largest list it takes. A handler that
+    returns has processed its task; a handler that raises has failed the try. A batch handler may
+    return a dict of job_id to exception (that task failed) or None (processed). Tasks not in the
+    dict are processed. ``delivery`` is the delivery of the topics that it serves; it is HANDLER for
+    handlers of applications. ``elsewhere`` returns how many tasks only wait for another server's
+    answer, counted over all handlers that share this function. The process takes only a few tasks
+    more than that number from Redis.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Patterns of topic names: the characters of a name, and ``*`` for any of them, also for none."""
+"""Patterns of topic names. ``*`` matches any characters of a name, also none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERYTHING = "*"
 
 
 def check_pattern(pattern: object, field: str = "pattern") -> str:
-    """Return ``pattern``, which ``field`` holds, if it is one. Raises InvalidInput."""
+    """Return ``pattern`` if it is a valid pattern. Raises InvalidInput, which names ``field``."""
     if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
         raise InvalidInput(
             f"{shown(pattern)} is not a pattern of topics: letters, digits, '.', '_', '-' and '*' for any "
@@ -43,7 +43,8 @@ def matches(pattern: str, name: str) -> bool:
 def covers(pattern: str, narrower: str) -> bool:
     """Whether every name that fits ``narrower`` fits ``pattern``.
 
-    Then ``pattern`` matches ``narrower`` read as a name, in which only its ``*`` can stand for a ``*``.
+    That is so exactly if ``pattern`` matches ``narrower`` as if that were a name: a name holds no
+    ``*``, so only a ``*`` of ``pattern`` can match a ``*`` of ``narrower``.
     """
     return matches(pattern, narrower)
 

@@ -56,9 +56,10 @@ class PullLease(NamedTuple):
 class PullRow(NamedTuple):
     """The columns that a hand-out needs. Instants are ms, by the clock of the task's server.
 
-    ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce`` empty unless
-    the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means the topic's. ``began`` is
-    when it was handed out; without a nonce, the mark of the call that ended the hand-out, or 0.
+    ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce``
+    empty unless the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means
+    the topic's. ``began`` is when it was handed out. If ``nonce`` is empty, it is the mark of the
+    call that ended the hand-out, or 0.
     """
 
     job_id: int
@@ -124,6 +125,6 @@ class LeaseOutcome(Enum):
 
     DONE = "done"
     DEAD = "dead"
-    """The nack was that of the last try, or asked for it: the task is dead."""
+    """The task is dead: the nack was for its last try, or asked to make the task dead."""
     GONE = "gone"
-    """The lease lives no more: its ttr has ended, or its task has ended or changed."""
+    """The lease is no longer valid: its ttr has ended, or its task has ended or changed."""

@@ -33,8 +33,8 @@ from toc.model.task import SCHEDULED_FOR, decode_attribute, encode_attribute, sc
 from toc.model.topic import NAME, NAME_HINT, check_topic_name
 
 LEAD_MS = 30_000
-"""How long before an occurrence is due its task is made: longer than a table is without an owner after its
-host has died."""
+"""An occurrence becomes a task this long before it is due. After a host has died, its tables get
+another owner in less time than this."""
 MOST_AHEAD = 100
 """Most occurrences that one step makes ahead."""
 MOST_MISSED = 1000
@@ -47,7 +47,8 @@ LEAST_WINDOW = timedelta(minutes=1)
 MOST_JITTER = timedelta(days=1)
 LONGEST = timedelta(days=3660)
 PREVIEW_AHEAD_MS = 36_525 * 86_400_000
-"""How far ahead a preview searches: a hundred years. Each time of a rare one takes a search over years."""
+"""A preview searches a hundred years ahead. For a rule that fires rarely, to find the next time
+takes a search through years."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BUFFER_LOOK_MS = (1000, 30_000)
 """How often the predecessor of a waiting occurrence is checked: a tenth of the wait, within these bounds."""
@@ -68,7 +69,8 @@ class Missed(StrEnum):
     """What becomes of late occurrences after a stop longer than ``window``."""
 
     LATEST = "latest"
-    """The last one runs, after the task of the one before if that has not ended."""
+    """Only the last late occurrence runs. If the task of the occurrence before it has not ended, it
+    waits until that ends."""
     ALL = "all"
     """All run, 1,000 at most: the last ones."""
     SKIP = "skip"
@@ -81,18 +83,20 @@ class Overlap(StrEnum):
     SKIP = "skip"
     """It does not run."""
     ALLOW = "allow"
-    """It runs beside it."""
+    """It runs at the same time."""
     BUFFER_ONE = "buffer_one"
-    """It runs after it, if no other waits for that."""
+    """It waits until that task has ended, and then runs. If another occurrence waits already, it
+    does not run."""
 
 
 @dataclass(frozen=True)
 class Definition:
     """What a schedule does. Give ``cron`` or ``every``. Raises InvalidSchedule.
 
-    ``cron`` has five fields, or six with seconds first, and holds in ``zone``. ``every`` is a period from
-    ``anchor`` on, in UTC. ``jitter`` delays every occurrence by the same part of itself, which follows from
-    the name. ``attribute`` is the task's; it gets the nominal time as ``scheduled_for`` besides.
+    ``cron`` has five fields, or six with seconds first, and holds in ``zone``. ``every`` is a
+    period from ``anchor`` on, in UTC. ``jitter`` is the longest delay: every occurrence is delayed
+    by the same time within it, which is computed from the name. ``attribute`` is the attribute of
+    each task, to which the nominal time is added as ``scheduled_for``.
     """
 
     name: str
@@ -175,9 +179,11 @@ class Definition:
         return replace(self, **changes).check_given(changes)
 
     def check_given(self, given: Collection[str]) -> Self:
-        """Return the definition if what a caller gives of it, by name, has an effect. Raises InvalidSchedule.
+        """Return the definition if every field that the caller has set takes effect. Raises
+        InvalidSchedule.
 
-        Rows may hold more: a period keeps the policies that a cron expression had before it.
+        ``given`` names these fields. A stored row may hold fields without effect: when a period
+        replaces a cron expression, the zone and the policy for gaps stay on the row.
         """
         if "anchor" in given and self.every is None and self.anchor != EPOCH:
             raise InvalidSchedule(
@@ -288,7 +294,8 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
     after = late.last[-1] if late.last else state.after
     stopped = _stopped(definition, late.first, late.total, now)
     kept = _kept(definition, late.last) if stopped else late.last
-    # The last one runs after a stop: what was made ahead of the stop does not run in its place.
+    # After a stop the last late occurrence waits for the task before it, whatever the overlap
+    # policy: a task that was made before the stop must not replace it.
     waits = overlap is Overlap.BUFFER_ONE or (stopped and definition.missed is Missed.LATEST)
     for nominal in kept:
         if free:

@@ -5,8 +5,9 @@
     PrepareQueue    seconds*1000 + remaining + claim/4096
     DeadQueue       millisecond of death
 
-remaining = 1 + (N - 1 - attempts) mod 31, 1..31, where N is the topic's tries: the tries left, as long as a
-task has no more of its own. It only tells one try from the next. Which is the last one the row decides.
+remaining = 1 + (N - 1 - attempts) mod 31, 1..31, where N is the topic's tries. Unless the task has
+a number of tries of its own, these are the tries left. ``remaining`` only distinguishes a try from
+the next one. The row decides which try is the last.
 
 All are exact in a float64: due_ms needs 41 bits and remaining/32 five; seconds*1000 + remaining needs 41 and
 claim/4096 twelve, which fills the 53 bits of the mantissa until 2**41 ms, September 2039. After that the
@@ -49,7 +50,8 @@ def due_ms(score: float) -> int:
 
 
 def fence(remaining: int, claim: int) -> float:
-    """Return the fencing token of a PrepareQueue score, its part beside the seconds: owner and try."""
+    """Return the fencing token of a PrepareQueue score: the score without its seconds, which
+    identifies the owner and the try."""
     return remaining + claim / CLAIMS
 
 

@@ -31,7 +31,7 @@ ATTRIBUTE = "toc-webhook"
 MAY_BE_DEAD = frozenset({400, 404, 422})
 """Answers by which a target may say that a task can never succeed."""
 PREVIOUS_SECONDS = 86_400.0
-"""For how long the former secret signs too after a rotation, unless the operator says otherwise."""
+"""After a rotation requests are also signed with the former secret, by default for this long."""
 MOST_PREVIOUS_SECONDS = 30 * 86_400.0
 
 MOST_URL = 2000
@@ -125,11 +125,12 @@ def _short(parts: SplitResult) -> str:
 class Target:
     """A receiver of webhooks, without its secrets. Instants are ms.
 
-    ``timeout``: seconds for a whole request. ``concurrency``: requests in flight, and ``rate``: requests a
-    second (None: no limit), both over all workers. ``dead_on``: answers that make a task dead at once; 400,
-    404 and 422 may be. ``paused_by`` and ``paused_why`` say who paused it and why. Until ``previous_until``
-    the former secret signs too. ``change_id`` is random and another after every change. ``sealed`` holds the
-    secrets and the values of the headers, encrypted.
+    ``timeout``: seconds for a whole request. ``concurrency``: requests in flight, and ``rate``:
+    requests a second (None: no limit), both over all workers. ``dead_on``: answers that make a task
+    dead at once; 400, 404 and 422 may be. ``paused_by`` and ``paused_why`` say who paused it and
+    why. Until ``previous_until`` the former secret signs too. ``change_id`` is a random number, a
+    new one after every change. ``sealed`` holds the secrets and the values of the headers,
+    encrypted.
     """
 
     name: str
@@ -166,7 +167,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TargetSecrets:
-    """What of a target is encrypted at rest: its secrets, as ``whsec_`` and base64, and its headers."""
+    """The parts of a target that are stored encrypted: its secrets, as ``whsec_`` and base64, and
+    its headers."""
 
     secret: str
     previous: str | None = None
@@ -204,7 +206,8 @@ def route_of(topic: Topic, attribute: Mapping[str, Any]) -> Route:
 def named_route(target: str | None, url: str | None, allow: Allow) -> dict[str, str] | None:
     """Return what a task's attribute holds, given what was named with it; None for nothing.
 
-    ``url`` is a path if there is a target, which begins with exactly one ``/``. Raises InvalidTarget.
+    If there is a target, ``url`` is a path, which begins with exactly one ``/``. Raises
+    InvalidTarget.
     """
     if target is None:
         return None if url is None else {"url": check_url(url, allow)}
@@ -232,7 +235,7 @@ def url_of(target: Target, path: str = "") -> str:
 
 
 def check_target_name(name: object) -> str:
-    """Return ``name`` if it is one of a target. Raises InvalidTarget."""
+    """Return ``name`` if it is a valid name for a target. Raises InvalidTarget."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidTarget(f"target {shown(name)} is not a name: {NAME_HINT}")
     return name
@@ -241,8 +244,8 @@ def check_target_name(name: object) -> str:
 def check_url(url: object, allow: Allow) -> str:
     """Return a URL with its scheme and host in lower case. Raises InvalidTarget.
 
-    Allowed is https on port 443, and the origins of ``allow``. Where its host leads is found out when it is
-    sent to.
+    Only https on port 443 and the origins of ``allow`` are allowed. The host's addresses are
+    checked when a request is sent.
     """
     if not isinstance(url, str) or len(url) > MOST_URL or not _URL.fullmatch(url) or "\\" in url:
         raise InvalidTarget(
@@ -273,9 +276,10 @@ def check_url(url: object, allow: Allow) -> str:
 def literal(host: str) -> IPv4Address | IPv6Address | None:
     """Return the address that a URL's host is, or None for a name.
 
-    Raises ValueError for a host that some resolvers read as an address although it is not written as one:
-    ``127.1``, ``2130706433``, ``0x7f.0.0.1``, ``0177.0.0.1``. As in the URL standard of the WHATWG, that is
-    any host whose last part is a number. So is one that DNS cannot have as a name.
+    Raises ValueError for a host that some resolvers read as an address although it is not written
+    as one: ``127.1``, ``2130706433``, ``0x7f.0.0.1``, ``0177.0.0.1``. As in the URL standard of the
+    WHATWG, that is any host whose last part is a number. Also raises ValueError for a name that DNS
+    does not allow.
     """
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if "%" not in plain:  # a zone means something on one host alone

@@ -24,7 +24,7 @@ MAX_RETRY_SECONDS = 3653 * 86_400
 UNLIMITED = 65_535
 """``tries`` of a task that is tried without limit."""
 MAX_ATTEMPTS = 65_535
-"""Largest value of the column. Each further try of a task is counted as one of the 31 before."""
+"""Largest value of the column. Further tries of a task reuse the last 31 numbers, in turn."""
 MAX_ATTRIBUTE_CHARS = 4096
 MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
 _ATTRIBUTES = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
@@ -92,8 +92,8 @@ class PutOutcome(Enum):
     REPLACED = "replaced"
     """The task that was pending has the new time and content. No try had started for the old time."""
     MAY_HAVE_STARTED = "may_have_started"
-    """Replaced, but a try for the old time may be running or may have run. None starts for the new time
-    before that one's lease has ended."""
+    """Replaced, but a try for the old time may be running or may have run. No try for the new time
+    starts before the lease of that try has ended."""
 
 
 class Put(NamedTuple):
@@ -104,10 +104,12 @@ class Put(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The name of a request to submit: repeated within a day, it gets the first answer and changes nothing.
+    """The name of a request to submit. A request with the same name within a day gets the first
+    answer and changes nothing.
 
-    ``key`` is a hash of the name and of who may use it, ``payload`` a hash of all that was asked for.
-    ``part``: one task's part of a request for many, whose name was claimed for all (``Store.requests``).
+    ``key`` is a hash of the name and of who may use it, ``payload`` a hash of all that was asked
+    for. ``part``: whether this is one task of a request for many tasks. ``Store.requests`` then
+    records the name once, for the whole request.
     """
 
     key: bytes
@@ -214,9 +216,10 @@ class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
     ``delay`` is a timedelta or a number of seconds. ``tries`` and ``expires_at`` are those of Task.
-    ``content_type`` is the body's, by default application/octet-stream. ``on_conflict`` is an OnConflict.
-    ``target`` names the webhook target that the task is sent to, instead of its topic's. ``url`` is one of
-    its own, or with a target a path of that.
+    ``content_type`` is the body's, by default application/octet-stream. ``on_conflict`` is an
+    OnConflict. ``target`` names the webhook target that the task is sent to, instead of its
+    topic's. ``url`` is a URL of the task's own; if ``target`` is given, it is a path of that
+    target's host.
     """
 
     topic: str
@@ -238,11 +241,12 @@ class NewTask(NamedTuple):
 class TaskRow(NamedTuple):
     """A row of the task table, in plain types. Instants are milliseconds since 1970 UTC.
 
-    ``next_time`` is when the next try is due: action_time until a try fails. After the task has ended, it is
-    when it ended (one index serves sweep, dead list and purge). ``attempts`` counts tries used up.
-    ``crashes`` counts consecutive tries that ended because their worker died or fell silent, or another
-    handler broke them off. (attempts, crashes, version) never repeats for one pending row: it is the fencing
-    token of failures. (Beyond MAX_ATTEMPTS, not within 31 tries.)
+    ``next_time`` is when the next try is due: action_time until a try fails. After the task has
+    ended, it is when it ended (one index serves sweep, dead list and purge). ``attempts`` counts
+    tries used up. ``crashes`` counts consecutive tries that ended because their worker died or fell
+    silent, or another handler broke them off. (attempts, crashes, version) never repeats for one
+    pending row: it is the fencing token of failures. (Beyond MAX_ATTEMPTS it repeats, but only
+    after 31 tries.)
 
     ``tries``: 0 means those of the topic, UNLIMITED that there is no limit. ``expires_at``: 0 means never.
     ``expired`` is 1 if that is why it ended. ``body_sha256`` is the body's fingerprint
@@ -280,10 +284,11 @@ class TaskRow(NamedTuple):
 class TryRow(NamedTuple):
     """The columns that a try needs: for the row check, the handler's Task, and the end of the try.
 
-    Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds left of a
-    live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is 1 if the row has a
-    last error, so that a try has begun even if it charged nothing. ``body_length`` is -1 without a body.
-    ``redrives`` are those among the changes that ``version`` counts.
+    Fields as in TaskRow. ``lease`` is 0 if no other worker has a lease on the row, the milliseconds
+    left of a live worker's lease, or -1 if the lease's worker died or fell silent. ``begun`` is 1
+    if the row has a last error, so that a try has begun even if it charged nothing. ``body_length``
+    is -1 without a body. ``redrives`` is how many of the changes that ``version`` counts are
+    redrives.
     """
 
     job_id: int

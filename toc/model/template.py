@@ -1,4 +1,5 @@
-"""Topic templates: doors create topics by them when a task is submitted to a name that does not exist yet."""
+"""Topic templates: what a door creates when a task is submitted to a topic that does not exist
+yet."""
 
 from __future__ import annotations
 
@@ -61,7 +62,11 @@ class Template:
             raise InvalidTopic(str(exc)) from exc
 
     def altered(self, policies: Mapping[str, Any], most_topics: int | None) -> Template:
-        """Return it with some policies changed, and its cap unless None. Raises InvalidInput."""
+        """Return the template with some policies changed, and with another cap unless
+        ``most_topics`` is None.
+
+        Raises InvalidInput.
+        """
         cap = self.most_topics if most_topics is None else most_topics
         return replace(self, policies={**self.policies, **policies}, most_topics=cap)
 

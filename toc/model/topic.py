@@ -18,7 +18,8 @@ NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 MAX_RETRIES = 31
 MOST_DOUBLINGS = 900
-"""Most times that the backoff is doubled. Any base has reached its cap by then, and no float is full."""
+"""Most times that the backoff is doubled. 2.0**900 is far beyond any cap, and still fits in a
+float."""
 
 
 class TopicType(StrEnum):
@@ -167,7 +168,7 @@ class Topic:
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 
     def remaining(self, attempts: int) -> int:
-        """Return what scores carry of a pending task that used up ``attempts``: the tries left, mod 31.
+        """Return what scores carry after ``attempts`` used-up tries: the tries left, mod 31.
 
         1 to 31. It counts with the topic's tries even if the task has its own, because a fresh entry
         carries no number, which means the topic's tries.

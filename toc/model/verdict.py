@@ -10,12 +10,12 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     tries_of       how many tries a task has
     has_expired    whether no try may start any more
     after_failure  how a failed try changes the row
-    is_undecided   whether a failure that was refused may still change it
-    after_crash    how a try changes it whose worker died or fell silent
-    after_expiry   how a row ends that has expired
+    is_undecided   whether a failure that was refused may still change the row
+    after_crash    how a try whose worker died or fell silent changes the row
+    after_expiry   how an expired row ends
     is_suspect     whether a task may run only alone
     unpulled       what becomes of an entry that could not be handed out to a consumer
-    after_lapse    how a pulled task ends whose last lease has ended, or which has expired
+    after_lapse    how a pulled task ends after its last lease has lapsed, or when expired
     after_nack     how a consumer's failure changes the row
 """
 
@@ -118,7 +118,7 @@ def next_attempts(attempts: int) -> int:
 
 
 class Expiring(Protocol):
-    """What is read of a row to tell whether it has expired."""
+    """The part of a row that tells whether its task has expired."""
 
     @property
     def expires_at(self) -> int:
@@ -228,8 +228,9 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
 def is_undecided(read: TryRow, row: TryRow | None) -> bool:
     """Whether the failure of a try that ``read`` this row may still be written although it was refused.
 
-    Nothing has happened to the task since: only another worker's lease stood against it. If that worker ends
-    a try of its own, that one counts. If it gives the task back without a try, this failure does.
+    If the row is unchanged, only another worker's lease can have refused the failure. If that
+    worker ends a try of its own, the row changes and this failure is dropped. If that worker gives
+    the task back without a try, this failure is written.
     """
     return (  # [rule: failure-waits]
         row is not None
@@ -241,8 +242,8 @@ def is_undecided(read: TryRow, row: TryRow | None) -> bool:
 def after_expiry(row: TryRow, now: int) -> Failure:
     """Return how a pending row ends that has expired by ``now`` (ms), and whose task no worker runs.
 
-    A task of which no try ever started ends as cancelled, any other as dead with its last error. A lease that
-    ran out is a try that ended with its worker.
+    If no try of the task has ever started, it ends as cancelled, otherwise as dead with its last
+    error. A lease that ran out means that a try has started and its worker died or fell silent.
     """
     attempts, error = row.attempts, None
     if row.lease < 0:
@@ -346,9 +347,10 @@ class PullEnd(NamedTuple):
 
 
 def after_lapse(row: PullRow) -> PullEnd:
-    """Return the end of a task whose last ttr has ended, or which has expired.
+    """Return how a pulled task ends after the ttr of its last try has ended, or after it has
+    expired.
 
-    One that never started becomes cancelled (expired), one that had tries dead with its last error.
+    A task that expired without a try becomes cancelled. Any other becomes dead with its last error.
     """
     if has_expired(row, row.now):
         status = TaskStatus.DEAD if row.attempts else TaskStatus.CANCELLED

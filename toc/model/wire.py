@@ -1,7 +1,8 @@
-"""How values look in JSON that leaves toc, at every door: the command line prints it, others answer with it.
+"""How values look in JSON that toc prints on the command line or answers with at any door.
 
-A job_id is a text (programs whose numbers are floating-point hold 2**53 at the most), an instant RFC 3339 in
-UTC with milliseconds, a duration seconds. Logs are not meant: there a job_id is a number.
+A job_id is a text (programs whose numbers are floating-point hold 2**53 at the most), an instant
+RFC 3339 in UTC with milliseconds, a duration seconds. This does not apply to logs, where a job_id
+is a number.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def write_to(board: SharedMetrics) -> None:
     """Write this process's numbers to ``board``. Raises RuntimeError if anything was counted before."""
     global _board
     with _lock:
-        if _board is not None:  # what is counted makes one
+        if _board is not None:  # the first count has already made a board
             raise RuntimeError("write_to must be called before anything is counted")
         _board = board
 

@@ -59,9 +59,9 @@ def configure(
     structlog.configure(
         processors=processors,
         wrapper_class=wrapper,
-        # Not cached, so that a later configuration counts. sys.stderr is looked up late, so that a redirected
-        # one counts. Each line is one write: processes share a log, and Python may have been told not to
-        # buffer.
+        # Loggers are not cached, so that a later configuration takes effect. sys.stderr is looked
+        # up late, so that a redirected stderr is used. Each line is one write, because processes
+        # share a log, and Python may have been told not to buffer.
         logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )

@@ -204,7 +204,10 @@ class LogWriter:
         return trouble
 
     def _stands(self, number: int) -> bool:
-        """Whether this descriptor is still the log: a closed number may be a connection a moment later."""
+        """Whether this descriptor still refers to the log.
+
+        After it was closed, its number may belong to a connection.
+        """
         try:
             return os.path.samestat(os.fstat(number), self._file)
         except OSError:

@@ -1,7 +1,7 @@
 """How operators change where slots go: hosts drained or weighed, slots pinned, everything spread evenly.
 
-Each change is recorded in the audit, and refused if it names a host or worker that does not exist, unless it
-is meant for one that will come.
+Each change is recorded in the audit. A change that names a host or worker that does not exist is
+refused, unless the caller says that it will come later (``absent``).
 """
 
 from __future__ import annotations

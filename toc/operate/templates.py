@@ -15,7 +15,8 @@ from toc.sdk.client import TimeoutCenter
 log = get_logger(__name__)
 
 DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
-"""biz_types of topics that templates make. Draws seldom clash; those of deleted topics are refused too."""
+"""The range from which the biz_type of a topic is drawn that a template creates. Two draws seldom
+clash. The biz_type of another topic, even of a deleted one, is refused."""
 
 _TRIES = 20
 

@@ -31,7 +31,8 @@ REFRESH_SECONDS = 0.4
 KEPT_SECONDS = 600.0
 """For how many seconds the tokens that were read last hold while the table is away; no longer."""
 FRESH_SECONDS = 2.0
-"""After this many seconds without an answer of the table an unknown token may also be a new one."""
+"""If the table has not answered for this many seconds, an unknown token may be a new one. Then it
+is not refused as invalid."""
 
 
 class Made(NamedTuple):

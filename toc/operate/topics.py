@@ -37,7 +37,7 @@ LET_GO_SECONDS = 10.0
 """How long the workers may take to let go of the slots of a deleted topic before their keys are removed."""
 
 Progress = Callable[[str], None]
-"""Is told what is waited for."""
+"""Called with a text that says what the function waits for."""
 
 
 class Use(NamedTuple):
@@ -86,7 +86,9 @@ def change_delivery(
     wait: bool = False,
     progress: Progress = lambda _text: None,
 ) -> Topic:
-    """Deliver a topic's tasks otherwise. ``wait``: until nothing of it is prepared or leased.
+    """Change how the tasks of a topic are delivered.
+
+    ``wait``: wait until none of its tasks is prepared or leased.
 
     Raises TopicInUse, with the counts, if it is not paused or something of it may run; FeatureNotReady;
     UnknownTopic; IndexUnavailable and StoreUnavailable if it cannot be counted.
@@ -175,10 +177,10 @@ def _end_tasks(center: TimeoutCenter, topic: Topic) -> Iterator[bulk.BulkStep]:
 def _forget(center: TimeoutCenter, topic: Topic) -> None:
     """Remove the keys of a topic that is gone: those of all slots that it may ever have had.
 
-    A worker that still knew the slots would take the missing keys for a loss of data, so the workers are
-    waited for; not for long, as those that were killed let go of nothing. If there is a new topic of that
-    name by then, the keys are its own, and the row check drops what is left of the old one. Raises
-    IndexUnavailable.
+    A worker that still serves the slots would take the missing keys for a loss of data. So this
+    waits until the workers have given up the slots, but at most LET_GO_SECONDS: a worker that was
+    killed never gives them up. If a new topic of that name exists by then, the keys belong to it
+    and stay; the row check drops the entries of the old topic. Raises IndexUnavailable.
     """
     time.sleep(NOTICED_SECONDS)
     until = time.monotonic() + LET_GO_SECONDS

@@ -22,13 +22,13 @@ class DueTimes:
         """When a pull last wanted tasks of the topic (monotonic)."""
 
     def look(self, slot: Slot, due: int) -> None:
-        """Look at it at ``due``, unless earlier."""
+        """Note that the slot is to be looked at by ``due`` (ms). An earlier time stays."""
         if due < self.due.get(slot, -1):
             self.due[slot] = due
             heapq.heappush(self._heap, (due, slot))
 
     def set_slots(self, slots: Sequence[Slot]) -> bool:
-        """Know of these slots and no others. Returns whether they are others than before."""
+        """Replace the known slots by these. Returns whether they differ from the former ones."""
         if self.due.keys() == set(slots):
             return False
         for slot in set(slots) - self.due.keys():
@@ -47,7 +47,10 @@ class DueTimes:
         return None
 
     def take_due(self, now: int, most: int) -> list[Slot]:
-        """The slots that are due, first the longest due. They are due no more until ``look``."""
+        """Return the slots that are due, ``most`` of them at most, the longest due first.
+
+        A returned slot does not count as due again until ``look`` is called for it.
+        """
         found: list[Slot] = []
         while len(found) < most and (due := self.next_due()) is not None and due <= now:
             _, slot = heapq.heappop(self._heap)

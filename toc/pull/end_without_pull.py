@@ -1,6 +1,7 @@
-"""Ends tasks whose last ttr has ended, or which have expired, where no consumer asks for more.
+"""Ends pulled tasks that can have no further try: their last ttr has ended, or they have expired.
 
-A pull does so with what it finds due. Who shows dead tasks wants them to be dead at once, without a pull.
+Usually the next pull that finds such a task ends it. A caller that lists dead tasks cannot wait for
+a pull, so it uses this function.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ LIMIT = 100
 
 
 def end_without_pull(store: Store, topic: Topic) -> None:
-    """End them on their rows. Their entries follow when they are taken. Raises StoreUnavailable."""
+    """End the rows of such tasks of a topic. Raises StoreUnavailable.
+
+    Their entries in the index are corrected later, when a gateway takes them.
+    """
     while True:
         rows = store.pulls.lapsed(topic.biz_type, topic.retries, LIMIT)
         ends = [

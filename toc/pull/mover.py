@@ -115,7 +115,8 @@ class Mover:
     def _run(self, steps: list[Step]) -> None:
         moves, ends = Moves(), list[EndedLease]()
         job_ids = [job_id for step in steps for job_id in step.job_ids]
-        # Of no others: an entry that was not taken, as its row was found first, is forgotten where it is.
+        # Ask only about entries that this batch moves. A task that was found by its row, and not by
+        # a prepared entry, is not among them: its entry is forgotten where it is.
         processed = self.in_transit.take_processed(
             job_id
             for step in steps

@@ -178,7 +178,8 @@ class Pulls:
     def written(self, delivered: Iterable[Delivered]) -> None:
         """Record that the answer with these tasks was written to its client. Does not wait.
 
-        Until that is on the row, the end of ttr does not use up a last try; others need no record.
+        Before the row has that record, the end of ttr does not use up the last try of a task. A
+        task that has further tries needs no record.
         """  # [rule: written-or-again]
         self._answers.put(Ask(Kind.WRITTEN, one.key) for one in delivered if one.last)
 

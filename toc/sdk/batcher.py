@@ -49,7 +49,10 @@ class Batcher:
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: asyncio.Future[Any] | None = None
         self.keeping = self._loop.create_task(self._keep_topics())
-        """Ends only by ``close``. If it ends by itself, its owner must notice: nothing else does."""
+        """The task that keeps the topics fresh. Only ``close`` may end it.
+
+        The owner of the Batcher must watch it: nothing else notices if it ends earlier.
+        """
 
     # --- submit
 
@@ -164,7 +167,7 @@ class Batcher:
         return topic
 
     async def read_topics(self) -> None:
-        """Read the topic table, together with everybody who wants it read now. Raises StoreUnavailable."""
+        """Read the topic table. Calls at the same time share one read. Raises StoreUnavailable."""
         reading = self._reading_topics
         if reading is None or reading.done():
             reading = self._loop.run_in_executor(self._topics_thread, self.center.catalog.read_through)

@@ -88,7 +88,7 @@ class TimeoutCenter:
             submit_many=self.submit_many,
             index=self._indexing.add,
         )
-        """Tasks that come again and again."""
+        """Schedules: each submits a task at each of its times."""
         self.targets = Targets(store=lambda: self.store, allow=self.settings.allow, clock=self.clock)
         """Receivers of webhooks."""
         self._store: Store | None = None

@@ -1,6 +1,6 @@
-"""Tells the index what has changed on rows: after each commit, as far as Redis is within reach.
+"""Updates the index after each change of a row, if Redis can be reached.
 
-What it does not hear, the sweep puts right. So nothing here fails a caller whose row is written.
+If it cannot, the sweep makes the update later. So nothing here fails a caller whose row is written.
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ from toc.store.store import Store
 
 TRIES = 10
 NEAR_MS = 1000
-"""An occurrence due within this time (ms) is left as it is by a change: its task may be starting."""
+"""A change does not touch an occurrence that is due within this time (ms).
+
+Its task may be starting.
+"""
 MOST_BACKFILL = 100_000
 BACKFILL_RATE = 10.0
 LEAST_BACKFILL_RATE = 0.001
@@ -245,9 +248,9 @@ class Schedules:
     ) -> Backfill:
         """Submit the occurrences of the past, nominally due in [start, end], that have no task.
 
-        They become due one after the other, ``rate`` a second, beside each other if they must. Repeating it
-        is safe while their tasks are kept. ``dry_run`` only counts. Raises UnknownSchedule, InvalidSchedule,
-        PartialSubmit.
+        Their tasks become due one after the other, ``rate`` per second, whether or not the earlier
+        ones have ended. Repeating a backfill is safe while its tasks are kept. ``dry_run`` only
+        counts. Raises UnknownSchedule, InvalidSchedule, PartialSubmit.
         """
         stored = self._stored(name)
         definition, now = stored.definition, self._store().schedules.now(name)
@@ -361,11 +364,13 @@ class Schedules:
             now = table.now(name)
             planned = self._planned(stored, now)
             moved = [] if paused else [one for one in planned if one.moved]
-            # What is cancelled without being replaced comes again, if its own time is still to come.
+            # The change cancels all planned occurrences. It replaces those that were moved by hand,
+            # unless it pauses the schedule. The others are planned again by the next step, if their
+            # nominal time is still far enough ahead.
             soonest = now + NEAR_MS - stored.definition.offset
             again = [one.nominal for one in planned if one not in moved and one.nominal > soonest]
             decided = again[0] - 1 if again else state.after
-            # What the jitter of before puts off until after this change is still to come.
+            # An occurrence that the former jitter delays beyond this change has not happened yet.
             offset = definition.offset if state.paused else max(definition.offset, stored.definition.offset)
             after = max(now - offset, decided)
             skips = definition.overlap is Overlap.SKIP and stored.definition.overlap is not Overlap.SKIP
@@ -417,15 +422,21 @@ class Schedules:
         return table.get(stored.name) or stored
 
     def _planned(self, stored: Stored, now: int) -> Sequence[Planned]:
-        """The occurrences that are tasks and due later than in a moment, by nominal time."""
+        """Return the occurrences that are tasks already and due in more than NEAR_MS.
+
+        They are sorted by nominal time.
+        """
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
         return self._store().schedules.planned(stored, topic.biz_type, now + NEAR_MS)
 
     def _last(self, stored: Stored, planned: Sequence[Planned], rows: Mapping[int, TaskRow]) -> int | None:
-        """The task of the last occurrence once these are cancelled, and some replaced by ``rows``: what comes
-        next is judged by what may run, not by what is cancelled."""
+        """Return the job_id of the last occurrence after ``planned`` are cancelled.
+
+        ``rows`` replace some of them. The overlap of the next occurrence is judged by this task,
+        so it must be one that may run, not a cancelled one.
+        """
         last, topic = stored.state.last_job_id, self._topic(stored.definition.topic)
         if last is None or topic is None or last not in {one.job_id for one in planned}:
             return last

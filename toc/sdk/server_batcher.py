@@ -278,7 +278,10 @@ class ServerBatcher(Generic[Item, Outcome]):
             self._settle(asked, StoreUnavailable(str(error)))
 
     def _look(self) -> None:
-        """Answer those who have waited too long: a lock may hold up all that go by themselves."""
+        """Answer the callers that have waited too long.
+
+        For instance, a lock may hold up all items that are sent alone.
+        """
         self._looking = None
         before = self._loop.time() - GIVE_UP_SECONDS
         for line in (self._waiting, self._apart):

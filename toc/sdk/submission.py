@@ -44,7 +44,7 @@ MAX_DELAY_SECONDS = 1e12
 EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
 """The first instant of MySQL's DATETIME. Instant topics take due times in the past, down to this one."""
 LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
-"""Beyond it, DATETIME is full."""
+"""The latest instant that is accepted: the last day that a DATETIME can hold."""
 
 
 class RowMaker:
@@ -217,7 +217,10 @@ class Submission(NamedTuple):
 
 
 def features_of(row: TaskRow) -> list[Feature]:
-    """Return what every member must know, lest it ignore what this task asks for."""
+    """Return the features that a task uses.
+
+    Every member of the cluster must know them: another one would ignore what the task asks for.
+    """
     if row.body_sha256 is None and not row.tries and not row.expires_at:
         return []
     asked = {

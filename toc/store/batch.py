@@ -215,9 +215,10 @@ class Batches(Tries):
         return self._fail(items, self.leases.free, self.leases.kept())
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Write tries that ended with their workers, except on rows that a live worker has leased by now.
+        """Write tries that ended with their workers, except on rows that a live worker has leased.
 
-        Not even if this worker has: its fallback may have taken the row since its reclaim read it.
+        Rows that this worker has leased are left out too: its fallback may have taken them after
+        its reclaim read them.
         """
         return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]
 
@@ -305,10 +306,11 @@ class Batches(Tries):
         return self._shards.each(self._shards.group(job_ids), self._mark_tried, writes=True).failed
 
     def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
-        """Record on rows, as last error if they have none, that a try had begun that charges nothing.
+        """Record that an uncharged try has begun: ``what`` becomes last_error, unless there is one.
 
-        For rows that are pending or were cancelled a moment ago. A cancel then knows that the task was tried.
-        Guards ignore it. Returns those whose tables do not answer, with the reason.
+        For rows that are pending or were cancelled a moment ago. The record tells a cancel that the
+        task was tried. No guard compares it. Returns those whose tables do not answer, with the
+        reason.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:

@@ -1,7 +1,8 @@
 """The bodies of tasks: a table beside each task table, in the same database.
 
-A body's version is always its row's: it is written, moved and deleted in the transaction that does so to the
-row. A reader names the version that it saw in the row; if that body is gone, the row has changed since.
+A body always has the version of its row: the transaction that inserts the row, gives it another
+version or deletes it does the same to the body. A reader names the version that it saw in the row.
+If that body is gone, the row has changed since.
 """
 
 from __future__ import annotations

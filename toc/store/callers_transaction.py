@@ -58,7 +58,8 @@ class CallersTransaction:
                     return row.job_id
         except DBAPIError as exc:
             if isinstance(exc.orig, Exception):
-                # Not from SQLAlchemy's own, whose text quotes the row with its attribute.
+                # Chain the driver's error: the text of SQLAlchemy's error quotes the row, with its
+                # attribute.
                 raise server.translate(exc.orig, sent=True) from exc.orig
             raise
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")

@@ -90,8 +90,9 @@ def require(shards: Shards) -> None:
 def require_layout(shards: Shards) -> None:
     """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES.
 
-    Otherwise a task would be written into a table in which its job_id is never looked up. Only the tables of
-    the first database are read; if they are missing, their user raises the error.
+    Otherwise a task would be written into a table in which its job_id is never looked up. This
+    looks only at the first database. Tables that are missing there are no error here: the statement
+    that uses them raises it.
     """
     name = shards.layout.database_name(0)
     expected = {task_table_name(table) for table in shards.layout.tables_of(0)}

@@ -36,11 +36,13 @@ PATIENCE_TIMES = 4
 MOST_PATIENCE_SECONDS = 2.0
 """Upper bound of that time, and its value while the usual time is unknown."""
 ALONE_SECONDS = 0.5
-"""Replaces PATIENCE_SECONDS for the question whether the only server is away: no task of another waits for
-it, and a machine that halts for a moment must not put all tasks away."""
+"""Least seconds to wait for an answer before the only server counts as away. This can be longer
+than PATIENCE_SECONDS, because no task of another server waits. A machine that halts for a moment
+must not make the only server count as away, because all tasks would then have to wait."""
 APART_SECONDS = 0.2
-"""Extra seconds for an answer while no connection is idle, and then for each step of opening one, to learn
-the server's state. No other caller waits for that."""
+"""How long to wait for a late answer if no connection is idle. After that a new connection is
+opened to learn the state of the server; each step of opening it may take as long, or longer. No
+other caller waits meanwhile."""
 REACHED_SECONDS = 3.0
 """How long after its last answer a server counts as reached. Each worker asks it about once a second."""
 AGAIN_SECONDS = 0.25

@@ -59,11 +59,13 @@ _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disable
 
 _ANSWER_SECONDS = 0.0001
 _MOST_ANSWER_SECONDS = 0.003
-"""Most seconds that a patient caller gives the server before reading, per statement and at most. Every answer
-is a packet of its own: a caller that reads at once wakes up for each."""
+"""A patient caller waits before it reads the answers: _ANSWER_SECONDS for each statement, and at
+most _MOST_ANSWER_SECONDS in all. Every answer is a packet of its own, and a caller that reads at
+once wakes up for each."""
 
 _PING_SECONDS = 0.5
-"""Seconds without an answer after which a ping is sent: so few that a dropped batch is sent once more."""
+"""Seconds without an answer after which a ping is sent. This is less than LOST_FAST_SECONDS, so a
+batch that the server has dropped can be sent once more."""
 _PING = b"\x01\x00\x00\x00\x0e"
 """A packet of one byte, COM_PING."""
 

@@ -33,9 +33,9 @@ _MOST_MARK = 1 << 47
 def moved(server: DatabaseServer, due: str) -> str:
     """Return the assignments that give a pending row another deadline, and end its hand-out.
 
-    ``due`` is an SQL instant. While a consumer has the task, it is not due before that lease would have
-    ended.
-    ``lease_until``, without an owner, keeps that time for further changes of the row.
+    ``due`` is an SQL instant. If a consumer has the task, the task is not due before the end of the
+    consumer's lease. That end is kept in ``lease_until``, without a ``lease_owner``, so that later
+    changes of the row respect it too.
     """
     now = server.from_now(0)
     held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"

@@ -8,7 +8,7 @@ has come since, the outcome is unknown (SubmitUnknown).
 
     many ─▶ look ─▶ plan each ─▶ one transaction ─▶ an outcome for each
              ▲          └─ refused, answered before ─▶ its outcome
-             └── some row is locked, or has changed: again, soon in halves; what is left by itself goes alone
+             └── a row is locked or has changed: again, later in halves; a single item goes alone
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TRIES_TOGETHER = 3
 """Transactions of many that are tried before the many are halved."""
 
 Outcome = Stored | TocError | None
-"""The outcome of one of many. None: certainly not put, because of another one or of a lock; put it alone."""
+"""The outcome of one item of many. None: another item or a lock prevented it, and nothing was
+written for it. The caller must put it alone."""
 Name = tuple[int, int, str]
 """Table, biz_id and dedup_key."""
 

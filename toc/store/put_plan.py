@@ -183,8 +183,8 @@ class Planner:
     ) -> Plan:
         """Store a new task; those that had its dedup_key lose it, and end if they are pending.
 
-        A unique key stops a second task of the name. If the name holds over several topics, a lock of the
-        name comes first, because the unique key is that of one topic.
+        The unique key of the table prevents a second task of that name on one topic only. If the
+        name holds over several topics, the transaction locks the name first.
         """
         row = asked.row
         name = self._shards.names[self._shards.table_of(row.job_id)]

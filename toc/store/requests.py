@@ -34,9 +34,10 @@ class Requests:
     def claim(self, request: Request, table: int | None = None) -> None:
         """Bind the request's name to what it asks for. Raises RequestReused if it is bound to something else.
 
-        Not needed, so nothing is done, if the request's own row will be in the chosen database: that of
-        ``table``. Nor is anything done while that database's server is away or hangs: then the name alone
-        cannot tell a request from another.
+        The name is claimed in the database that its key chooses. No claim is needed, and none is
+        made, if ``table`` is in that database: the row of the request will be there. None is made
+        either while the server of that database is away or hangs. During that time, the reuse of a
+        name for another task may go unnoticed.
         """
         if (error := self.claim_each([(request, table)]).get(request)) is not None:
             raise error

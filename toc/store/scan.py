@@ -53,8 +53,9 @@ class DueRow(NamedTuple):
 class Looked(NamedTuple):
     """The result of ``look`` at many tables.
 
-    ``stirring`` are quiet tables that hold a due row; ``ids`` are (job_id, next_time) of busy ones, by table;
-    ``rows`` are their rows, if requested. ``failed`` gives the tables without an answer, and why.
+    ``stirring`` are the ``quiet`` tables that hold a due row. ``ids`` are the (job_id, next_time)
+    of the due rows in each ``busy`` table; ``rows`` are these rows, if they were requested.
+    ``failed`` gives the tables without an answer, and why.
     """
 
     stirring: list[int]

@@ -170,7 +170,7 @@ def schedule_table(metadata: MetaData, table: int) -> Table:
         Column("missed_at", _INSTANT),
         Column("gmt_create", _INSTANT, nullable=False),
         Column("gmt_modified", _INSTANT, nullable=False),
-        # the only look at a schedule that rests is that for the least of these
+        # Finds the schedules that need a step. While none does, only the least look_time is read.
         Index(f"ix_look_{table:04d}", "look_time"),
         **_OPTIONS,
     )

@@ -53,7 +53,10 @@ class SecretBox:
 
 
 def key_mark(key: str) -> str:
-    """Return a mark of a key, by which members tell which keys they have; it does not tell the key."""
+    """Return a short hash of a key, by which members compare their keys.
+
+    The key cannot be computed from it.
+    """
     return sha256(b"toc " + key.encode()).hexdigest()[:16]
 
 

@@ -102,7 +102,7 @@ class Selections:
                 else:
                     del reached[table]
             places.sort()
-            # What these have not shown yet may belong on the page.
+            # Read on in the tables whose unread rows may still come before the end of the page.
             end = places[limit - 1] if len(places) >= limit else None
             asked = {table: place for table, place in reached.items() if end is None or place < end}
             each = min(4 * each, left // len(asked)) if asked else 0

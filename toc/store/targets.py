@@ -27,7 +27,10 @@ State = tuple[int, int]
 """The number of targets and the sum of their change_ids."""
 
 Change = Callable[[Target, TargetSecrets | None], tuple[Target, TargetSecrets | None]]
-"""Makes a target, and its secrets if they were asked for, what they are to be."""
+"""Takes a target as it is, and returns it as it is to be.
+
+It takes and returns the secrets as well if the caller of ``change`` asked for them.
+"""
 
 MOST_WHY = 255
 _CHANGE_IDS = 2**48

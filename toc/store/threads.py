@@ -62,8 +62,10 @@ class Threads:
         return result
 
     def alone(self, do: Callable[[], object]) -> None:
-        """Call ``do`` on a thread, for no caller. Its error is as one that ends a thread: for
-        ``threading.excepthook``."""
+        """Call ``do`` on a thread. Nobody waits for its result.
+
+        An error of ``do`` goes to ``threading.excepthook``, like an error that ends a thread.
+        """
 
         def run() -> None:
             try:

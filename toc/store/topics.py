@@ -114,14 +114,14 @@ class TopicTable(UnshardedTable):
         raise self._keeps_changing(f"topic {name!r}")
 
     def seen(self, name: str) -> tuple[Topic, int]:
-        """Return a topic and its version, which every change ends. Raises UnknownTopic."""
+        """Return a topic and its version. Every change makes a new version. Raises UnknownTopic."""
         found = self._select("name=%s", check_topic_name(name))
         if not found:
             raise UnknownTopic(f"there is no topic {name!r}")
         return found[0]
 
     def deliver(self, name: str, version: int, delivery: Delivery) -> bool:
-        """Deliver a paused topic's tasks so from now on. False if it was changed since ``version``."""
+        """Change the delivery of a paused topic. False if it was changed since ``version``."""
         change = f"delivery='{Delivery(delivery).value}'"
         return self._update(change, f"name=%s AND paused=1 AND version={version:d}", name)
 
@@ -132,8 +132,8 @@ class TopicTable(UnshardedTable):
     def retire(self, topic: Topic, version: int) -> bool:
         """Remove a closed topic. Its biz_type is never used again. False if it was changed since ``version``.
 
-        The biz_type is retired first, in a transaction of its own: who finds the topic gone also finds that
-        too. If this stops in between, it is to be repeated.
+        The biz_type is retired first, in a transaction of its own: a reader that finds the topic
+        gone also finds its biz_type retired. If the program ends in between, call this again.
         """
         now = self._now()
         insert = (

@@ -26,9 +26,10 @@ TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
 
 
 class Owing(StoreUnavailable):
-    """The server still owes answers to other callers; those will show whether it is out of reach.
+    """The server still owes answers to other callers, so it was not asked.
 
-    ``seconds``: when it will have answered, for a far server; None: the answers are overdue.
+    Those answers will show whether it is out of reach. ``seconds``: for a server that usually
+    answers slowly, in how many seconds they are expected; None: they are overdue.
     """
 
     def __init__(self, text: str, seconds: float | None) -> None:
@@ -84,8 +85,8 @@ class Tries:
         called later, on another thread; for one of several servers that is usually slow, always so. Until
         then that server gets no further requests: its ids are reported as not answered.
 
-        An error of ``take``, or one that nobody has thought of, is raised, or on another thread goes to
-        ``threading.excepthook``.
+        An error of ``take``, or any unexpected error, is raised here. If it happens on another
+        thread, it goes to ``threading.excepthook``.
         """
         begun: list[_Begun] = []
         for server, ids in self._shards.group(job_ids).items():

@@ -30,7 +30,10 @@ _SHARED = (
     "body_length",
     "redrives",
 )
-"""Fields of TryRow that are equal in most rows, in the order of their text, which is parsed once for all."""
+"""Fields of TryRow that have the same values in most rows, in the order of their text.
+
+Rows with the same text share one parsed result.
+"""
 _EXPIRES_AT = _SHARED.index("expires_at")
 _SQL = {
     "lease": "COALESCE(lease_owner,0)",

@@ -62,8 +62,10 @@ def meaning(answer: Answer, dead_on: Collection[int]) -> Meaning:
 
 
 def retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
-    """Return what a Retry-After header asks for, in seconds from now, be it infinite; None without one that
-    says anything."""
+    """Return how many seconds a Retry-After header asks to wait from now; this may be infinite.
+
+    None: there is no such header, or it cannot be understood.
+    """
     text = headers.get("Retry-After", "").strip()
     if not text:
         return None
@@ -71,7 +73,7 @@ def retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
         return float(text)
     try:
         at = parsedate_to_datetime(text)
-        if at.tzinfo is None:  # an old form of dates, which is of the same zone
+        if at.tzinfo is None:  # an obsolete form of dates without a zone; it means UTC
             at = at.replace(tzinfo=UTC)
         return max(at.timestamp() - now_ms / 1000, 0.0)
     except (ValueError, OverflowError, TypeError):

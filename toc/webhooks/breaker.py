@@ -62,7 +62,10 @@ class Breaker:
 
     @property
     def era(self) -> int:
-        """Another one since it was opened or closed last. A request belongs to the one in which it began."""
+        """A number that changes each time the breaker is opened or closed.
+
+        A request belongs to the era in which it began.
+        """
         return self._era
 
     def blocked(self, now: float) -> float:
@@ -106,8 +109,10 @@ class Breaker:
         return True
 
     def given_up(self, era: int) -> bool:
-        """A request of ``era`` was broken off and says nothing. Returns whether it was the probe: another one
-        may be it."""
+        """A request of ``era`` was broken off, which says nothing about the target.
+
+        Returns whether it was the probe: if so, another request may be the probe.
+        """
         was = self._probing and era == self._era
         if was:
             self._probing = False
@@ -127,8 +132,8 @@ class Breaker:
         return BreakerState(self._era, self._opened, round(left * 1000), int(probe))
 
     def learn(self, now: float, shared: BreakerState) -> None:
-        """Take what holds for all."""
-        if shared.era < self._era:  # asked before a change here
+        """Apply the state that all processes share, as Redis has answered it."""
+        if shared.era < self._era:  # this process has changed the breaker after it asked
             return
         if shared.era > self._era or shared.opened != self._opened:  # or another one changed it at once
             self._failures = 0

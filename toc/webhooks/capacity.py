@@ -297,7 +297,8 @@ class Limiter:
         if capacity.queue:
             self._admit(capacity)
         elif capacity.in_flight < capacity.granted // 2:
-            capacity.following = 0.0  # they were put off for longer than was needed
+            # Places are free: a task that is postponed now need not come back after earlier ones.
+            capacity.following = 0.0
             idle = not capacity.in_flight and capacity.granted > 4 * SLACK
             if (idle or capacity.granted > self._spare(capacity)) and now >= capacity.ask_at:
                 self._ask(capacity)  # a burst is over: others need not wait for the renewal
@@ -475,7 +476,8 @@ class Limiter:
         unused = capacity.scarce and capacity.granted > 0
         idle = not using and (unused or now - capacity.used > IDLE_SECONDS)
         spare = self._spare(capacity)
-        # One that uses more than that gets a quarter more: else it would ask for nearly each place.
+        # A process that already uses more than ``spare`` asks for a quarter more than it uses.
+        # Otherwise it would have to ask again for nearly every place.
         ahead = min(max(2 * using, SLACK), max(spare, min(using + using // 4, capacity.limit - spare)))
         capacity.wanted = 0 if idle else min(max(using, ahead), capacity.limit)
         return PermitRequest(

@@ -96,7 +96,10 @@ class AnswerTooLong(ClientPayloadError):
 
 
 class Bounded(ResponseHandler):
-    """Ends an answer after MOST_RAW_BYTES: an extension of a chunk need not end, nor need interim answers."""
+    """Reads an answer up to MOST_RAW_BYTES, then ends it.
+
+    HTTP sets no bound itself: an extension of a chunk, or a row of interim answers, may never end.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)

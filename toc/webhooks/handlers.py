@@ -42,8 +42,9 @@ OWN_CONCURRENCY = 50
 OWN_SECONDS = 15.0
 """Time-out of a request to such a URL."""
 WAITS, SENDS = 0.1, 0.8
-"""The parts of its topic's max_runtime that a task may wait for a place, and that its request may take. So
-only the request, which the target's breaker counts, can exceed max_runtime, never the wait."""
+"""Shares of the topic's max_runtime: for how long a task may wait for a place, and how long its
+request may take. The wait alone never exceeds max_runtime. A request that takes too long can, and
+the target's breaker counts it."""
 LOOK_SECONDS = 1.0
 """How soon a task whose target is paused, unknown or locked is tried again, if few wait."""
 MOST_LOOKS = 100.0

@@ -217,7 +217,10 @@ class Sender:
 
 
 def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return a request as it is sent. Raises InvalidTarget for a header that would end before its end."""
+    """Return a request as it is sent.
+
+    Raises InvalidTarget if a header holds a control character, which could end the header early.
+    """
     lines = [f"{name}: {value}" for name, value in headers.items()]
     text = "".join(lines)
     if not text.isprintable() and _CONTROL.search(text):  # the first is much faster

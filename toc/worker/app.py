@@ -17,7 +17,10 @@ NO_HANDLERS = "toc.worker.no_handlers:center"
 
 
 def load_app(path: str) -> TimeoutCenter:
-    """Return the TimeoutCenter that ``path`` names, also in the working directory. Raises AppNotFound."""
+    """Return the TimeoutCenter that ``path`` names; its module may be in the working directory.
+
+    Raises AppNotFound.
+    """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise AppNotFound(f"--app {path!r} must look like package.module:center")

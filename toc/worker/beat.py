@@ -26,7 +26,8 @@ from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
 
 STUCK_SECONDS = 120.0
-"""A longer turn of an internal loop counts as hanging. Servers that hang are given up long before."""
+"""An internal loop that takes longer for one turn counts as hanging. Calls to servers that hang are
+given up much earlier."""
 
 
 class Beat:
@@ -75,13 +76,14 @@ class Beat:
         out = self._reach.look(self._servers(self._store.away, self._watch.silent))
         reached = self._servers(self._store.reached, self._watch.heard)
         if self._watch.heard:
-            reached.add("redis")  # so a member is called that knows none of its nodes
+            reached.add("redis")  # the name used by members that cannot list the nodes
         stuck = self._measure()
         self._link.send("beat", stuck=stuck, out_of_reach=out, reached=sorted(reached.difference(out)))
         return BEAT_SECONDS
 
     def _servers(self, database: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
-        """Name these nodes of Redis, and the database servers for whose number ``database`` holds.
+        """Return names for these Redis nodes, and for the database servers for which ``database``
+        is true.
 
         The names are the same on all hosts. The address of a single Redis may not be.
         """

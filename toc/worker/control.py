@@ -8,7 +8,7 @@
 
     to the daemon
     ready         it can work
-    unfit         instead of ready: why it cannot work; ``wrong`` if that does not pass by itself
+    unfit         instead of ready: why it cannot work; ``wrong``: an operator must act
     beat          ``stuck``: internal loops that hang; ``out_of_reach``: servers that do not answer;
                   ``reached``: the others, which do
     crowding      ``crowded``: whether its threads hardly get the interpreter; sent when that changes
@@ -33,8 +33,8 @@ from toc.model.topic import Slot
 
 
 class ControlPipe:
-    """One end of it. Any thread may call ``send``; only the thread that waits on ``fileno`` calls
-    ``receive``."""
+    """One end of the channel. Any thread may call ``send``; only the thread that waits on
+    ``fileno`` calls ``receive``."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)

@@ -4,13 +4,14 @@ A copy has only the handler's thread, but all data of its original: waiting task
 the daemon. Handlers may use copies: a program replaces the copy, or a function runs in it and ends it, as in
 ``multiprocessing``. A copy may use the SDK, which connects again.
 
-A copy must not do toc's work, or each waiting task would run twice. So it ends when the handler's call
-returns to toc in it (``copy_ended``), after ``sys.exit()`` with that exit code. Resque has done the same
-since jobs escaped there (https://github.com/resque/resque/pull/1470). If a coroutine made the copy, the event
-loop in the copy runs nothing else, and the copy ends when that coroutine awaits something. When a copy
-starts, it closes the channel and the socket of its name. It also restores Python's own signal handlers,
-because libraries end copies by SIGTERM. A signal that arrives before that waits until then: the original's
-handler would swallow it, and a library that ends its copy at once would wait for that end forever.
+A copy must not do toc's work, or each waiting task would run twice. So it ends when the handler's
+call returns to toc in it (``copy_ended``), after ``sys.exit()`` with that exit code. Resque has
+done the same since jobs escaped there (https://github.com/resque/resque/pull/1470). If a coroutine
+made the copy, the event loop in the copy runs nothing else, and the copy ends when that coroutine
+awaits something. When a copy starts, it closes the channel and the socket of its name. It also
+restores Python's own signal handlers, because libraries end copies by SIGTERM. A signal that
+arrives earlier is held back until then. Otherwise the original's handler would swallow it, and a
+library that ends its copy right after the fork would wait forever.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ LAST_WORDS_SECONDS = 0.5
 _original: int | None = None
 """The pid of the original; None: no copy is ended, as when parts of toc are used alone."""
 _own: list[Callable[[], None]] = []
-"""What a copy calls to close what only the original may hold: the channel to its daemon, and the name that
-proves it alive."""
+"""Functions with which a copy closes what only the original may hold: the channel to its daemon,
+and the name that proves it alive."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _masks = threading.local()
 """``before``: the signals that this thread held back before it began to fork."""
@@ -47,7 +48,8 @@ _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
 def keep_apart(*close: Callable[[], None]) -> None:
-    """From now on, end copies of this process as said above. Each copy first calls ``close``."""
+    """From now on, end each copy of this process when the handler returns in it. Each copy calls
+    ``close`` first."""
     global _original
     _original = os.getpid()
     _own.extend(close)
@@ -109,7 +111,8 @@ class Executor(ThreadPoolExecutor):
     """Threads for ``asyncio.to_thread``. Copies inherit this executor's queue, too."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Run ``fn`` on a thread. A copy that it creates ends when it returns there."""
+        """Run ``fn`` on a thread. If ``fn`` creates a copy, the copy ends when ``fn`` returns in
+        it."""
         return super().submit(_ending_copies, fn, *args, **kwargs)
 
 

@@ -6,9 +6,10 @@ task takes ten such waits or more, one after the other. Eight threads of Python 
 their process a tenth of a second late; with C calls of 70 ms it is 2 to 14 s. A shorter interval does not
 help then, nor does priority: the system's scheduler does not know which threads wait for the interpreter.
 
-So the process tells its daemon, which moves its slots to the other processes of the host until it is no
-longer crowded. Nobody is charged. If several processes are crowded, the cause is the load, which needs all of
-them. A process that hardly uses a processor is not crowded: it or its machine is paused.
+So the process tells its daemon, which moves its slots to the other processes of the host until it
+is no longer crowded. No task is charged a try. If several processes are crowded, the cause is the
+load, which needs all of them. A process that hardly uses a processor is not crowded: it or its
+machine is paused.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from collections.abc import Callable, Collection
 from statistics import median
 
 LOOK_SECONDS = 0.25
-"""How long a thread sleeps to measure how much later it runs again."""
+"""How long a thread sleeps. The look measures how much later than that it runs again."""
 LOOKS = 5
 """How many looks decide. They take a little more than a second, in a crowded process 2 to 4 s."""
 CROWDED_SECONDS = 0.1
-"""A process is crowded if the median of its looks is this late. Not crowded: twenty programs that wait for
-each core make it 0.006 with eight threads of Python code."""
+"""A process is crowded if the median of its looks is this late. For comparison: with eight threads
+of Python code, on a machine where twenty programs wait for each core, the median is 0.006."""
 OVER_SECONDS = 5.0
 """How long a process must not be crowded until it counts as free."""
 LOAD_SECONDS = 60.0
@@ -72,7 +73,8 @@ class Crowding:
 
 
 class Relief:
-    """Decides which process gives its slots to the others: one that alone is crowded."""
+    """Decides which process gives its slots to the others: a crowded one, if the others are not
+    crowded."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -80,7 +82,8 @@ class Relief:
         """Until when the load counts as the cause."""
 
     def of(self, crowded: Collection[str], serving: Collection[str]) -> str | None:
-        """Return the worker_id of the process to relieve now, given those of crowded and of serving ones."""
+        """Return the worker_id of the process to relieve now, if any, given the crowded and the
+        serving processes."""
         now = self._monotonic()
         if len(crowded) > 1:
             self._load_until = now + LOAD_SECONDS

@@ -45,8 +45,9 @@ class Handover:
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots that are being handed over, with the end of the wait for running tries (monotonic)."""
         self._lingering: list[OwnedSlot] = []
-        """Slots handed over that may still have entries under our claim number. It is kept: without it, if
-        this process dies, others could not tell whose the entries are and would wait until they time out."""
+        """Slots handed over that may still have entries under our claim number. So the number is
+        not deleted yet: if this process died, others could not tell whose entries these are, and
+        would have to wait until they time out."""
 
     @property
     def under_way(self) -> bool:
@@ -104,7 +105,8 @@ class Handover:
     def _hand_over(self, now: float) -> None:
         if not self._dropping and not self._lingering:
             return
-        answered = self.pipeline.poller.settled  # read first: what was taken by then is held below, or sought
+        # Read this first: then all that was taken before is held or sought below.
+        answered = self.pipeline.poller.settled
         busy = {entry.slot for entry in self.pipeline.inflight.snapshot()} | self.pipeline.adopter.sought
         quiet = self.pipeline.finisher.idle
         released: list[OwnedSlot] = []

@@ -4,9 +4,9 @@ A handler that freezes time, as tests do, and does not undo it, stops the timers
 drivers: coroutines never wake up, and a server that was away is not tried again. So replaced functions of
 ``time`` are put back.
 
-A debugger or profiler that sets a function for all new threads, and raises in it, ends each thread before it
-begins. Nobody would notice that a thread of ours, such as one that tries whether a server is back, is
-missing. So such functions do not reach our threads.
+A debugger or profiler may set a function for all new threads. If that function raises, each new
+thread ends before it begins, and nobody would notice that a thread of ours is missing, such as one
+that checks whether a server is back. So these functions are not set in our threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _set_trace, _set_profile = threading.settrace, threading.setprofile
 
 
 def keep() -> None:
-    """Record what is in force. Call it when the application is loaded: what that has changed is intended."""
+    """Record the functions and the switch interval. Call it when the application is loaded: its own
+    changes are intended."""
     global _switch_interval
     _kept.update((name, getattr(time, name)) for name in _NAMES)
     _switch_interval = sys.getswitchinterval()

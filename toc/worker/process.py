@@ -117,9 +117,11 @@ def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHa
 
 
 def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str | None:
-    """Start with what the daemon knows of the task table, by its first message. Returns its identity.
+    """Use what the daemon's first message tells about the task table. Returns the identity of the
+    table.
 
-    None from a daemon of an earlier version, which sends nothing: then the tables are queried.
+    Returns None if the daemon is of an earlier version and sends no such message: then the tables
+    are queried.
     """
     if first is None or first["kind"] != "known":
         return None

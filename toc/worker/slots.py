@@ -103,7 +103,8 @@ class SlotBook:
         return fresh
 
     def renew(self, slots: Iterable[Slot]) -> set[Slot]:
-        """Draw claim numbers again that the index may have lost. Returns the slots whose number was lost."""
+        """Claim these slots again, as the index may have lost their numbers. Returns the slots
+        whose number was lost."""
         results = self._queues.claim(slots, self._worker_id)
         lost = set()
         owned = self.owned
@@ -117,7 +118,10 @@ class SlotBook:
         return lost
 
     def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:
-        """Delete the claim numbers of slots that were given up, not taken again, and hold nothing of ours."""
+        """Delete the claim numbers of slots that were given up, except slots that are ours again.
+
+        The caller makes sure that no entry is left under these numbers.
+        """
         numbers = {owned.slot: [owned.claim] for owned in dropped if owned.slot not in self.owned}
         if numbers:
             self._queues.unclaim(numbers)

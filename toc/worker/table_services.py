@@ -1,5 +1,5 @@
-"""The services of a worker process for its tables: sweep, schedules, ends of pulled tasks, former slots, and
-what purges."""
+"""What a worker process does for its tables: sweep, schedules, ends of pulled tasks, former slots,
+retention."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TableServices:
             sweeper.rush()
 
     def rushed(self) -> float:
-        """When the last rush began that is complete on every server (monotonic)."""
+        """Return when the last rush began that has ended on every server (monotonic)."""
         return min(sweeper.rushed for sweeper in self._sweepers)
 
     def end(self) -> None:
@@ -97,8 +97,8 @@ class TableServices:
 
 
 class DeclaredSchedules:
-    """Creates or changes the schedules that the application declares, each once: what operators change later
-    stands until another worker starts.
+    """Creates or changes the schedules that the application declares, each once. What operators
+    change later stays in force until another worker starts.
 
     Servers that do not answer hold up nothing but the schedules that belong to them.
     """

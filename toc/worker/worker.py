@@ -35,9 +35,10 @@ log = get_logger(__name__)
 
 BUSY_TICK_SECONDS = 0.05
 ORPHAN_SECONDS = 12.0
-"""How long a process works on without its daemon. Its slots get no other owner until the daemon's ZooKeeper
-session has ended (10 s at most). Two owners for a while after that are harmless: by then the one without a
-daemon starts nothing without a lease, and takes nothing without Redis."""
+"""How long a process continues to work after its daemon has ended. Its slots get no other owner
+until the daemon's ZooKeeper session has ended (10 s at most). Two owners for a while after that are
+harmless: by then the one without a daemon starts nothing without a lease, and takes nothing without
+Redis."""
 STILL_SECONDS = 1.0
 """A process that oversleeps by more than this was stopped, perhaps with its daemon. Its slots may have other
 owners, which the daemon learns in the next moments."""
@@ -294,7 +295,8 @@ class Worker:
     # --- the end
 
     def close(self) -> None:
-        """Close what a worker that never ran holds open. One that ran ends with its process."""
+        """Close what a worker that was never run holds open. A worker that has run ends with its
+        process."""
         self.pipeline.dispatcher.close()
         for end in (self._link, self._wake_receiver, self._wake_sender):
             end.close()
@@ -332,7 +334,8 @@ class Worker:
     @property
     def settled(self) -> bool:
         """Whether nothing is held nor being taken, so that this process may end."""
-        return self.fallback.settled and self.pipeline.settled  # in this order: what it took is held then
+        # In this order: once the fallback is settled, the entries that it took are held.
+        return self.fallback.settled and self.pipeline.settled
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""
@@ -341,7 +344,8 @@ class Worker:
         return self._clock.monotonic() >= self._stop_by
 
     def _give_back_running(self, running: Iterable[Entry]) -> None:
-        """Give running tries back uncharged, noted on their rows. They will run again elsewhere."""
+        """Give running tries back without charging them, and mark their rows. The tasks will run
+        again elsewhere."""
         finisher = self.pipeline.finisher
         finisher.give_back_running(running)
         until = self._clock.monotonic() + FORCED_SECONDS

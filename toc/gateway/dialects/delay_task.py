@@ -21,19 +21,19 @@ from toc.pull.delivered import Delivered
 
 PREFIX = "delay-task."
 CALLBACK_PREFIX = "delay-task-callback."
-"""Of the topics whose tasks are sent to a target instead of being pulled."""
+"""Prefix of the topics whose tasks are sent to a target instead of being pulled."""
 ADD, PULL = "/delay/task/add", "/delay/task/pull"
 IN_A_SECOND = 10_000
-"""Numbers of tasks that are due in one second."""
+"""How many numbers there are for the tasks that are due in one second."""
 MOST_CLASHES = 100
 CLASHES_NEAR = 10
 """After this many clashes in a row, continue at another number."""
 KEPT_SECONDS = 3 * 86_400
 TTR_SECONDS = 60.0
-"""After which a task is handed out again whose answer was not written."""
+"""A task is handed out again after this time if the answer with it was not written."""
 CONTENT_TYPE = "application/json"
 LAST_SECOND = 4_102_444_800
-"""The year 2100: later ones are milliseconds that were taken for seconds."""
+"""The latest due time, in the year 2100: a greater number was probably meant as milliseconds."""
 
 DONE = "操作成功"
 NOTHING = "没有到期的任务"
@@ -120,7 +120,7 @@ class DelayTask(Dialect):
             )
             try:
                 await self.service.batcher.put(task)
-            except TaskExists:  # of another process, whose numbers have come this far
+            except TaskExists:  # another process has given this number to a task
                 continue
             return int(task.biz_id)
         raise Busy("too many tasks are due in one second")
@@ -160,7 +160,7 @@ class DelayTask(Dialect):
             return _answer("pull", 1, UNKNOWN, content="")
         try:
             content = (await self.door.body(row)).decode(errors="replace")
-        except BodyGone:  # its time is over
+        except BodyGone:  # the task was purged: its retention is over
             return _answer("pull", 1, UNKNOWN, content="")
         return _answer("pull", content=content)
 

@@ -77,9 +77,10 @@ class Door:
     async def pull(
         self, topics: Iterable[str], ttr: int | TtrOf, *, wait: float = 0.0, most: int = 1
     ) -> list[Delivered]:
-        """Hand out due tasks of its own, of the first of these topics that has any, as ``Pulls.pull`` does.
+        """Hand out due tasks of this dialect, from the first of these topics that has any.
 
-        ``ttr`` is ms. It also waits for topics that do not exist; none is created.
+        Works like ``Pulls.pull``; ``ttr`` is in ms. A topic that does not exist yet is not created,
+        but its tasks are handed out if another call creates it during the wait.
         """
 
         def of_own(row: PullRow) -> int | None:
@@ -141,8 +142,11 @@ class Door:
         return rows
 
     async def put_across(self, task: NewTask, *, max_delay: float) -> Put:
-        """Store a task that is named over all topics of the dialect: what has its biz_id and dedup_key under
-        any of them is replaced, as ``on_conflict`` says. Raises what ``TimeoutCenter.put`` does."""
+        """Store a task whose name holds over all topics of the dialect.
+
+        Its name is its biz_id and dedup_key. If a task of that name exists under any of these
+        topics, ``on_conflict`` says what happens to it. Raises what ``TimeoutCenter.put`` raises.
+        """
         batcher = self._service.batcher
         await self._find(task.biz_id, task.dedup_key)  # so that all topics are known under which it may be
         one = await batcher.checked(task, across=self.topics(), max_delay=max_delay)

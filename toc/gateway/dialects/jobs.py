@@ -1,8 +1,10 @@
-"""Jobs that their callers name: one id is one job over all topics of a door, and a push replaces it.
+"""Jobs whose ids are chosen by their callers. An id names one job over all topics of a dialect, and
+a push with the same id replaces that job.
 
-A job is a task without limit of tries whose biz_id is the caller's id. So everything that was pushed under
-one id is in one table, and one transaction replaces it, under whatever topic. The attribute keeps what the
-caller has said: the id and the topic as given, the delay, and the ttr, which every hand-out gets.
+A job is a task without a limit of tries; its biz_id is the caller's id. So all tasks with one id
+are in one table, and one transaction can replace a job under any topic. The attribute of the task
+keeps what the caller gave: the id, the topic, the delay, and the ttr, which applies to every
+hand-out of the job.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ MOST_DOORS = 1000
 
 NO_TOKEN_NEEDED = frozenset({Call.SIZE, Call.DEAD_SIZE})
 RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
-"""The calls that a token's rate bounds, and the word for them."""
+"""The calls that count against a token's rate, and the word for each of them in a refusal."""
 _ACCESS = {
     Call.PUBLISH: access.Call.SUBMIT,
     Call.BULK: access.Call.SUBMIT,
@@ -61,7 +61,7 @@ _ACCESS = {
 
 
 class Asked(NamedTuple):
-    """A request for a call on one queue; a consumer's names all of them."""
+    """A request for a call on one queue. A consumer may name several queues in one request."""
 
     where: Route
     query: Query

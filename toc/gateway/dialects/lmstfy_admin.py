@@ -28,11 +28,11 @@ ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
 """What a token of lmstfy may do, on the queues of its namespace."""
 SHORTEST_TOKEN = 20
 EVERYWHERE_SECONDS = 1.0
-"""After so long every gateway knows a new token."""
+"""Every gateway knows a new token after this many seconds."""
 ENGINE = "redis"
-"""The one of the original's engines that pools are said to be of."""
+"""lmstfy has several engines. This one is named as the engine of every pool."""
 LOCAL = "lmstfy-admin"
-"""Who makes changes from this machine, in the audit."""
+"""The name in the audit for changes that are made from this machine, without a token."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _NO_PAGE = Reply(b"404 page not found", 404, "text/plain")
 _UNAUTHORIZED = 401
@@ -151,7 +151,7 @@ class LmstfyAdmin(Dialect):
     # --- inside
 
     def _giver(self, request: Request) -> Token | None:
-        """Return the token of an administrator by whom the request comes, None if it is by none."""
+        """Return the administrator's token that a request carries, or None without a valid one."""
         kind, _, text = (request.header(b"authorization") or "").partition(" ")
         try:
             secret = b64decode(text, validate=True).decode().partition(":")[2]
@@ -195,8 +195,11 @@ class LmstfyAdmin(Dialect):
 
 
 def _unlimited(request: Request, parts: list[str], query: Query) -> Reply | None:
-    """Answer what concerns limits of tokens and the access log as an original without any; None for another
-    call. Raises Refused for what would set one."""
+    """Answer a call about limits of tokens or about the access log. None: it is another call.
+
+    The answers are those of an original lmstfy that has neither. Raises Refused if the call would
+    set a limit or turn on the log.
+    """
     limit = len(parts) in (4, 5) and parts[0] == "token" and parts[3] == "limit"
     if request.method == "GET":
         if parts == ["limits"]:

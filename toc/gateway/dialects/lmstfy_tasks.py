@@ -15,9 +15,9 @@ from toc.model.template import Template
 NAME = "lmstfy"
 DEDUP_KEY = f"{NAME}:job"
 MOST_TRIES = U16 - 1
-"""65,535 would be without limit."""
+"""The most tries of a job. One more, 65,535, would mean no limit."""
 LONGEST_PREFIX = 93
-"""Characters of a namespace in a topic: a hash, and the dots, fit behind it."""
+"""Most characters of a namespace in a topic's name, so that a hash and the dots fit behind it."""
 MOST_QUEUES = 10_000
 
 

@@ -32,8 +32,8 @@ log = get_logger(__name__)
 
 ACKS = 20
 ACK_AGAIN_SECONDS = 0.25
-"""How often, and with what pause, it is tried to mark tasks as processed while their server does not
-answer."""
+"""How many attempts are made to mark tasks as processed while their server does not answer, and the
+pause between two attempts, in seconds."""
 ESCAPED = 6
 """Most bytes of JSON for one byte of a text."""
 BESIDE_BYTES = 64 << 10
@@ -184,8 +184,9 @@ class Port:
 class Guard:
     """Who may use a port without a token.
 
-    ``networks``: the clients' networks; none for a port on loopback. ``hosts``: names by which clients know
-    the port. A page in a browser cannot use it, neither by its own name nor by one that it lets lead here.
+    ``networks``: the clients' networks; none for a port on loopback. ``hosts``: names by which
+    clients know the port. A web page in a browser cannot use the port, neither from its own site
+    nor through a host name that its owner lets point to this machine (DNS rebinding).
     """
 
     def __init__(self, networks: Sequence[IPv4Network | IPv6Network], hosts: Sequence[str]) -> None:
@@ -193,7 +194,10 @@ class Guard:
         self._hosts = frozenset({"localhost", *(host.lower().rstrip(".") for host in hosts)})
 
     def refuses(self, scope: Scope, *, browsers: bool = False) -> str | None:
-        """Return why a request is refused, None if it is not. ``browsers``: they may ask as well."""
+        """Return why a request is refused. None: it is not refused.
+
+        ``browsers``: requests of browsers are allowed too.
+        """
         if not self._near(scope.get("client")):
             return "this address may not use the port"
         if browsers:

@@ -56,7 +56,8 @@ log = get_logger(__name__)
 LOOK_SECONDS = 2.0
 """Pause after a check of the servers, at least."""
 LOOK_SHARE = 50
-"""That pause as a multiple of the check's time, if that is longer: so checks take 2 % of a core at most."""
+"""The pause lasts at least this many times as long as the check took, so checks take at most 2 % of
+a core."""
 LOOK_TIMEOUT_SECONDS = 1.0
 LATE_MS = 2000
 """How long a row must be due to count as late while tables lack an owner. By then, running tries have

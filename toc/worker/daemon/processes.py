@@ -1,10 +1,10 @@
 """The processes of a daemon: how one is started, and what the daemon knows of it.
 
-Each has a process group of its own, so ``kill 0`` in a handler reaches only its process and what that has
-started. Ctrl-C reaches the daemon alone, which tells the processes. When a process dies, its daemon kills the
-rest of its group. So its tasks run again neither beside programs that their first tries started nor behind
-row locks of connections that a copy holds open. After an orderly end, programs that handlers have started
-continue.
+Each has a process group of its own, so ``kill 0`` in a handler reaches only its process and what
+that has started. Ctrl-C reaches the daemon alone, which tells the processes. When a process dies,
+its daemon kills the rest of its group. So when its tasks run again, no program that an earlier try
+started still runs, and no copy holds a connection with row locks open. After an orderly end,
+programs that handlers have started continue.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Beside:
     """Further processes that a daemon keeps running. They have no slots and are not members of the cluster.
 
     ``command`` starts one; it also gets ``--worker-id``, ``--link`` and ``--board``, inherits the
-    ``descriptors``, and uses the link as a worker process does. Of topics of the ``deliveries`` that these
-    processes serve, the daemon's workers own the slots but leave the tasks to them.
+    ``descriptors``, and uses the link as a worker process does. These processes start the tasks of
+    topics with one of the ``deliveries``; the daemon's workers only own the slots of these topics.
     """
 
     name: str

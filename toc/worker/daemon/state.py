@@ -56,7 +56,7 @@ def faults(state: State, now: float) -> list[str]:
 
 
 def wants(state: State) -> list[str]:
-    """Return what a daemon lacks for all its work, apart from the servers that it checks."""
+    """Return why a daemon cannot do all its work, apart from servers that are out of reach."""
     found = []
     if state.stopping:
         found.append("it is stopping")
@@ -72,8 +72,8 @@ def wants(state: State) -> list[str]:
 def notes(state: State) -> list[str]:
     """Return intended but unusual states, and faults of the cluster rather than of this daemon.
 
-    They do not make a daemon unready: a rolling update that waited for a drained host would never end, and it
-    may bring a worker for slots without an owner.
+    They do not make a daemon unready. A rolling update that waits for a drained host would never
+    end, and the update may be what brings a worker for slots without an owner.
     """
     found = []
     if state.drained:

@@ -71,7 +71,8 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self._processes = self.settings.processes + (self.beside.processes if self.beside else 0)
-        """How many processes there should be; the last of them are those beside the workers."""
+        """How many processes there should be: the workers, and after them the processes of
+        ``beside``."""
         self._reported_at = float("-inf")
         self._left_alone: set[str] = set()
         """Topics that have a handler here and are not delivered to handlers."""
@@ -210,7 +211,7 @@ class Daemon:
         try:
             messages = child.link.receive()
         except ValueError:  # a handler can write to any descriptor of its process
-            self._kill(child, "what it says is not understood")
+            self._kill(child, "it sent a malformed message")
             return
         for message in messages:
             self._hear(child, message)
@@ -258,7 +259,8 @@ class Daemon:
             self._join(child)
 
     def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
-        """Give its slots to others: it takes nothing more. ``recycle``: why it wants a successor, or empty.
+        """Give the slots of a process that leaves to others. ``recycle``: why it wants a successor,
+        or empty.
 
         Its running tries are kept alive under its claim numbers.
         """
@@ -461,10 +463,10 @@ class Daemon:
                 self._coordinator.leave(worker_id, known_dead=True)
 
     def _relieve(self) -> None:
-        """Move the slots of a process that is crowded alone to the others, until that is over.
+        """Move the slots of the only crowded process to the others, until it is no longer crowded.
 
-        They are dropped as in every handover. Only then does the process leave the membership: nobody can
-        have its slots before.
+        The process drops the slots as in every handover, and then leaves the membership: earlier
+        than that, no other process can have its slots.
         """
         children = list(self._children.values())
         chosen = self._relief.of(
@@ -508,8 +510,9 @@ class Daemon:
         for child in self._children.values():
             child.link.send("stop")
             if not child.heard:
-                # It reads the link only once it has started, which may take too long. One that has just
-                # started leaves in good order after either.
+                # A process reads the link only after its start, which may take too long, so it gets
+                # SIGTERM too. A process that has just started leaves in good order after either of
+                # them.
                 os.kill(child.process.pid, signal.SIGTERM)
 
     # --- slots
@@ -541,7 +544,8 @@ class Daemon:
         """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
         lost = child.held - claimed - child.dropping if child.member else set()
         if lost:
-            # Their claims ended with a session. What cannot be claimed again is another worker's by now.
+            # The claims of these slots ended with a session. A slot that cannot be claimed again
+            # has another owner by now.
             want -= lost - self._coordinator.claim(child.worker_id, lost & want)
         drop = child.held - want - child.dropping
         if drop:

@@ -19,7 +19,7 @@ from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
 
 ALIVE_SECONDS = 3.0
-"""A child that sent a message this recently is not silent: its task is simply not done."""
+"""A child that has sent a message within this time is not silent: its task only takes longer."""
 FLUSH_SECONDS = 0.001
 """Pause between attempts to send the rest of a message."""
 TAKE_SECONDS = 10.0
@@ -77,9 +77,9 @@ class IsolatedProcess:
     def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
         """Return its next message; None if it has ended, or after ``seconds``.
 
-        With ``patience``, None is also returned after a silence of that many seconds (``silent``). If it has
-        just fallen silent when ``seconds`` are over, the wait lasts until it sends something or counts as
-        silent.
+        With ``patience``, None is also returned after a silence of that many seconds (``silent``).
+        If it has sent nothing for ALIVE_SECONDS when ``seconds`` are over, the wait lasts until it
+        sends something or counts as silent.
         """
         until = time.monotonic() + seconds
         self._silence.broken()

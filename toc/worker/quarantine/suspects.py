@@ -12,9 +12,10 @@ After ``limit`` crashes in a row, a task runs alone in a child process (``isolat
 A run alone is charged on the row *before* it begins, with the time of the next run in case no outcome is
 reported. So the count is right whatever happens to the worker, and a task that only waits is charged nothing.
 
-There is one child at a time, and only a short line of tasks waits in memory. The others are put back to a
-time at which their turn may come. While tasks wait, the same child runs one after the other, because most
-suspects are innocent. Only a child that has run nothing before convicts.
+There is one child at a time, and only a short line of tasks waits in memory. The others are put
+back to a time at which their turn may come. While tasks wait, the same child runs one after the
+other, because most suspects are innocent. A task counts as guilty only if it ends a child that has
+run nothing before.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ FIRST_GUESS_SECONDS = 0.1
 """Assumed time of a run before any was measured. A task that comes back too early is put back again."""
 LEAST_SECONDS = 0.01
 OUTLIER = 4
-"""A run counts as at most this many times the average. Long runs are rare, mostly those of culprits. If they
-set the pace, all others would wait in vain."""
+"""A run enters the average as at most this many times the average. Long runs are rare, and most are
+those of culprits. If they counted in full, all other tasks would be put off for too long."""
 SOONEST_MS = 500
 """Soonest turn (ms ahead) of a task that finds the line full."""
 FARTHEST_MS = 300_000
@@ -331,7 +332,8 @@ class Quarantine:
             self._by_row(lost)
 
     def _by_row(self, entries: list[Entry]) -> None:
-        """Settle entries that did not run by their rows, which somebody else has changed."""
+        """Settle entries that did not run because somebody else has changed their rows; the new
+        rows decide."""
         rows = self.store.read_tries([entry.job_id for entry in entries])
         self.finisher.give_back_unread(entry for entry in entries if entry.job_id in rows.unanswered)
         self.finisher.settle_by_row(

@@ -1,4 +1,5 @@
-"""Adopt: from PrepareQueue entries under our claim that are not held to checked entries.
+"""Adopt: finds PrepareQueue entries under our claim that this process does not hold, and checks
+them.
 
 These are entries that a prepare took whose reply was lost, and entries that were let go before they started.
 They run again if they are still there. Left alone they would time out, which costs a try.
@@ -45,7 +46,8 @@ AFTER_LOST_MS = (0, 1000, 4000)
 
 @dataclass(kw_only=True, eq=False)
 class Adopter:
-    """The loop that finds such entries. ``hold`` and ``take_over`` also serve the poller's answers."""
+    """The loop that finds entries that are not held. The poller also uses ``hold`` and
+    ``take_over``."""
 
     queues: Queues
     catalog: TopicCatalog
@@ -67,7 +69,7 @@ class Adopter:
 
     @property
     def settled(self) -> bool:
-        """Whether no let-go entry has yet to be looked for."""
+        """Whether every entry that was let go has been handled."""
         return not self.let_go and not self._busy
 
     @property
@@ -113,7 +115,8 @@ class Adopter:
             self.checker.check(ours)
 
     def run_once(self) -> float:
-        """Take up what was let go and what must be looked for now. Returns the seconds until the next."""
+        """Handle entries that were let go, and look for others that are due to be sought. Returns
+        the seconds until the next call."""
         self._busy = True
         found = self.let_go.take()
         now = self.clock.now_ms()
@@ -154,7 +157,8 @@ class Adopter:
                 found[slot] = found.get(slot, {}) | fences
 
     def _adopt(self, found: Mapping[Slot, Mapping[int, float]], now: int) -> None:
-        """Hold those of these entries that are not held and still prepared; check or give back them.
+        """Hold the entries that nobody holds and that are still prepared. Then check them or give
+        them back.
 
         Each gets a heartbeat first, since it may be old.
         """
@@ -162,8 +166,9 @@ class Adopter:
         held: dict[Slot, list[Entry]] = {}
         for slot, fences in found.items():
             free = [(job_id, fence) for job_id, fence in fences.items() if self.inflight.get(job_id) is None]
-            # Hold before the existence check, not after it. What the poller holds meanwhile, whose reply has
-            # yet to be read, replaces this entry; what has been moved away meanwhile does not match.
+            # Hold an entry before checking that it still exists, not after. If a prepare takes the
+            # id meanwhile, the poller's entry replaces this one. If the entry is moved away
+            # meanwhile, its token does not match.
             if entries := self.hold(slot, free, now, kept):
                 held[slot] = entries
         asked = {slot: [(entry.job_id, entry.fence) for entry in some] for slot, some in held.items()}

@@ -1,10 +1,11 @@
 """Agenda: when the poller looks at each slot next, and which of the due slots it serves now.
 
-A slot is due when its first entry is, as far as the worker knows: each prepare reports the next due time of
-its slot, and wake-up messages or the slow peek of the reclaimer report entries that became due earlier. Of
-the due slots, those that wait longest come first, as far as their topic has room. The others wait until the
-dispatcher reports room. A slot that has more keeps its place for a turn: so what is taken, and ends, within
-some milliseconds lies in few tables.
+A slot is due when its first entry is, as far as the worker knows: each prepare reports the next due
+time of its slot, and wake-up messages or the slow peek of the reclaimer report entries that became
+due earlier. Of the due slots, those that wait longest come first, as far as their topic has room.
+The others wait until the dispatcher reports room. A slot with more due entries is served again
+until it has given TURN entries in a row. So the tasks that are taken, and end, within some
+milliseconds lie in few tables.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ TAKE_LIMIT = 200
 ROUND_LIMIT = 400
 """Most entries of one topic that one round takes. Other topics wait while their rows are read."""
 ENOUGH_UNWRITTEN = 3000
-"""Ended tries not yet written, above which nothing is taken of a topic whose last prepare left due entries. A
-burst waits here for the finisher, and due tasks of other topics get room."""
+"""While more ended tries than this are not written yet, nothing is taken of a topic whose last
+prepare left due entries. So a burst waits for the finisher, and due tasks of other topics get
+room."""
 MOST_UNSTARTED = 2 * MAX_WAITING
-"""Entries of one topic that were taken and have not started, above which no more of it are taken. Not only
-those in its line: where rows or leases come slowly, most are in the row check, or were let go and wait to be
-adopted, while the line is empty and has room."""
+"""While more entries of a topic than this were taken and have not started, no more of it are taken.
+All of them count, not only those in its line: if rows or leases come slowly, most are in the row
+check or wait to be adopted, while the line is empty and has room."""
 TURN = 1000
 """Entries that are taken from a slot in a row while it has more and other slots of its topic wait."""
 BEHIND_LOOK_MS = 50
@@ -46,7 +48,8 @@ PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
 
 _LONGEST = attrgetter("due", "last_turn")
-"""Who waits longest. Slots that were put off together are due together: then who had a turn longest ago."""
+"""Sorts slots: first the one that has waited longest. Slots that were put off together are due at
+the same time; then the one whose last turn is longest ago comes first."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,7 +75,8 @@ class Agenda:
         self._turns = count(1)
 
     def hear(self, news: Mapping[Slot | None, int]) -> None:
-        """Note when slots (None: every slot) may hold a due entry. Begins a round."""
+        """Begin a round: schedule looks at slots (None: every slot) that may hold a due entry, and
+        at those that had no room in the last round."""
         owned = self.book.owned
         if None in news:
             for member in owned.values():
@@ -177,7 +181,7 @@ class Agenda:
         if result.redis_now_ms < due <= now:  # Redis's clock is behind ours and says not yet
             due += now - result.redis_now_ms
         elif due <= now and owned.in_a_row >= TURN:
-            due = now  # behind those that wait
+            due = now  # it comes after the slots that wait
             owned.in_a_row, owned.last_turn = 0, next(self._turns)
         self.look(owned, due)
 

@@ -156,8 +156,9 @@ class BodyReader:
                 ready.append(entry)
             else:
                 (gone if content is None and entry.job_id in found else unread).append(entry)
-        # This thread must not wait; nor may what runs there wait for its own threads, as a call to several
-        # servers would.
+        # This thread must not wait, so a thread of the store does this. That thread must not wait
+        # for other threads of the store, as a call to several servers would: so one call for each
+        # server.
         for number in range(len(self.loops)):
             lost, late = (
                 [entry for entry in part if self._store.server_of(entry.job_id) == number]
@@ -168,7 +169,7 @@ class BodyReader:
         return ready, bodies
 
     def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:
-        """Let entries go whose handlers are not called."""
+        """Settle or postpone entries whose handlers cannot be called without their bodies."""
         gone = [entry for entry in gone if self._inflight.settle(entry)]
         away = [entry for entry in unread if self._inflight.settle(entry)]
         rows = self._store.read_tries([entry.job_id for entry in gone])

@@ -37,8 +37,8 @@ MOST_RETRY_MS = 10_000
 """Longest such pause (ms), when a database server has been away for long."""
 LUMP = 200
 LUMP_MS = 500
-"""Entries postponed for longer return in lumps, ``LUMP`` entries each ``LUMP_MS``. However many due tasks a
-server that is away has, taking and postponing them again costs little."""
+"""Entries postponed for longer return in lumps, ``LUMP`` entries each ``LUMP_MS``. So taking and
+postponing them repeatedly costs little, even if a server that is away has many due tasks."""
 OWING_MS = 30
 """Pause (ms) while it is unknown whether a server is away or one of its tables is locked."""
 MOST_OWED = 1000
@@ -99,7 +99,8 @@ class Checker:
 
     def check_taken(self, entries: list[Entry]) -> None:
         """Check entries that were just taken, together with those that wait for their server."""
-        self.check(self._no_more_owed() + entries)  # else new entries keep overtaking these
+        # Without this, new entries would always be checked before those that wait.
+        self.check(self._no_more_owed() + entries)
 
     def _no_more_owed(self) -> list[Entry]:
         with self._lock:
@@ -113,7 +114,7 @@ class Checker:
         held until it does; a thread of the store waits for it, so nothing here waits for a server that hangs.
         """
         began = self.clock.monotonic()
-        # Entries that waited for their server may hold both, in either order.
+        # If entries have waited for their server, the list may hold two of one id, in either order.
         by_id = {entry.job_id: entry for entry in entries if self.inflight.get(entry.job_id) is entry}
         taker = threading.get_ident()
 
@@ -166,7 +167,8 @@ class Checker:
             self.finisher.expire(self._written_soon(expired))
         if behind := checked[Check.CLOCK_BEHIND]:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
-            # By Redis's clock they are due: until then by its clock.
+            # They are due by Redis's clock. They go back until the time, by that clock, at which
+            # they are due by ours.
             self.finisher.give_back_until((e, e.taken + e.row.next_time - now) for e in behind)
         if refused:
             self.finisher.settle_by_row(refused)
@@ -213,7 +215,8 @@ class Checker:
         self.finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
 
     def _lumped(self, at: int) -> int:
-        """When an entry due back at ``at`` (ms) returns with its lump: then or a little later."""
+        """Return when an entry that is to return at ``at`` (ms) returns with its lump: then or a
+        little later."""
         with self._lock:
             if at > self._lump_at:
                 self._lump_at, self._lump_left = at + LUMP_MS, LUMP

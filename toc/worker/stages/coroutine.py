@@ -1,8 +1,8 @@
 """The asyncio task that runs a coroutine handler. Other handlers cannot cancel it.
 
-The context tells where a cancel comes from. A try that was broken off all the same counts as a crash without
-a charge (``Disturbed``). After three of them the task runs alone: there it either breaks itself off or is not
-disturbed.
+The context tells where a cancel comes from. If another handler breaks off a try nevertheless, that
+counts as a crash but uses up no try (``Disturbed``). After several of them the task runs alone,
+where only the task itself can break off its try.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _refusal_logged: ContextVar[bool] = ContextVar("toc_refusal_logged", default=Fal
 class HandlerTask(asyncio.Task[None]):
     """Runs the handler of one entry, or of a batch that begins with it.
 
-    Usually the handler itself cancels it, for example by a timeout. A cancel by another handler, most likely
-    in a loop over ``asyncio.all_tasks()``, is refused as if the task had ended. A cancel from an unknown
-    source, such as a thread that a handler started, takes effect, but not before the first step: nothing
-    would report the end. ``disturbed``: there was a cancel of either kind, so a CancelledError is not the
-    handler's own; tasks that it awaits may have been cancelled.
+    Usually the handler itself cancels it, for example by a timeout. A cancel by another handler,
+    most likely in a loop over ``asyncio.all_tasks()``, is refused as if the task had ended. A
+    cancel from an unknown source, such as a thread that a handler started, takes effect, but only
+    after the first step: before that, nothing would report the end of the task. ``disturbed``:
+    there was a cancel of either kind, so a CancelledError is not the handler's own; tasks that it
+    awaits may have been cancelled.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class HandlerTask(asyncio.Task[None]):
         """The first step, called inside the task."""
         self.begun = True
         _running.set(self.entry)
-        if asyncio._get_running_loop() is None:  # a handler before it has left the thread without one
+        if asyncio._get_running_loop() is None:  # an earlier handler has unset it
             asyncio._set_running_loop(self.get_loop())
 
     def cancel(self, msg: Any | None = None) -> bool:

@@ -93,8 +93,9 @@ class Dispatcher:
     def serve(self, handler: Handler) -> bool:
         """Prepare for a handler that was not there at the start: a topic is new or has another delivery.
 
-        Returns whether that was possible: not while entries of the topic are held for another coroutine.
-        Only a coroutine may be new: threads have the lines that were made at the start.
+        Returns whether that was possible: not while entries of the topic are held for another
+        coroutine. Only a coroutine handler can be added: the lines of the threads are fixed at the
+        start.
         """
         return self._loop is None or self._loop.serve(handler)
 

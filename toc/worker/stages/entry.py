@@ -144,7 +144,7 @@ class Inflight:
         self._waiting[entry.topic.name] += 1
 
     def _waits_no_more(self, entry: Entry) -> None:
-        """Count an entry no more that has started, or is no longer held. Call under the lock."""
+        """Stop counting an entry that has started, or is no longer held. Call under the lock."""
         if entry.waits:
             entry.waits = False
             self._waiting[entry.topic.name] -= 1
@@ -208,7 +208,8 @@ class Inflight:
             return True
 
     def refuse(self, entries: Iterable[Entry], now: float) -> list[Entry]:
-        """The entries, of these and of those refused before, that will not start. Each is returned once.
+        """Return the entries that will not start: of ``entries``, and of those that ``start``
+        refused. Each is returned once.
 
         They stay held: the caller must give up their leases first.
         """

@@ -1,9 +1,10 @@
 """Fallback: operation without Redis. Due rows are read from the tables and run under leases.
 
-When the Redis node of a slot has not answered for a second, the slot's owner takes due tasks from the tables.
-The owner does this, not the sweeper of the table: its app handles the topic, and it holds what was prepared
-before the outage, so it knows what not to take. It commits a lease before a handler starts. The lease keeps
-off every other worker, whether that can still read the index or has lost it too.
+When the Redis node of a slot has not answered for a second, the slot's owner takes due tasks from
+the tables. The owner does this, not the sweeper of the table: its app handles the topic, and it
+holds what was prepared before the outage, so it knows what not to take. It commits a lease before a
+handler starts. No other worker runs a task with a lease, whether it can still read the index or has
+lost it too.
 
     same row check, dispatcher and finisher; without a fencing token there is no move in Redis
     a failed try: its row says when it is due again, and a later look takes it
@@ -101,7 +102,8 @@ class Fallback:
 
     @property
     def settled(self) -> bool:
-        """Whether no look is under way. After ``pause_taking`` all that was taken is held then."""
+        """Whether no look is under way. If so, and ``pause_taking`` was called before, every entry
+        that was taken is held."""
         return not self._looking
 
     def run_once(self) -> float:

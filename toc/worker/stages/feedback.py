@@ -13,7 +13,8 @@ from toc.worker.stages.entry import NO_FENCE, Entry
 
 
 class Inbox:
-    """The poller's: where entries may be due. Thread-safe; ``wake`` wakes the poller."""
+    """Collects, for the poller, the slots in which entries may be due. Thread-safe; ``wake`` wakes
+    the poller."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -52,10 +53,11 @@ class LetGo:
         self._entries: dict[Slot, dict[int, float]] = {}
         self._added: Counter[str] = Counter()
         self._taken: Counter[str] = Counter()
-        """By topic, how many were added since the last ``take``, and how many that returned."""
+        """``_added``: by topic, how many entries were added since the last ``take``. ``_taken``:
+        how many the last ``take`` returned."""
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Report such entries."""
+        """Report entries that were let go."""
         with self._lock:
             for entry in entries:
                 if entry.fence != NO_FENCE:
@@ -64,7 +66,7 @@ class LetGo:
         self.wake()
 
     def take(self) -> dict[Slot, dict[int, float]]:
-        """Those since the last call, by slot as job_id -> fence."""
+        """Return the entries added since the last call: slot -> job_id -> fence."""
         with self._lock:
             entries, self._entries = self._entries, {}
             self._taken, self._added = self._added, Counter()
@@ -105,7 +107,7 @@ class WantedRoom:
         self.look()
 
     def look(self) -> None:
-        """Find out whether there is room. It is told of once."""
+        """Wake the callers if there is room for one of the topics, and then forget the topics."""
         with self._lock:
             found = any(self._room(topic) > 0 for topic in self._topics)
             if found:

@@ -42,8 +42,8 @@ GATHER_BUSY_SECONDS = 0.025
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 MOST_QUEUED = 8
-"""Batches of moves that wait for a flush. More are made at once by the threads that ask for them, which take
-nothing meanwhile: a flush lasts as long as its server hangs."""
+"""Most batches of moves that wait for a flush. Threads that ask for more make the moves themselves
+and take nothing meanwhile, because a flush may hang as long as its server does."""
 
 EndedTry = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
@@ -95,8 +95,12 @@ class Flusher:
         self.loop.wake()
 
     def move_soon(self, moves: Moves) -> None:
-        """Make these moves with the next flush. If many wait for it, now, on the caller's thread; but not if
-        leases must be given up before, which the caller would wait for. Those are few."""
+        """Make these moves with the next flush, or at once, on the caller's thread, if many wait
+        for the flush.
+
+        Moves for which leases must be given up first always wait for the flush, because the caller
+        would wait for the database. They are few.
+        """
         leased = any(entry.may_be_leased for entry, _ in moves.rollback)
         (self.move if leased or len(self._moves) < MOST_QUEUED else self.move_now)(moves)
 
@@ -157,7 +161,7 @@ class Flusher:
     def _write(self, batch: list[EndedTry], moves: Moves) -> list[EndedTry]:
         """Write the outcome of tries and add the moves that follow. Returns those that could not be written.
 
-        They are counted once they are written.
+        Tries are counted in the metrics only once they are written.
         """
         self._outcomes.clear()
         began = self.clock.monotonic()
@@ -211,8 +215,9 @@ class Flusher:
     ) -> tuple[Answers[TryRow], Collection[int]]:
         """Read the rows of successes and failures that were not written, and mark them as begun.
 
-        Returns the rows, and the ids of failures that wait: nothing but another worker's lease stood against
-        them, and it may end without a try. Not for longer than prepare_timeout, so that a process can leave.
+        Returns the rows, and the ids of failures that wait to be written again: they were refused
+        only because another worker has a lease, which may end without a try. They wait no longer
+        than prepare_timeout, so that a process can leave.
         """
         if not overtaken and not refused:
             return Answers(), ()
@@ -295,7 +300,8 @@ class Flusher:
                 log.info("task_expired", job_id=entry.job_id, topic=entry.topic.name, started=death.started)
             if error.expired:
                 if not applied:
-                    # The row is checked again, after a while if it is this host's clock that is ahead.
+                    # The row is checked again once Redis's clock has reached this host's, which may
+                    # be ahead.
                     moves.rollback.append((entry, entry.row_score(failures.now)))
                 elif death is not None and death.started:
                     moves.bury.append(entry)
@@ -331,5 +337,6 @@ class Flusher:
 
 
 def _about(entry: Entry, error: Raised) -> dict[str, Any]:
-    """What log lines tell of a failed try: of its error the class alone, as its text may hold a payload."""
+    """Return what log lines tell about a failed try. Only the error's class: its text may hold a
+    payload."""
     return {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}

@@ -48,7 +48,8 @@ class HandlerCalls:
         """The entries that are due by this machine's clock too, and may start. The others go back to the
         poller, those that have expired to the finisher.
 
-        The last check of the clock before a handler starts: never early by its worker's clock.
+        This is the last check of the clock before a handler starts: none starts early by its
+        worker's clock.
         """
         now = self.clock.now_ms()
         due, early, refused, expired = [], [], [], []
@@ -71,7 +72,8 @@ class HandlerCalls:
         return due
 
     def succeeded(self, entry: Entry) -> None:
-        """Report the success of a task that had its call alone: the usual case, without what others need."""
+        """Report the success of a task that was alone in its call. Does less than ``returned``, as
+        this is the usual case."""
         self._check_process(entry, None)
         if self.inflight.settle(entry):
             self.finisher.ended(entry, None)
@@ -91,7 +93,8 @@ class HandlerCalls:
                 self.finisher.ended(entry, None)
             else:
                 what = texts[id(error)]
-                if what.until is None and what.sent is None:  # else the lines of code, ours, tell nothing
+                # Not for webhooks: the stack of toc's own code tells nothing.
+                if what.until is None and what.sent is None:
                     about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": what.name}
                     log.debug("handler_raised", stack=Stack(error), **about)
                 self.finisher.ended(entry, what)
@@ -101,7 +104,7 @@ class HandlerCalls:
     def _check_process(self, entry: Entry, error: BaseException | None) -> None:
         """End the process if the handler has made a copy of it, or has closed its descriptors."""
         copies.end_if_copy(error)
-        if entry.handler.delivery is not Delivery.WEBHOOK:  # that is ours, and closes nothing
+        if entry.handler.delivery is not Delivery.WEBHOOK:  # toc's own handler closes none
             descriptors.check()
 
 

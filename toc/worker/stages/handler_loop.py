@@ -39,9 +39,11 @@ log = get_logger(__name__)
 
 NAME = "async-handlers"
 AHEAD = 256
-"""Most entries taken of topics whose handlers mostly wait for others, beyond those that do."""
+"""Most entries taken ahead for handlers with ``elsewhere``, beyond the tasks that wait for other
+servers."""
 LOOK_SECONDS = 0.003
-"""How often room is looked for that comes although no task has ended: more wait for others."""
+"""How often to check whether more tasks wait for other servers, which makes room although no task
+has ended."""
 CLEAN_UP_SECONDS = 5.0
 """How long a coroutine that was cancelled because of max_runtime may clean up. After that its process is
 replaced, as for a thread that does not end."""
@@ -52,7 +54,7 @@ class _LoopLine(Line):
     size: int
     """Most tasks of one call."""
     elsewhere: Callable[[], int] | None
-    """That of its handler."""
+    """``elsewhere`` of its handler."""
     taken: int = 0
     """Entries that were put here and have not ended."""
     calls: int = 0
@@ -144,8 +146,8 @@ class HandlerLoop:
         return room if room >= limit // 8 else 0
 
     def look_for_room(self, topic: str) -> None:
-        """Look every LOOK_SECONDS whether there is room by now, if more tasks of the topic may begin to wait
-        for others."""
+        """If the topic's handler has ``elsewhere``, check every LOOK_SECONDS whether there is room
+        by now, because more tasks wait for other servers."""
         line = self._lines.get(topic)
         if line is not None and line.elsewhere is not None and self._wanted:
             self._loop.call_soon_threadsafe(self._on_loop, self._look_for_room, False)
@@ -329,7 +331,8 @@ class HandlerLoop:
     def _cancel(self, job_id: int) -> None:
         task = self._tasks.get(job_id)
         if task is not None and task.begun:
-            # Once, as it may await its clean-up: so it is removed under every id of its batch.
+            # Cancel it only once, as it may await its clean-up: so forget it under every id of its
+            # batch.
             self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
             task.end()
 

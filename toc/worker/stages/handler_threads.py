@@ -164,8 +164,8 @@ class HandlerThreads:
     def _take(self, batch: list[Entry], took: float) -> list[Entry]:
         """The next entry, or the next batch of a batch handler. Empty when closed.
 
-        ``batch`` is what the thread took before, if anything, and ``took`` the seconds per entry of it: 0 if
-        nothing of it could start.
+        ``batch`` is what the thread took before, if anything. ``took`` is how many seconds each
+        entry of it took, 0 if none could start.
         """
         with self._lock:
             line = None
@@ -267,8 +267,9 @@ def most_threads(threads: int, held: int, free: int) -> int:
     arrivals. The rule is that of shared-memory switches (Choudhury and Hahne, "Dynamic queue length
     thresholds", 1998). It need not know which topics are slow.
 
-    A topic that holds none may always take one: if none is free (``free`` is 0, or negative while others do
-    so), a spare thread serves it. Of two or three threads one stays free; all share a single one.
+    A topic that holds no thread may always take one: if none is free, a spare thread serves it, and
+    ``free`` becomes negative. Of two or three threads, one stays free. All topics share a single
+    thread.
     """
     pool = held + free if free > 0 else held  # without max and min: each task calls this
     most = pool - pool // 4

@@ -209,7 +209,7 @@ class IndexWatch:
     def _forget_deleted(self) -> None:
         """Forget the slots of topics that were deleted: their missing keys are not a loss of data.
 
-        Also if there is another topic of that name by now.
+        This also applies if there is another topic of the same name by now.
         """
         known, before = self.catalog.known(), self._topics
         if known is before:
@@ -302,7 +302,8 @@ class IndexWatch:
         return [[slot for slot in some if slot in self._seen] or some for some in by_node.values()]
 
     def _samples(self) -> list[Slot]:
-        """One slot of each node, another each time; but a slot being filled is kept until it is whole."""
+        """Return one slot of each node: another one each time, except that a slot being filled
+        stays until it is whole."""
         self._turn += 1
         before = self._sampled or [slots[0] for slots in self._by_node]
         self._sampled = [
@@ -362,7 +363,7 @@ class IndexWatch:
         known = False
         for slot, generation in found.items():
             if isinstance(generation, IndexUnavailable) or slot.topic not in self._topics:
-                continue  # of a deleted topic: its slot is about to be taken from us
+                continue  # the topic was deleted, and we are about to lose the slot
             recorded, serving = generation
             if slot in mended:
                 self._seen.pop(slot, None)
@@ -385,7 +386,8 @@ class IndexWatch:
                 lost.append(slot)
                 known = known or before is not None
         if lost:
-            # What was seen of other slots on these nodes is stale: their loss is no news.
+            # Forget what was seen of other slots on these nodes: their loss must not be reported
+            # once more.
             nodes = {self.queues.node_of(slot) for slot in lost}
             self._seen = {
                 slot: recorded

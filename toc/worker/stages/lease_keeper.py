@@ -1,4 +1,5 @@
-"""Leases: long tries record their worker on their row, and such records of other workers are obeyed.
+"""Leases: a long try records its worker on the row, and other workers wait while this record is
+valid.
 
 The index arbitrates who has a task as long as every worker can reach it and it loses nothing. A worker that
 has lost its node takes tasks by leases on their rows (``fallback``). So that it does not take what another
@@ -51,14 +52,16 @@ class LeaseKeeper:
         self._complains = Seldom(clock, COMPLAIN_SECONDS)
         servers = range(len(store.tables_of_server()))
         self._asked: list[dict[Entry, None]] = [{} for _ in servers]
-        """The entries for which leases were requested, by server, until they are gone and have none."""
+        """By server, the entries for which leases were requested, until they are no longer held and
+        have no lease."""
         self._looking = [False for _ in servers]
         self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
         """One loop per database server: a server that hangs must not delay the renewals of others."""
 
     @property
     def settled(self) -> bool:
-        """Whether no lease is being requested, and none is left of those that were."""
+        """Whether no lease is being requested, and no entry that asked for one may still have
+        it."""
         asked = (entry for entries in self._asked for entry in list(entries))
         return not any(self._looking) and not any(entry.may_be_leased for entry in asked)
 
@@ -122,7 +125,8 @@ class LeaseKeeper:
             _complain(failed)
 
     def _give_back_refused(self, now: float) -> None:
-        """Give back entries that may have a lease and will not start: a worker that runs the task needs it.
+        """Give back entries that may have a lease and will not start: another worker that runs the
+        task needs the lease.
 
         The finisher gives up the lease before it lets the entry go.
         """
@@ -142,7 +146,8 @@ class LeaseKeeper:
     def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
         """Take or renew leases on the rows of entries. ``leased`` says which have one afterwards.
 
-        Returns the entries whose result is unknown, with the reason. They may be leased, and ask again.
+        Returns the job_ids whose result is unknown, with the reason. They may have a lease; it is
+        requested again.
         """
         asked = self._clock.monotonic()
         checked = [entry for entry in entries if entry.checked]

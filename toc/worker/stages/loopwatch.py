@@ -55,7 +55,8 @@ class LoopWatch:
         self._answered = True
 
     def _culprit(self) -> dict[str, object]:
-        """What blocks the loop: its task, unless that is a child or a callback of one, and its stack."""
+        """Return what blocks the loop: the stack, and the task if its own coroutine runs (not a
+        child task or callback)."""
         about: dict[str, object] = {}
         task = asyncio.current_task(self._loop)
         if isinstance(task, HandlerTask):

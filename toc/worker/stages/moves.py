@@ -1,4 +1,5 @@
-"""Moves of index entries, and the marks on their rows that must come before, by which a cancel goes."""
+"""Moves of index entries, and the marks on rows that must be written before: they tell a cancel
+that a try may have begun."""
 
 from __future__ import annotations
 
@@ -88,12 +89,14 @@ class EntryMover:
             return moves
         began = self._clock.monotonic()
         if moves.stopped:
-            # Before the lease and the entry go: until then a cancel goes by these.  [rule: mark-tried]
-            # Where that fails, the tasks run again all the same: that must not wait.
+            # Mark the rows first: a cancel learns from the lease and the entry that a try has
+            # begun, and from the mark once both are gone. If that fails, the tasks are put back
+            # nevertheless: their next run must not wait.  [rule: mark-tried]
             tell_unwritten(self._store.mark_begun(moves.stopped, "its worker stopped before it had ended"))
         for entry in chain(moves.commit, moves.bury):
             entry.may_be_leased = False  # the row has ended, or is gone
-        # While they are held here: the lease that is given up must not be one that was taken again.
+        # Release leases while their entries are held: later, the lease could be one that was taken
+        # anew.
         self._release([e for e, _ in moves.rollback if e.may_be_leased and self._inflight.get(e.job_id) is e])
         going = moves.departing(self._inflight)
         gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
@@ -138,9 +141,9 @@ def mark_begun(
 ) -> dict[int, Trouble]:
     """Mark the cancelled ones of these rows as tried, and those with an id in ``moved`` as begun.
 
-    For a concurrent or later cancel. It looks for the PrepareQueue entry to learn whether a try may have
-    begun, and without one reads the row again: so a row is marked before its entry moves and no failure is
-    written.
+    The marks tell a concurrent or later cancel that a try may have begun. The cancel looks for the
+    PrepareQueue entry, and if there is none, reads the row again. So if no failure is written to a
+    row, the row must be marked before its entry moves.
 
     ``moved`` are pending tasks with a new deadline. ``error`` becomes their last_error if they have none.
     Returns the ids that could not be marked, with the reason: their entries stay.

@@ -44,7 +44,7 @@ STIR_SECONDS = 0.0003
 RETRY_MS = 500
 """Pause before a slot is tried again whose node failed."""
 SLOW_MS = 20
-"""Pause where the node has not answered yet, but may at any moment."""
+"""Pause before a slot is tried again whose node has not answered yet."""
 PATIENCE_SECONDS = 0.03
 """How long a round waits for one Redis node while tasks of others may be due."""
 
@@ -103,7 +103,8 @@ class Poller:
                 return self._until_next(now)
             requests = self.agenda.choose(now)
             if requests and not self._take(requests) and self.pressure.crowded:
-                return 0.0  # nothing that runs will make room for the others: continue with them
+                # Nothing was started that could make room later: begin the next round at once.
+                return 0.0
             return self._until_next(self.clock.now_ms())
 
     def _until_next(self, now: int) -> float:
@@ -115,7 +116,8 @@ class Poller:
         times += [at for at in (self.checker.next_again(), self.early.next_due()) if at is not None]
         if not times:
             return IDLE_SECONDS
-        # By the exact clock, as now was rounded down: ends when the millisecond begins or just after.
+        # Computed from the exact clock, because ``now`` was rounded down: the sleep ends when the
+        # due millisecond begins, or just after.
         wait = min(times) / 1000 - self.clock.time() if min(times) > now else 0.0
         if wait > LONG_SLEEP_SECONDS:
             wait -= STIR_SECONDS

@@ -49,7 +49,8 @@ PEEK_SLOTS = 500
 """Slots per look, unless the period requires more. Thousands at once hold up live tasks for 20 ms."""
 RECLAIM_LIMIT = 200
 BEFORE_MOVED = "its worker for a former time died or fell silent"
-"""The last_error, if it has none, of a task that may have begun when a new deadline charges no try."""
+"""The last_error, if it has no other, of a task with a new deadline: a try for the former one may
+have begun, but none is charged."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,7 +107,8 @@ class Reclaimer:
 
     def _peek(self, slots: Sequence[Slot]) -> None:
         owned = self.book.owned
-        # Entries that we hold but lost must not hide as many entries of others for as long as they run.
+        # Do not count entries that we have lost: each would hide one entry of another worker while
+        # its try runs.
         held = Counter(
             entry.slot for entry in self.inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
         )
@@ -120,7 +122,8 @@ class Reclaimer:
             one.empty_since = None if peek.prepared else now if one.empty_since is None else one.empty_since
             if peek.next_due is not None:
                 self.inbox.look_at(slot, instant_of(peek.next_due))
-            # While others have claim numbers there, our new entries may hide what they left.
+            # While others have claim numbers there, newer entries of ours may hide those that they
+            # left.
             if peek.prepared > held[slot] or (peek.prepared and one.others):
                 self._suspects.add(slot)
                 continue
@@ -160,7 +163,8 @@ class Reclaimer:
         crashes = self._crashes(found, rows, topics, now)
         guards = self.store.crash(list(crashes.values())) if crashes else Answers[Guard]()
         pulled = {topic.biz_type for topic in topics.values() if topic.delivery is Delivery.PULL}
-        # These may have begun before their deadline moved. Nothing else records it.
+        # A try of these tasks may have begun before their deadline changed, and nothing else
+        # records that.
         moved = [
             job_id
             for job_id, row in rows.items()
@@ -187,7 +191,8 @@ class Reclaimer:
         topics: Mapping[str, Topic],
         now: int,
     ) -> dict[int, Failure]:
-        """The changes of rows, by job_id, that charge the tries with which a worker ended."""
+        """Return the row changes, by job_id, that charge the tries whose worker died or fell
+        silent."""
         crashes: dict[int, Failure] = {}
         for slot, pairs in found.items():
             dead = _numbers_of(self.book.dead, self.book.owned[slot]) if slot in self.book.owned else []
@@ -249,7 +254,8 @@ class Reclaimer:
         return sum(map(len, backs.values()))
 
     def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], rows: Mapping[int, TryRow]) -> None:
-        """Remove entries of tasks that have ended or have no row. The latter are an alarm."""
+        """Remove entries of tasks that have ended or have no row. A task without a row is logged as
+        an error."""
         for slot, removed in self.queues.commit(entries).items():
             if isinstance(removed, IndexUnavailable):
                 continue

@@ -1,9 +1,9 @@
 """Works off the backlog of a paused topic at a limited rate: ``toc topic resume --rate``.
 
-The limit holds for tasks that were due before the topic was resumed. Each worker takes a share in proportion
-to the topic's slots that it owns, so all together keep the rate without coordination. A slot with no such
-backlog left is served normally; its first score tells that, so no end has to be observed. Used by the
-poller's thread alone.
+The limit holds for tasks that were due before the topic was resumed. Each worker takes a share in
+proportion to the topic's slots that it owns, so all together keep the rate without coordination.
+Once the first score of a slot is later than the resume, its backlog is gone, and the slot is served
+normally. Used by the poller's thread alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACE_MS = 20
 """How often entries are taken: each time from the one slot that holds the oldest."""
 MAX_WAIT_MS = 1000
 BURST_SECONDS = 0.1
-"""Unused rate older than this is not made up for."""
+"""Capacity that was not used is kept for at most this long."""
 
 
 class ResumeRate:

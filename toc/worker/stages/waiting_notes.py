@@ -30,15 +30,18 @@ AGAIN_SECONDS = 2.5
 
 
 AGAIN_MS = 5000
-"""How long after its time a postponed entry has surely been taken again, and postponed again if necessary."""
+"""By this long after the end of its pause, a postponed entry was surely taken again, and postponed
+again if necessary."""
 
 
 class PutAway:
-    """By slot, since when postponed tasks have been due, until they return. Thread-safe."""
+    """The slots with postponed tasks, and since when the first of these has been due.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._slots: dict[Slot, tuple[int, int]] = {}
-        """Since when (ms), and until when (ms) that holds unless another entry is postponed."""
+        """slot -> when the first of its postponed tasks was due, and when this expires unless
+        another one is added (ms)."""
         self._lock = threading.Lock()
 
     def add(self, slot: Slot, due: int, until: int) -> None:
@@ -67,7 +70,7 @@ class WaitingNotes:
         """The last note of each slot, and when it was written (monotonic)."""
 
     def tell(self, entries: Iterable[Entry], now: float) -> None:
-        """Note which of ``entries``, all that are held, wait. ``now`` is monotonic."""
+        """Write notes about those of the held ``entries`` that wait. ``now`` is monotonic."""
         waiting = self._waiting(entries, now)
         notes: dict[Slot, Waiting | None] = {}
         for slot, note in waiting.items():
