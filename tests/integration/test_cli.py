@@ -375,7 +375,7 @@ def test_a_wrong_task_is_refused_and_nothing_is_written(
 ) -> None:
     assert says in toc.refused("submit", topic, *words)
     tables = [table for tables in center.store.tables_of_server() for table in tables]
-    assert not center.store.scans.look(tables, {}, 0, 2**42, 10).stirring
+    assert not center.store.scans.look(tables, {}, 0, 2**42, 10).with_due_rows
 
 
 NAIVE = "2030-01-31T12:00:00"

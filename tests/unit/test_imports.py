@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
     "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
     "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "pull", "worker"},
-    "moving": PLAIN - {"config"} | {"store", "index", "sdk", "operate", "gateway"},
+    "importing": PLAIN - {"config"} | {"store", "index", "sdk", "operate", "gateway"},
     "dev.local": {"model"},
 }
 TOP = {"__main__", "cli", "dev.demo"}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from toc.coordination.presence import Neighbourhood, Presence
+from toc.coordination.presence import LocalNames, Presence
 
 HOLD = """
 import sys, time
@@ -19,14 +19,14 @@ time.sleep(60)
 
 
 @pytest.fixture
-def here() -> Neighbourhood:
+def here() -> LocalNames:
     """That of this process; the kernel must hold names here."""
-    found = Neighbourhood.of("host-a")
+    found = LocalNames.of("host-a")
     assert found.knows(found.name("host-a-0"))
     return found
 
 
-def test_a_name_is_held_until_it_is_given_up(here: Neighbourhood) -> None:
+def test_a_name_is_held_until_it_is_given_up(here: LocalNames) -> None:
     name = here.name("host-a-0")
     held = Presence(name)
     assert not here.proves_gone(name)
@@ -35,7 +35,7 @@ def test_a_name_is_held_until_it_is_given_up(here: Neighbourhood) -> None:
     assert here.proves_gone(name)
 
 
-def test_a_process_that_was_killed_is_proved_gone_and_not_before(here: Neighbourhood) -> None:
+def test_a_process_that_was_killed_is_proved_gone_and_not_before(here: LocalNames) -> None:
     name = here.name("host-a-0")
     with subprocess.Popen([sys.executable, "-c", HOLD, name], stdout=subprocess.PIPE) as process:
         try:
@@ -47,38 +47,38 @@ def test_a_process_that_was_killed_is_proved_gone_and_not_before(here: Neighbour
     assert here.proves_gone(name)
 
 
-def test_a_name_may_be_as_long_as_it_likes(here: Neighbourhood) -> None:
+def test_a_name_may_be_as_long_as_it_likes(here: LocalNames) -> None:
     name = here.name("h" * 300)
     held = Presence(name)
     assert not here.proves_gone(name)
     held.close()
 
 
-def test_no_name_is_given_twice(here: Neighbourhood) -> None:
+def test_no_name_is_given_twice(here: LocalNames) -> None:
     assert len({here.name("host-a-0") for _ in range(100)}) == 100
 
 
-def test_a_name_tells_its_host_and_its_place(here: Neighbourhood) -> None:
+def test_a_name_tells_its_host_and_its_place(here: LocalNames) -> None:
     assert here.name("my-host-3").rsplit("-", 2)[:2] == ["my-host", "3"]
 
 
 @pytest.mark.parametrize(
     "name", ["host-a-0-1f3a9c2e", "a-0", "", "host-a-0-1f3a9c2e.", "host-a-0-x.1f3a9c2e"]
 )
-def test_of_a_name_without_a_mark_nothing_is_concluded(here: Neighbourhood, name: str) -> None:
+def test_of_a_name_without_a_mark_nothing_is_concluded(here: LocalNames, name: str) -> None:
     Presence(name).close()
     assert not here.knows(name)
     assert not here.proves_gone(name)
 
 
-def test_of_processes_elsewhere_nothing_is_concluded(here: Neighbourhood) -> None:
+def test_of_processes_elsewhere_nothing_is_concluded(here: LocalNames) -> None:
     """Elsewhere is another host name, another kernel, another network namespace."""
-    assert not here.proves_gone(Neighbourhood.of("host-b").name("host-a-0"))
-    assert not here.proves_gone(Neighbourhood("00000000").name("host-a-0"))
+    assert not here.proves_gone(LocalNames.of("host-b").name("host-a-0"))
+    assert not here.proves_gone(LocalNames("00000000").name("host-a-0"))
     own = [
         sys.executable,
         "-c",
-        "from toc.coordination.presence import *; print(Neighbourhood.of('host-a').name('x-0'))",
+        "from toc.coordination.presence import *; print(LocalNames.of('host-a').name('x-0'))",
     ]
     try:
         said = subprocess.run(["unshare", "--net", *own], capture_output=True, text=True, check=True)
@@ -91,8 +91,8 @@ def test_of_processes_elsewhere_nothing_is_concluded(here: Neighbourhood) -> Non
 
 
 def test_where_the_kernel_tells_nothing_names_have_no_mark() -> None:
-    nowhere = Neighbourhood(None)
+    nowhere = LocalNames(None)
     name = nowhere.name("host-a-0")
     assert "." not in name
     assert not nowhere.knows(name)
-    assert not nowhere.proves_gone(Neighbourhood.of("host-a").name("host-a-0"))
+    assert not nowhere.proves_gone(LocalNames.of("host-a").name("host-a-0"))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from toc.dev.demo.report import Report
     from toc.dev.demo.run import Progress
     from toc.dev.demo.stage import Stage
-    from toc.worker.daemon.processes import Beside
+    from toc.worker.daemon.processes import SideProcesses
 
 cluster = typer.Typer(
     no_args_is_help=True,
@@ -231,7 +231,7 @@ def _for_webhooks(directory: Path) -> dict[str, list[str]]:
     return {"secret_key": [key], "webhook_allow": [DEV_RECEIVER, LOOPBACK]}
 
 
-def _gateway(settings: Settings) -> Beside | None:
+def _gateway(settings: Settings) -> SideProcesses | None:
     """Return what serves the HTTP API and the other protocols, and print the addresses and a token.
 
     None if it is not installed.

@@ -18,7 +18,7 @@ from toc.cli.values import daemon_settings
 from toc.model.errors import ConfigError, InvalidInput, shown
 
 if TYPE_CHECKING:
-    from toc.worker.daemon.processes import Beside
+    from toc.worker.daemon.processes import SideProcesses
 
 BACKLOG = 2048
 """Connections that wait to be taken, for instance while a process is replaced."""
@@ -85,10 +85,10 @@ def gateway(
 
 def http_processes(
     host: str, port: int, processes: int, tls_cert: Path | None, tls_key: Path | None, plain_from: list[str]
-) -> Beside:
+) -> SideProcesses:
     """Listen, and return what a daemon keeps running to serve that. Raises ConfigError or InvalidInput."""
     from toc.model.topic import Delivery
-    from toc.worker.daemon.processes import Beside
+    from toc.worker.daemon.processes import SideProcesses
 
     try:
         import toc.gateway.process
@@ -121,12 +121,14 @@ def http_processes(
         command += ["--tls-cert", str(tls_cert.absolute()), "--tls-key", str(tls_key.absolute())]
     for network in networks:
         command += ["--allow", network]
-    return Beside("http", processes, tuple(command), (listener.detach(),), frozenset({Delivery.PULL.value}))
+    return SideProcesses(
+        "http", processes, tuple(command), (listener.detach(),), frozenset({Delivery.PULL.value})
+    )
 
 
 def with_dialects(
-    beside: Beside, named: Mapping[str, str], networks: Sequence[str], hosts: Sequence[str]
-) -> Beside:
+    beside: SideProcesses, named: Mapping[str, str], networks: Sequence[str], hosts: Sequence[str]
+) -> SideProcesses:
     """Listen for dialects, given by name with ADDRESS:PORT, and return what serves them as well.
 
     Raises ConfigError or InvalidInput.

@@ -15,8 +15,8 @@ from toc.cli import (
     dev,
     doctor,
     gateway,
+    importing,
     index,
-    moving,
     schedule,
     streams,
     target,
@@ -61,7 +61,7 @@ app.add_typer(target.app, name="target", rich_help_panel=_OPERATE)
 app.add_typer(target.secrets, name="secrets", rich_help_panel=_OPERATE)
 app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
 app.command(rich_help_panel=_OPERATE)(gateway.gateway)
-app.add_typer(moving.app, name="import", rich_help_panel=_OPERATE)
+app.add_typer(importing.app, name="import", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE)(top.top)
 for command in (
     worker.slots,

@@ -70,7 +70,7 @@ class Leader:
         self._cut_off = CutOff()
         self._without: Mapping[str, list[str]] = {}
         """The workers that were cut off at the last assignment, each with the servers that it lacked."""
-        self._mute = False
+        self._leader_lacks_features = False
         """Whether a daemon of a version before features leads, which does not tell what members lack."""
         self._token = ""
         self._gathered = 0.0
@@ -91,7 +91,7 @@ class Leader:
     def lacking(self) -> Lacking | None:
         """Which members lack which features, as of the last assignment; None if another daemon
         leads and announces it."""
-        return self._lacking if self.leading or self._mute else None
+        return self._lacking if self.leading or self._leader_lacks_features else None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
         """Set what to assign; before the first call, nothing is assigned. Returns whether it changed."""
@@ -112,13 +112,13 @@ class Leader:
         """Become a candidate, in a new session or after a loss of nodes."""
         self._token = f"{session_id:x}-"
         self._gathered = max(self._gathered, time.monotonic() + self.gather)
-        self.count_votes()
+        self.find_leader()
 
     def nodes_lost(self) -> None:
         """Record that this daemon's nodes were deleted, and so perhaps those of other daemons."""
         self._gathered = time.monotonic() + GATHER_LOST
 
-    def count_votes(self) -> None:
+    def find_leader(self) -> None:
         """Find the leader, and become a candidate again if our node is gone."""
         directory = self.paths.directory("leader")
         names = self.session.children(directory, self.watches["leader"])
@@ -135,8 +135,8 @@ class Leader:
             self.inputs_changed()
         others = [self.paths.node("leader", first)] if first and not self.leading else []
         node = next(iter(self.session.read(others)), None)
-        self._mute = node is not None and "features" not in decode(node.data)
-        if self._mute:
+        self._leader_lacks_features = node is not None and "features" not in decode(node.data)
+        if self._leader_lacks_features:
             self.inputs_changed()
 
     def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
@@ -146,7 +146,7 @@ class Leader:
         was refused.
         """
         if self._node is None:
-            if self._mute and self._due is not None:
+            if self._leader_lacks_features and self._due is not None:
                 members = intents.read_members(self.session, self.paths, self.watches["workers"])
                 self._lacking = lacking((member.host, member.features) for member in members)
             self._due = None

@@ -44,7 +44,7 @@ class Presence:
             self._socket.close()
 
 
-class Neighbourhood:
+class LocalNames:
     """The processes whose names this process can test: those of its host.
 
     ``mark`` identifies the running kernel, the network namespace and the host name; None if names cannot be

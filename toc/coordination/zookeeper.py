@@ -32,7 +32,7 @@ from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
-from toc.coordination.presence import Neighbourhood, Presence
+from toc.coordination.presence import LocalNames, Presence
 from toc.coordination.session import Directory, Session, Znode
 from toc.coordination.znodes import (
     DIRECTORIES,
@@ -90,8 +90,8 @@ class ZooKeeperCoordinator:
         )
         self._watches = {name: partial(self._changes.directory, name) for name in DIRECTORIES}
         self._host = host
-        self._neighbourhood = Neighbourhood.of(host)
-        self._name = self._neighbourhood.name(f"{host}-daemon")
+        self._local_names = LocalNames.of(host)
+        self._name = self._local_names.name(f"{host}-daemon")
         self._presence: Presence | None = None
         self._leader = Leader(
             self._session, self._paths, self._watches, host, self._clock, name=self._name, gather=gather
@@ -389,7 +389,7 @@ class ZooKeeperCoordinator:
         until its session expires, so its candidacy is removed, also if some of its workers still live.
         """
         names = self._session.children(self._paths.directory("workers"))
-        gone = [name for name in names if name not in self._ours and self._neighbourhood.proves_gone(name)]
+        gone = [name for name in names if name not in self._ours and self._local_names.proves_gone(name)]
         if gone:
             log.warning("workers_proved_gone", workers=gone)
             claims = read_claims(self._session, self._paths)
@@ -402,7 +402,7 @@ class ZooKeeperCoordinator:
             self._session.delete(
                 self._paths.node("leader", name)
                 for name, daemon in daemons.items()
-                if daemon != self._name and self._neighbourhood.proves_gone(daemon)
+                if daemon != self._name and self._local_names.proves_gone(daemon)
             )
 
     def _write_changes(self) -> None:
@@ -460,7 +460,7 @@ class ZooKeeperCoordinator:
             topics.update(self._assignment)
             self._claims.unblock()
         if "leader" in dirty:
-            self._leader.count_votes()
+            self._leader.find_leader()
         if "assignment" in dirty:
             names = self._session.children(self._paths.directory("assignment"), self._watches["assignment"])
             topics |= set(names) ^ {name for name, each in self._assignment.items() if each.version >= 0}

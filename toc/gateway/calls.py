@@ -147,12 +147,12 @@ class Asked:
         try:
             yield result
         except BaseException as exc:
-            await service.after_change(_end_badly, record, exc)
+            await service.after_change(_record_failure, record, exc)
             raise
         await service.after_change(record.__exit__, None, None, None)
 
 
-def _end_badly(record: AbstractContextManager[Any], error: BaseException) -> None:
+def _record_failure(record: AbstractContextManager[Any], error: BaseException) -> None:
     with suppress(BaseException):  # __exit__ raises the error again, and the caller does too
         record.__exit__(type(error), error, error.__traceback__)
 

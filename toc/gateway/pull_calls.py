@@ -190,7 +190,7 @@ class Extend(Leases):
     ttr: float = Field(ge=1, le=MAX_TTR_SECONDS, allow_inf_nan=False, description="Seconds from now.")
 
 
-class Ends(TypedDict):
+class LeaseOutcomes(TypedDict):
     """The outcome of a lease. For a list of leases: a list of outcomes, ``leases``; a lease that
     was refused has a ``problem``."""
 
@@ -326,10 +326,13 @@ CALLS = (
         "POST", "/v1/topics/{topics}:pull", Call.PULL, pull, "Pull due tasks",
         body=Pull, gives=Pulled, waits=True,
     ),
-    HttpCall("POST", "/v1/leases:ack", Call.END_LEASE, ack, "End tasks", body=Leases, gives=Ends),
-    HttpCall("POST", "/v1/leases:nack", Call.END_LEASE, nack, "Give tasks back", body=Nack, gives=Ends),
+    HttpCall("POST", "/v1/leases:ack", Call.END_LEASE, ack, "End tasks", body=Leases, gives=LeaseOutcomes),
+    HttpCall(
+        "POST", "/v1/leases:nack", Call.END_LEASE, nack, "Give tasks back",
+        body=Nack, gives=LeaseOutcomes,
+    ),
     HttpCall(
         "POST", "/v1/leases:extend", Call.END_LEASE, extend, "Keep tasks for longer",
-        body=Extend, gives=Ends,
+        body=Extend, gives=LeaseOutcomes,
     ),
 )  # fmt: skip

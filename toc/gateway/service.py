@@ -64,7 +64,9 @@ class Service:
         self._check_there(server)
         return await self._run(f"server-{server}", do, *args, **kwargs)
 
-    async def in_line(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def at_server_for_dialect(
+        self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Run a call of a dialect to one database server, on threads of its own.
 
         Thousands of calls may wait: the protocols of dialects have no answer that means "try
@@ -97,7 +99,7 @@ class Service:
         """Run what asks all database servers."""
         return await self._run("all", do, *args, **kwargs)
 
-    async def at_all_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def at_all_for_dialect(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a call of a dialect to all database servers, on threads of its own.
 
         While a server hangs, clients that ask for the sizes of queues do not hold up the searches
@@ -105,8 +107,8 @@ class Service:
         """
         return await self._run("line-all", do, *args, **kwargs)
 
-    async def at_length_in_line(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what takes many steps for a dialect, on threads that no other door needs."""
+    async def at_length_for_dialect(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what takes many steps for a dialect, on threads that no other call needs."""
         return await self._run("line-long", do, *args, **kwargs)
 
     async def at_bodies(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -20,7 +20,7 @@ GONE = -2
 """The ttl of a key that does not exist."""
 
 
-class Foreign:
+class ForeignRedis:
     """A connection to another system's Redis: a single server, or the master behind sentinels.
 
     For one thread. Raises ConfigError for a bad URL, IndexUnavailable if the server cannot be read.

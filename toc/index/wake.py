@@ -89,33 +89,35 @@ class WakeListener:
                     self._nudge = None
 
     def _run(self, callback: Callback, nudged: socket.socket) -> None:
-        ears: dict[RedisNode | None, _Ear] = {}
+        subscriptions: dict[RedisNode | None, _Subscription] = {}
         grouped: object = None
         try:
             while not self._stopping:
                 with self._lock:
                     wanted = self._wanted
                 if wanted is not grouped:
-                    self._group(wanted, ears)
+                    self._group(wanted, subscriptions)
                     grouped = wanted
-                for node, ear in ears.items():
-                    if not self._listen(node, ear, callback):
+                for node, subscription in subscriptions.items():
+                    if not self._listen(node, subscription, callback):
                         grouped = None  # other nodes may serve its slots now
-                until = min(ear.next_at() for ear in ears.values())
+                until = min(subscription.next_at() for subscription in subscriptions.values())
                 poll = select.poll()
                 poll.register(nudged, select.POLLIN)
-                for ear in ears.values():
-                    if ear.wire is not None:
-                        poll.register(ear.wire.fileno(), select.POLLIN)
+                for subscription in subscriptions.values():
+                    if subscription.wire is not None:
+                        poll.register(subscription.wire.fileno(), select.POLLIN)
                 ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
                 if nudged.fileno() in ready:
                     nudged.recv(4096)
         finally:
-            for ear in ears.values():
-                ear.close()
+            for subscription in subscriptions.values():
+                subscription.close()
 
-    def _group(self, wanted: Mapping[bytes, Slot], ears: dict[RedisNode | None, _Ear]) -> None:
-        """Set the channels of each master's ear. If the map is unknown, the ear of None gets all."""
+    def _group(
+        self, wanted: Mapping[bytes, Slot], subscriptions: dict[RedisNode | None, _Subscription]
+    ) -> None:
+        """Set the channels of each master's subscription. While the map is unknown, that of None gets all."""
         groups: dict[RedisNode | None, dict[bytes, Slot]] = {}
         try:
             for channel, slot in wanted.items():
@@ -124,29 +126,29 @@ class WakeListener:
                 groups[self._nodes.masters()[0]] = {}
         except IndexUnavailable:
             groups = {None: dict(wanted)}
-        lost = None in ears and ears[None].lost
-        for node in [node for node in ears if node not in groups]:
-            ears.pop(node).close()
+        lost = None in subscriptions and subscriptions[None].lost
+        for node in [node for node in subscriptions if node not in groups]:
+            subscriptions.pop(node).close()
         for node, channels in groups.items():
-            ears.setdefault(node, _Ear(lost=lost)).wanted = channels
+            subscriptions.setdefault(node, _Subscription(lost=lost)).wanted = channels
 
-    def _listen(self, node: RedisNode | None, ear: _Ear, callback: Callback) -> bool:
+    def _listen(self, node: RedisNode | None, subscription: _Subscription, callback: Callback) -> bool:
         """Connect if that is due, and pass on messages. False if the connection was lost."""
-        if ear.wire is None and time.monotonic() < ear.retry_at:
+        if subscription.wire is None and time.monotonic() < subscription.retry_at:
             return True
         try:
-            if ear.wire is None:
-                ear.wire = self._connect(node)
-            events = ear.events()
+            if subscription.wire is None:
+                subscription.wire = self._connect(node)
+            events = subscription.events()
             while (event := _next(events)) is not None:
-                if ear.lost:
+                if subscription.lost:
                     log.info("wake_listener_connected")
-                ear.pause, ear.lost = _RECONNECT_S, False
+                subscription.pause, subscription.lost = _RECONNECT_S, False
                 callback(*event)
         except _Disconnected as exc:
-            if not ear.lost:  # once per outage
+            if not subscription.lost:  # once per outage
                 log.warning("wake_listener_disconnected", reason=str(exc))
-            ear.disconnected()
+            subscription.disconnected()
             return False
         return True
 
@@ -159,7 +161,7 @@ class WakeListener:
             raise _Disconnected(str(exc)) from exc
 
 
-class _Ear:
+class _Subscription:
     """A subscription to one master, for the channels of ``wanted``."""
 
     def __init__(self, *, lost: bool) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from toc.failpoint import failpoint
 from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock, Seldom
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
 from toc.model.schedule import step
 from toc.observe.log import get_logger
@@ -84,7 +84,7 @@ class Scheduler:
         """When the next round of asking begins (monotonic)."""
         self._agenda: dict[int, int] = {}
         """When each table must be read (ms); none if it holds no schedule."""
-        self._complains = Seldom(sweep.clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(sweep.clock, COMPLAIN_SECONDS)
 
     def add(self, tables: Iterable[int]) -> None:
         """Serve the schedules of these tables from now on."""

@@ -20,7 +20,7 @@ from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock, Seldom
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot, Topic
@@ -65,12 +65,12 @@ class Sweep:
         self.untaken = store.leases.untaken
         self._store = store
         self._topics = store.topics
-        self._widens = Seldom(clock, WIDEN_SECONDS)
+        self._widens = RateLimit(clock, WIDEN_SECONDS)
         """Limits, by topic, how often more slots are consumed because of a row."""
         self.clock = clock
         self._queues = queues
         self._catalog = catalog
-        self._complains = Seldom(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
 
     def horizon_ms(self) -> int:
         """How far ahead (ms) any topic keeps tasks in Redis."""
@@ -343,7 +343,7 @@ class Crawl:
         return counts
 
 
-def everything(
+def restore_passes(
     sweep: Sweep, tables: Sequence[int], *, where: str = "", rows_per_step: int = FAST_ROWS
 ) -> list[Crawl]:
     """The passes that restore an index without entries: what is due within a minute, the rest, dead tasks."""
@@ -368,7 +368,7 @@ def sweep_all(
 
     ``progress`` gets the completed part, 0 to 1, and the counts so far. Raises StoreUnavailable.
     """
-    crawls = everything(sweep, tables, where=where)
+    crawls = restore_passes(sweep, tables, where=where)
     total = SweepCounts()
     for crawl in crawls:
         while crawl.tables_left:

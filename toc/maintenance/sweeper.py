@@ -6,7 +6,7 @@ Each table is swept by one worker, over all topics at once:
     overdue    every 5 s          everything due before that
     window     every 5 minutes    all rows up to the horizon
     dead       every minute       rows of status 4 get their DeadQueue entry back
-    rush       when the index has lost data: everything at once, what is due soonest first
+    refill     when the index has lost data: everything at once, what is due soonest first
     others     every 10 s         overdue rows of tables that other workers sweep
 
 The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner
@@ -30,8 +30,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 
 from toc.failpoint import failpoint
-from toc.maintenance.sweep import COMPLAIN_SECONDS, LEAST_PAGE, ROWS_PER_STEP, Crawl, Sweep, everything
-from toc.model.clock import Clock, Seldom
+from toc.maintenance.sweep import (
+    COMPLAIN_SECONDS,
+    LEAST_PAGE,
+    ROWS_PER_STEP,
+    Crawl,
+    Sweep,
+    restore_passes,
+)
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
@@ -77,8 +84,8 @@ REST_BUSY = 9
 """The rest of the pass over rows due soon under back-pressure. Otherwise it would read the whole
 backlog again and again, on the cores that should start the tasks."""
 REST_NEAR, REST_FAR = 1, 4
-"""The rest in a rush, for what is due within a minute and for the rest, and in new tables."""
-RUSH_ROWS = 500
+"""The rest in a refill, for what is due within a minute and for the rest, and in new tables."""
+REFILL_ROWS = 500
 
 KNOWN_SECONDS = 5.0
 """How long an entry found in the index is assumed to exist; at most twice as long."""
@@ -180,13 +187,13 @@ class _Round:
         return 1 - len(self.tables) / max(1, self._all)
 
 
-class _Rush:
+class _Refill:
     """One pass over everything in some tables, what is due within a minute first."""
 
     def __init__(self, sweep: Sweep, tables: Sequence[int], began: float) -> None:
         self.began = began
         self.rows = self.added = self.failed = 0
-        self.crawls = deque(everything(sweep, tables, rows_per_step=RUSH_ROWS))
+        self.crawls = deque(restore_passes(sweep, tables, rows_per_step=REFILL_ROWS))
 
     @property
     def near(self) -> bool:
@@ -231,7 +238,7 @@ class Sweeper:
         self._known = _Known(self._clock)
         self._failing_tables: set[int] = set()
         """Tables that did not answer the last time, while others of the server did."""
-        self._stirring: set[int] = set()
+        self._with_due_rows: set[int] = set()
         """Tables with due-soon rows in the last pass. Their ids are read without asking first."""
         now = self._clock.monotonic()
         self._soon_at = self._overdue_at = self._dead_at = self._window_at = now
@@ -251,16 +258,16 @@ class Sweeper:
         self._other = random.randrange(len(self._every) or 1)  # noqa: S311 - spreads looks, guards nothing
         """Place of the next table of others to check. Random at first, so that workers check a table at
         different times."""
-        self._rush: _Rush | None = None
-        self._rush_at = now
-        self._rush_wanted = float("-inf")
-        self._rushed = float("-inf")
+        self._refill: _Refill | None = None
+        self._refill_at = now
+        self._refill_wanted = float("-inf")
+        self._refilled = float("-inf")
         self._later_at = inf
         """When to look up all due rows once more."""
         self._back = False
         """Whether the server, or a table of it, has come back since the last step."""
         self._failing_since: float | None = None
-        self._complains = Seldom(self._clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
 
     def add(self, tables: Iterable[int]) -> None:
         """Sweep these tables from now on. All their rows are read soon."""
@@ -277,10 +284,10 @@ class Sweeper:
         """Forget all known ids: the index may have lost entries. Any thread may call it."""
         self._known.forget()
 
-    def rush(self) -> None:
+    def refill(self) -> None:
         """Restore everything, soonest first: the index has lost data. Any thread may call it."""
         self._known.forget()
-        self._rush_wanted = self._clock.monotonic()
+        self._refill_wanted = self._clock.monotonic()
         self._wake()
 
     def catch_up(self) -> None:
@@ -290,9 +297,9 @@ class Sweeper:
         self._wake()
 
     @property
-    def rushed(self) -> float:
-        """When the last complete rush began (monotonic)."""
-        return self._rushed if self._tables else float("inf")
+    def refilled(self) -> float:
+        """When the last complete refill began (monotonic)."""
+        return self._refilled if self._tables else float("inf")
 
     def run_once(self) -> float:
         """Run the next step of the pass that is due first. Returns the seconds until another is due."""
@@ -307,8 +314,8 @@ class Sweeper:
         try:
             if self._soon_at <= now:
                 self._step_soon(now)
-            elif (self._rush or self._rush_wanted > self._rushed) and self._rush_at <= now:
-                self._step_rush(now)
+            elif (self._refill or self._refill_wanted > self._refilled) and self._refill_at <= now:
+                self._step_refill(now)
             elif self._overdue_at <= now:
                 self._step_overdue(now)
             elif self._dead_at <= now:
@@ -320,15 +327,15 @@ class Sweeper:
         except (StoreUnavailable, SchemaBehind) as exc:
             return self._failed(now, exc)
         if self._failing_since is not None:
-            log.info("sweep_goes_on", seconds=round(now - self._failing_since, 1))
+            log.info("sweep_resumed", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
             self._back = True
         if self._back:
             return 0.0
         window_at = now if self._news else self._window_at
         due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._others_at, self._later_at)
-        if self._rush:
-            due = min(due, self._rush_at)
+        if self._refill:
+            due = min(due, self._refill_at)
         return max(0.0, due - self._clock.monotonic())
 
     def _ask_server(self) -> None:
@@ -346,7 +353,7 @@ class Sweeper:
         SWEEP_FAILURES.of().add()
         if self._failing_since is None:
             self._failing_since = now
-            self._complains = Seldom(self._clock, COMPLAIN_SECONDS)
+            self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
         if self._complains():
             log.warning("sweep_failed", error=str(exc))
         return RETRY_SECONDS
@@ -395,7 +402,7 @@ class Sweeper:
         busy = dict(round_.more)
         quiet = []
         for table in tables:
-            if soon and table in self._stirring:
+            if soon and table in self._with_due_rows:
                 busy[table] = start
             else:
                 quiet.append(table)
@@ -407,11 +414,11 @@ class Sweeper:
         found = looked.ids
         round_.more = {table: _last(ids) for table, ids in found.items() if len(ids) >= limit}
         if soon:
-            self._stirring.difference_update(busy.keys() - found.keys())
-            self._stirring.update(looked.stirring)
+            self._with_due_rows.difference_update(busy.keys() - found.keys())
+            self._with_due_rows.update(looked.with_due_rows)
         # Tables that turned out to have due rows are read in the next step. In the pass over rows
         # due soon, that step follows at once, and such tables are few.
-        round_.more |= dict.fromkeys(looked.stirring, start)
+        round_.more |= dict.fromkeys(looked.with_due_rows, start)
         pairs = [pair for ids in found.values() for pair in ids]
         unknown = self._known.without(pairs)
         round_.rows += len(pairs)
@@ -452,28 +459,28 @@ class Sweeper:
         self._overdue.read_again()
         self._soon_at = self._overdue_at = now
 
-    # --- rush
+    # --- refill
 
-    def _step_rush(self, began: float) -> None:
-        rush = self._rush
-        if rush is None or rush.began < self._rush_wanted:
-            rush = self._rush = _Rush(self._sweep, sorted(self._tables), began)
-        near = rush.near
+    def _step_refill(self, began: float) -> None:
+        refill = self._refill
+        if refill is None or refill.began < self._refill_wanted:
+            refill = self._refill = _Refill(self._sweep, sorted(self._tables), began)
+        near = refill.near
         try:
-            rush.step()
+            refill.step()
         except OF_TABLES:
-            self._rush_at = began + RETRY_SECONDS
+            self._refill_at = began + RETRY_SECONDS
             return
-        self._rush_at = self._rest(began, REST_NEAR if near else REST_FAR, began)
-        if not rush.crawls:
-            self._rush = None
-            if rush.failed:
-                self._rush_at = began + RETRY_SECONDS  # a node is out of reach: start over
+        self._refill_at = self._rest(began, REST_NEAR if near else REST_FAR, began)
+        if not refill.crawls:
+            self._refill = None
+            if refill.failed:
+                self._refill_at = began + RETRY_SECONDS  # a node is out of reach: start over
             else:
-                self._rushed = rush.began
+                self._refilled = refill.began
                 INDEX_REBUILDS.of().add()
-                seconds = round(self._clock.monotonic() - rush.began, 1)
-                log.info("index_refilled", rows=rush.rows, entries=rush.added, seconds=seconds)
+                seconds = round(self._clock.monotonic() - refill.began, 1)
+                log.info("index_refilled", rows=refill.rows, entries=refill.added, seconds=seconds)
 
     # --- window and dead
 
@@ -549,7 +556,7 @@ class Sweeper:
         """The pass over the tables of others that are checked now and have overdue rows, if any."""
         tables = self._of_others()
         to_ms = self._clock.now_ms() - JUST_DUE_MS
-        overdue = self._sweep.scans.look(tables, {}, 0, to_ms, 1).stirring if tables else []
+        overdue = self._sweep.scans.look(tables, {}, 0, to_ms, 1).with_due_rows if tables else []
         if not overdue:
             return None
         where = f" AND {self._sweep.untaken()}"  # a task that runs under a lease may have no entry

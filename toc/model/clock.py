@@ -33,7 +33,7 @@ class Clock:
         return monotonic()
 
 
-class Seldom:
+class RateLimit:
     """Says yes once per ``seconds``, for each key: for events that would be logged over and over."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:

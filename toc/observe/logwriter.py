@@ -122,7 +122,7 @@ class LogWriter:
 
     def _write_at_once(self, data: bytes) -> int:
         """Return how many bytes the kernel took without waiting."""
-        if not self._takes_at_once or self._torn or self._closed or not self._stands(self._descriptor):
+        if not self._takes_at_once or self._torn or self._closed or not self._is_log(self._descriptor):
             return 0
         try:
             return os.pwritev(self._descriptor, [data], -1, NOWAIT)
@@ -174,7 +174,7 @@ class LogWriter:
                     self._queue.popleft()
             if self._refuses and self._closed:
                 break
-        if self._stands(self._descriptor):
+        if self._is_log(self._descriptor):
             os.close(self._descriptor)
 
     def _told(self, gap: Gap) -> bytes:
@@ -188,7 +188,7 @@ class LogWriter:
             data = b"\n" + data
         out, trouble = self._begun, None
         try:
-            if not self._stands(self._descriptor):
+            if not self._is_log(self._descriptor):
                 self._open_again()
             while out < len(data):
                 try:
@@ -203,7 +203,7 @@ class LogWriter:
         self._begun = 0
         return trouble
 
-    def _stands(self, number: int) -> bool:
+    def _is_log(self, number: int) -> bool:
         """Whether this descriptor still refers to the log.
 
         After it was closed, its number may belong to a connection.
@@ -215,7 +215,7 @@ class LogWriter:
 
     def _open_again(self) -> None:
         """Duplicate the given descriptor again after the copy was closed. Raises OSError."""
-        if not self._stands(self._given):
+        if not self._is_log(self._given):
             raise OSError(errno.EBADF, "its descriptor was closed")
         self._descriptor = os.dup(self._given)
 

@@ -53,7 +53,7 @@ MOST_PROBED = 16
 _ALIVE = Statement("SELECT 1")
 
 
-class Ail(Enum):
+class LateCause(Enum):
     """What keeps a server from answering."""
 
     AWAY = "away"
@@ -175,7 +175,7 @@ class Health:
             self.away = error
             self._look_after()
 
-    def examine(self, exchange: Exchange | None, answered: Callable[[float], bool]) -> Ail:
+    def examine(self, exchange: Exchange | None, answered: Callable[[float], bool]) -> LateCause:
         """Find out why an exchange is late, or why no connection is free. Marks a server that is away.
 
         ``answered(seconds)`` waits and returns whether the answer has come: then the server is not away.
@@ -186,7 +186,7 @@ class Health:
             question = self._server.begin([self._server.connections()])
             if question is None:  # all connections are lent, or none is open yet: its state is unknown
                 if answered(APART_SECONDS):
-                    return Ail.SLOW
+                    return LateCause.SLOW
                 seconds = max(patience, APART_SECONDS)
                 rows = self._server.ask_apart(self._server.connections(), seconds).rows
             elif question.answered(patience):
@@ -194,19 +194,19 @@ class Health:
                 self.answered(time.monotonic() - began)
             elif answered(0.0):
                 question.abandon()
-                return Ail.SLOW
+                return LateCause.SLOW
             else:
                 error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
                 self.mark_away(error, question)
-                return Ail.AWAY
+                return LateCause.AWAY
         except StoreUnavailable as exc:
             if answered(0.0):
-                return Ail.SLOW
+                return LateCause.SLOW
             self.mark_away(exc)
-            return Ail.AWAY
+            return LateCause.AWAY
         if exchange is not None and self._server.waits_for_lock(exchange, rows):
-            return Ail.LOCKED
-        return Ail.SLOW
+            return LateCause.LOCKED
+        return LateCause.SLOW
 
     def find_failing(self, tables: Iterable[int], *, writes: bool) -> None:
         """Mark those tables that are locked or refused, on a server that answers."""

@@ -38,11 +38,11 @@ def overdue_rows(
     where = f" AND biz_type NOT IN ({paused})" if paused else ""
     where += f" AND {store.leases.untaken()}" if untaken else ""
     pages = store.scans.page(
-        dict.fromkeys(looked.stirring[:TABLES_READ], Position(0)),
+        dict.fromkeys(looked.with_due_rows[:TABLES_READ], Position(0)),
         before_ms,
         ROWS_READ,
         where=where,
     )
-    more = len(looked.stirring) > TABLES_READ or any(len(page) == ROWS_READ for page in pages.values())
+    more = len(looked.with_due_rows) > TABLES_READ or any(len(page) == ROWS_READ for page in pages.values())
     rows = [row for page in pages.values() for row in page]
     return OverdueRows(rows, more, looked.failed | pages.unanswered)

@@ -53,12 +53,12 @@ class DueRow(NamedTuple):
 class Looked(NamedTuple):
     """The result of ``look`` at many tables.
 
-    ``stirring`` are the ``quiet`` tables that hold a due row. ``ids`` are the (job_id, next_time)
+    ``with_due_rows`` are the ``quiet`` tables that hold a due row. ``ids`` are the (job_id, next_time)
     of the due rows in each ``busy`` table; ``rows`` are these rows, if they were requested.
     ``failed`` gives the tables without an answer, and why.
     """
 
-    stirring: list[int]
+    with_due_rows: list[int]
     ids: dict[int, list[tuple[int, int]]]
     rows: list[DueRow]
     failed: dict[int, Trouble]
@@ -106,17 +106,17 @@ class Scans:
                 if position is not None
             ]
             results = server.run([*first, *sql.unions(server, pages)], outwait=False)
-            stirring = [row[0] for result in results[: len(first)] for row in result.rows]
+            with_due_rows = [row[0] for result in results[: len(first)] for row in result.rows]
             numbers = sql.number_rows(results[len(first) :], len(DueRow._fields) if whole else 2)
             rows = list(map(DueRow._make, numbers)) if whole else []
             ids: dict[int, list[tuple[int, int]]] = {}
             for job_id, due in ((row.job_id, row.next_time) for row in rows) if whole else numbers:
                 ids.setdefault(table_of_job(job_id, self._shards.tables), []).append((job_id, due))
-            return Looked(stirring, ids, rows, {})
+            return Looked(with_due_rows, ids, rows, {})
 
         parts = self._shards.each(self._shards.group_tables(asked), send)
         return Looked(
-            [table for part in parts.results for table in part.stirring],
+            [table for part in parts.results for table in part.with_due_rows],
             {table: sorted(ids, key=_by_time) for part in parts.results for table, ids in part.ids.items()},
             [row for part in parts.results for row in part.rows],
             parts.failed,

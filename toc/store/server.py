@@ -106,8 +106,8 @@ class DatabaseServer(ABC):
         for attempt in range(TRIES):
             started = time.monotonic()
             try:
-                fresh_stands = again and attempt == 0
-                return self._send(statements, transaction, fresh_stands, patient)
+                trust_fresh = again and attempt == 0
+                return self._send(statements, transaction, trust_fresh, patient)
             except Transient as exc:
                 if attempt == TRIES - 1 or (isinstance(exc, Locked) and not outwait):
                     raise
@@ -126,7 +126,7 @@ class DatabaseServer(ABC):
         server likes. Raises what ``run`` raises.
         """
         while (link := self._pool.take_idle()) is not None:
-            if self._stands(link, fresh_stands=True):
+            if self._is_usable(link, trust_fresh=True):
                 try:
                     self._ask(link, statements)
                 except BaseException as exc:
@@ -164,11 +164,11 @@ class DatabaseServer(ABC):
         self._pool.close()
 
     def _send(
-        self, statements: Sequence[Statement], transaction: bool, fresh_stands: bool, patient: bool
+        self, statements: Sequence[Statement], transaction: bool, trust_fresh: bool, patient: bool
     ) -> list[Result]:
         # If an exception from outside interrupts this, no reference to the connection is left, so it is
         # closed.
-        link = self._checkout(fresh_stands)
+        link = self._checkout(trust_fresh)
         try:
             results = self._execute(link.driver, statements, transaction, patient)
         except BaseException as exc:
@@ -194,7 +194,7 @@ class DatabaseServer(ABC):
         finally:
             del error, exc  # this frame is part of their tracebacks: a cycle would keep what they hold
 
-    def _checkout(self, fresh_stands: bool) -> PooledConnection:
+    def _checkout(self, trust_fresh: bool) -> PooledConnection:
         while True:
             try:
                 link = self._pool.take()
@@ -210,12 +210,12 @@ class DatabaseServer(ABC):
                     raise error from exc
                 finally:
                     del error  # a cycle, as in _break_off
-            if self._stands(link, fresh_stands):
+            if self._is_usable(link, trust_fresh):
                 return link
 
-    def _stands(self, link: PooledConnection, fresh_stands: bool) -> bool:
+    def _is_usable(self, link: PooledConnection, trust_fresh: bool) -> bool:
         """Whether a connection is usable, as far as can be seen; otherwise drop it."""
-        fresh = link.used is None or (fresh_stands and time.monotonic() - link.used < FRESH_SECONDS)
+        fresh = link.used is None or (trust_fresh and time.monotonic() - link.used < FRESH_SECONDS)
         if fresh or not self._hung_up(link.driver):
             return True
         self._pool.drop(link)

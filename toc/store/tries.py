@@ -12,7 +12,7 @@ from typing import NamedTuple
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TryRow
 from toc.store import rows as sql
-from toc.store.health import PATIENCE_SECONDS, Ail
+from toc.store.health import PATIENCE_SECONDS, LateCause
 from toc.store.leases import Leases
 from toc.store.server import DatabaseServer, Exchange, Statement
 from toc.store.shards import Answers, Shards, Trouble
@@ -182,8 +182,8 @@ class Tries:
             return
         locked = False
         try:
-            ail = health.examine(exchange, partial(self._answered, one))
-            if ail is Ail.LOCKED and exchange is not None:
+            cause = health.examine(exchange, partial(self._answered, one))
+            if cause is LateCause.LOCKED and exchange is not None:
                 health.find_failing(ids, writes=False)
                 free, failed = health.sort_out(ids, writes=False)
                 locked = bool(failed)

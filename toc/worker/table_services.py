@@ -81,14 +81,14 @@ class TableServices:
         for sweeper in self._sweepers:
             sweeper.forget()
 
-    def rush(self) -> None:
+    def refill(self) -> None:
         """Restore everything, soonest first: the index has lost data."""
         for sweeper in self._sweepers:
-            sweeper.rush()
+            sweeper.refill()
 
-    def rushed(self) -> float:
-        """Return when the last rush began that has ended on every server (monotonic)."""
-        return min(sweeper.rushed for sweeper in self._sweepers)
+    def refilled(self) -> float:
+        """Return when the last refill began that has ended on every server (monotonic)."""
+        return min(sweeper.refilled for sweeper in self._sweepers)
 
     def end(self) -> None:
         """Begin no further step. A current one ends by itself."""

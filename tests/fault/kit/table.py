@@ -162,7 +162,7 @@ def overdue(system: System, retries_within: float) -> int:
     """In how many tables tasks are pending that are due, or will be in so many seconds."""
     store, now = system.center.store, system.center.clock.now_ms()
     tables = [table for tables in store.tables_of_server() for table in tables]
-    return len(store.scans.look(tables, {}, 0, now + int(retries_within * 1000), 1).stirring)
+    return len(store.scans.look(tables, {}, 0, now + int(retries_within * 1000), 1).with_due_rows)
 
 
 def count_pending(system: System, until_ms: int) -> int:

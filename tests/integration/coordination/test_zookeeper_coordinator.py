@@ -22,7 +22,7 @@ from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.leader import GATHER
 from toc.coordination.operator import Operator
-from toc.coordination.presence import Neighbourhood, Presence
+from toc.coordination.presence import LocalNames, Presence
 from toc.coordination.session import Session
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.dev.local.servers import ZooKeeper
@@ -874,7 +874,7 @@ def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_h
     daemons: Daemons, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session stands for seconds yet, with its workers, their claims and its candidacy."""
-    here = Neighbourhood.of("a")
+    here = LocalNames.of("a")
     names = [here.name("a-0"), here.name("a-1")]
     held = [Presence(name) for name in names]
     names_of_daemons: list[Presence] = []

@@ -85,14 +85,14 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
         [*range(T0 + 20, T0 + 100), T0 + 60]
     )
     quiet = fresh_store.scans.look(tables, {}, T0 + 20, T0 + 100, 1000)
-    assert (sorted(quiet.stirring), quiet.ids) == (sorted(everything.ids), {})
+    assert (sorted(quiet.with_due_rows), quiet.ids) == (sorted(everything.ids), {})
     for limits in ((T0 - 100, T0), (T0 + 200, T0 + 300)):
         assert fresh_store.scans.look(tables, {}, *limits, 1000) == ([], {}, [], {})
     (table, ids), *_ = everything.ids.items()
     others = [other for other in tables if other != table]
     after_first = {table: Position(ids[0][1], ids[0][0])}
     mixed = fresh_store.scans.look(others, after_first, T0 + 20, T0 + 100, 2)
-    assert sorted(mixed.stirring) == sorted(everything.ids.keys() - {table})
+    assert sorted(mixed.with_due_rows) == sorted(everything.ids.keys() - {table})
     assert mixed.ids == {table: ids[1:3]}
     whole = fresh_store.scans.look(others, after_first, T0 + 20, T0 + 100, 2, whole=True)
     assert whole[:2] == mixed[:2]

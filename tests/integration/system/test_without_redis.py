@@ -233,7 +233,7 @@ def _figures(late: list[float]) -> str:
 
 
 def _some_pending(system: System) -> bool:
-    return bool(system.center.store.scans.look(range(system.settings.tables), {}, 0, 2**42, 1).stirring)
+    return bool(system.center.store.scans.look(range(system.settings.tables), {}, 0, 2**42, 1).with_due_rows)
 
 
 def _lateness(system: System, job_ids: list[int]) -> list[float]:

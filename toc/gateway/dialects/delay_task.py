@@ -100,7 +100,7 @@ class DelayTask(Dialect):
             raise NotUnderstood("timing_moment must be a time in seconds since 1970")
         target, path = _callback(content)
         name = topic_for(topic, PREFIX if target is None else CALLBACK_PREFIX)
-        await self.door.make_topic(name)
+        await self.tasks.make_topic(name)
         for clashes in range(MOST_CLASHES):
             if clashes % CLASHES_NEAR == CLASHES_NEAR - 1:
                 self._next = secrets.randbelow(IN_A_SECOND)
@@ -110,7 +110,7 @@ class DelayTask(Dialect):
                 at * IN_A_SECOND + self._next,
                 action_time=from_ms(at * 1000),
                 attribute={"topic": topic},
-                dedup_key=f"{self.door.prefix}{KEY}",
+                dedup_key=f"{self.tasks.prefix}{KEY}",
                 tries=UNLIMITED if target is None else 0,
                 body=content.encode(),
                 content_type=CONTENT_TYPE,
@@ -128,8 +128,8 @@ class DelayTask(Dialect):
     # --- pull
 
     async def _pull(self, topic: str) -> Reply:
-        got = await self.door.pull([topic_for(topic, PREFIX)], round(TTR_SECONDS * 1000))
-        for one, body in await self.door.bodies(got):
+        got = await self.tasks.pull([topic_for(topic, PREFIX)], round(TTR_SECONDS * 1000))
+        for one, body in await self.tasks.bodies(got):
             return _pulled(body, one)
         return _answer("pull", 1, NOTHING, content="")
 
@@ -138,8 +138,8 @@ class DelayTask(Dialect):
         if not 0 < task_id <= MAX_BIZ_ID:
             return _answer("pull", 1, UNKNOWN, content="")
         names = {topic_for(topic, prefix) for prefix in (PREFIX, CALLBACK_PREFIX)}
-        for row in await self.door.own(task_id, f"{self.door.prefix}{KEY}"):
-            known = self.door.topic_of(row)
+        for row in await self.tasks.own(task_id, f"{self.tasks.prefix}{KEY}"):
+            known = self.tasks.topic_of(row)
             if known is None or known.name not in names:
                 continue
             if row.status != TaskStatus.PENDING:
@@ -150,7 +150,7 @@ class DelayTask(Dialect):
                 return _answer("pull", 1, TAKEN, content="")
             slot = known.slot(row.slot_crc, row.slot_amount)
             got = await self.service.pulls.take(row.job_id, slot, ttr=TTR_SECONDS)
-            for one, body in await self.door.bodies(got):
+            for one, body in await self.tasks.bodies(got):
                 return _pulled(body, one)
             return _answer("pull", 1, TAKEN, content="")
         return _answer("pull", 1, UNKNOWN, content="")
@@ -159,7 +159,7 @@ class DelayTask(Dialect):
         if row.status != TaskStatus.PROCESSED:
             return _answer("pull", 1, UNKNOWN, content="")
         try:
-            content = (await self.door.body(row)).decode(errors="replace")
+            content = (await self.tasks.body(row)).decode(errors="replace")
         except BodyGone:  # the task was purged: its retention is over
             return _answer("pull", 1, UNKNOWN, content="")
         return _answer("pull", content=content)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toc.gateway.dialects.door import Door
+from toc.gateway.dialects.dialect_tasks import DialectTasks
 from toc.gateway.dialects.names import key_for, topic_for
 from toc.gateway.service import Service
 from toc.model.clock import from_ms, to_ms
@@ -77,10 +77,10 @@ class Jobs:
     ``prefix`` begins the names of their topics. ``max_delay`` is the longest delay, in seconds.
     """
 
-    def __init__(self, service: Service, door: Door, prefix: str, max_delay: float) -> None:
+    def __init__(self, service: Service, tasks: DialectTasks, prefix: str, max_delay: float) -> None:
         self._max_delay = max_delay
         self._service = service
-        self._door = door
+        self._tasks = tasks
         self._prefix = prefix
 
     def due(self, delay: int) -> int:
@@ -91,35 +91,35 @@ class Jobs:
         """Store a job, or replace the pending one of its id."""
         if len(job.id.encode()) > MAX_KEY_BYTES:
             raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
-        task = job.task(self._door.name, self._prefix)
-        await self._door.make_topic(task.topic)
-        await self._door.put_across(task, max_delay=self._max_delay)
+        task = job.task(self._tasks.name, self._prefix)
+        await self._tasks.make_topic(task.topic)
+        await self._tasks.put_across(task, max_delay=self._max_delay)
 
     async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[Delivered, Job] | None:
         """Hand out the first job that is due, of the first of these topics that has any."""
         names = [topic_for(topic, self._prefix) for topic in topics]
         end = time.monotonic() + wait
-        while got := await self._door.pull(names, _ttr, wait=max(end - time.monotonic(), 0.0)):
-            for one, body in await self._door.bodies(got):
+        while got := await self._tasks.pull(names, _ttr, wait=max(end - time.monotonic(), 0.0)):
+            for one, body in await self._tasks.bodies(got):
                 return one, _job(one.task.attribute, body, to_ms(one.task.action_time))
         return None
 
     async def finish(self, job_id: str) -> None:
         """End a job that was handed out since it was pushed."""
         for row in await self._pending(job_id):
-            await self._door.end(row)
+            await self._tasks.end(row)
 
     async def delete(self, job_id: str) -> None:
         """End a job."""
         for row in await self._pending(job_id):
-            await self._door.cancel(row)
+            await self._tasks.cancel(row)
 
     async def get(self, job_id: str) -> Job | None:
         """Return a job that has not ended."""
         while rows := await self._pending(job_id):
             row = rows[-1]
             try:
-                body = await self._door.body(row)
+                body = await self._tasks.body(row)
             except BodyGone:  # replaced between the two reads, or ended
                 continue
             return _job(decode_attribute(row.attribute), body, row.action_time)
@@ -128,7 +128,7 @@ class Jobs:
     async def _pending(self, job_id: str) -> list[TaskRow]:
         if not job_id or len(job_id.encode()) > MAX_KEY_BYTES:
             return []
-        rows = await self._door.own(key_for(job_id), f"{self._door.name}:{KEY}")
+        rows = await self._tasks.own(key_for(job_id), f"{self._tasks.name}:{KEY}")
         return [row for row in rows if row.status == TaskStatus.PENDING]
 
 

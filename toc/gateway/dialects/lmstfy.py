@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from toc.gateway.dialects import lmstfy_wire as wire
-from toc.gateway.dialects.door import Door
+from toc.gateway.dialects.dialect_tasks import DialectTasks
 from toc.gateway.dialects.lmstfy_replies import (
     attributes_of,
     handed_job,
@@ -40,7 +40,7 @@ from toc.store.select import Selection
 MOST_BYTES = 16 << 20
 """Most bytes of a bulk publish."""
 PAGE = 500
-MOST_DOORS = 1000
+MOST_NAMESPACES = 1000
 
 NO_TOKEN_NEEDED = frozenset({Call.SIZE, Call.DEAD_SIZE})
 RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
@@ -66,7 +66,7 @@ class Asked(NamedTuple):
     where: Route
     query: Query
     request: Request
-    door: Door
+    tasks: DialectTasks
     topic: str
     token: Token | None
 
@@ -80,7 +80,7 @@ class Lmstfy(Dialect):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._doors: dict[str, Door] = {}
+        self._tasks: dict[str, DialectTasks] = {}
         """By namespace."""
         self._calls: dict[Call, Callable[[Asked], Awaitable[Reply]]] = {
             Call.PUBLISH: self._publish,
@@ -112,16 +112,16 @@ class Lmstfy(Dialect):
         query = Query(request.query)
         token = self._token(where, query, request)
         topic = topic_of(where.namespace, where.queue)
-        asked = Asked(where, query, request, self._door(where.namespace), topic, token)
+        asked = Asked(where, query, request, self._tasks_of(where.namespace), topic, token)
         return await self._calls[where.call](asked)
 
-    def _door(self, namespace: str) -> Door:
-        door = self._doors.get(namespace)
-        if door is None:
-            if len(self._doors) >= MOST_DOORS:
-                self._doors.clear()
-            door = self._doors[namespace] = Door(self.service, NAME, (template_of(namespace),))
-        return door
+    def _tasks_of(self, namespace: str) -> DialectTasks:
+        tasks = self._tasks.get(namespace)
+        if tasks is None:
+            if len(self._tasks) >= MOST_NAMESPACES:
+                self._tasks.clear()
+            tasks = self._tasks[namespace] = DialectTasks(self.service, NAME, (template_of(namespace),))
+        return tasks
 
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer a mistake, or a failure, which clients repeat."""
@@ -183,7 +183,7 @@ class Lmstfy(Dialect):
             )
             for body in bodies
         ]
-        await asked.door.make_topic(asked.topic)
+        await asked.tasks.make_topic(asked.topic)
         batcher = self.service.batcher
         checked = [await batcher.checked(task) for task in tasks]
         for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
@@ -197,11 +197,11 @@ class Lmstfy(Dialect):
         namespace = asked.where.namespace
         wanted = wire.consuming(asked.where.queue, asked.query)
         queues = {topic_of(namespace, queue): queue for queue in wanted.queues}
-        got = await self._pull(asked.door, list(queues), wanted)
+        got = await self._pull(asked.tasks, list(queues), wanted)
         if asked.token is not None and not self.service.book.in_force(asked.token):
             self.service.pulls.release(got)  # it was revoked during the wait
             raise Refused(401, "invalid token")
-        filled = await asked.door.bodies(got)
+        filled = await asked.tasks.bodies(got)
         now = self.service.center.clock.now_ms()
         jobs = [
             wire.shown(handed_job(one, body, namespace, queues[one.task.topic], now), consumed=True)
@@ -212,15 +212,17 @@ class Lmstfy(Dialect):
         answer = reply(jobs[0] if wanted.most == 1 else jobs, 200, asked.where.call)
         return answer._replace(handed=[one for one, _ in filled])
 
-    async def _pull(self, door: Door, topics: Sequence[str], wanted: wire.Consuming) -> list[Delivered]:
+    async def _pull(
+        self, tasks: DialectTasks, topics: Sequence[str], wanted: wire.Consuming
+    ) -> list[Delivered]:
         """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
         ttr = 1000 * min(max(wanted.ttr, 1), MAX_TTR_SECONDS)
-        got = await door.pull(
+        got = await tasks.pull(
             topics, ttr, wait=min(float(wanted.timeout), MAX_HOLD_SECONDS), most=wanted.most
         )
         try:
             while got and len(got) < wanted.most:
-                more = await door.pull(topics, ttr, most=wanted.most - len(got))
+                more = await tasks.pull(topics, ttr, most=wanted.most - len(got))
                 if not more:
                     break
                 got = [*got, *more]
@@ -238,11 +240,11 @@ class Lmstfy(Dialect):
         center = self.service.center
         for row in await self._rows(asked):
             if row.status == TaskStatus.PENDING:
-                outcome = await asked.door.end(row)
+                outcome = await asked.tasks.end(row)
                 if outcome in (AckOutcome.NOT_HANDED_OUT, AckOutcome.REPLACED):
-                    await asked.door.cancel(row)
+                    await asked.tasks.cancel(row)
             elif row.status == TaskStatus.DEAD:
-                await self.service.at_length_in_line(_run, partial(bulk.purge_dead, center, [row.job_id]))
+                await self.service.at_length_for_dialect(_run, partial(bulk.purge_dead, center, [row.job_id]))
 
     # --- look
 
@@ -276,7 +278,7 @@ class Lmstfy(Dialect):
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(asked, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.service.at_length_in_line(_run, partial(bulk.cancel, self.service.center, ids))
+            await self.service.at_length_for_dialect(_run, partial(bulk.cancel, self.service.center, ids))
         return reply(None, 204, asked.where.call)
 
     async def _peek_dead(self, asked: Asked) -> Reply:
@@ -299,7 +301,7 @@ class Lmstfy(Dialect):
             if not dead:
                 break
             now = center.clock.now_ms()
-            done = await self.service.at_length_in_line(
+            done = await self.service.at_length_for_dialect(
                 admin.redrive,
                 center.store,
                 center.queues,
@@ -320,7 +322,7 @@ class Lmstfy(Dialect):
                 break
             left -= len(dead)
             ids = [row.job_id for row in dead]
-            await self.service.at_length_in_line(_run, partial(bulk.purge_dead, self.service.center, ids))
+            await self.service.at_length_for_dialect(_run, partial(bulk.purge_dead, self.service.center, ids))
         return reply(None, 204, asked.where.call)
 
     # --- inside
@@ -328,24 +330,24 @@ class Lmstfy(Dialect):
     async def _rows(self, asked: Asked) -> list[TaskRow]:
         """Return the tasks of the job that the path names, in the queue that it names: one, or none."""
         try:
-            rows = await asked.door.own(asked.where.job_id, DEDUP_KEY)
+            rows = await asked.tasks.own(asked.where.job_id, DEDUP_KEY)
         except InvalidBizId:
             return []
         return [
             row
             for row in rows
-            if (topic := asked.door.topic_of(row)) is not None and topic.name == asked.topic
+            if (topic := asked.tasks.topic_of(row)) is not None and topic.name == asked.topic
         ]
 
     async def _selection(self, asked: Asked, status: TaskStatus) -> Selection | None:
         """Return what selects the ready or the dead jobs of a queue; None if there is no such queue."""
-        topic = asked.door.topic_known(asked.topic)
+        topic = asked.tasks.topic_known(asked.topic)
         if topic is None:
             await self.service.batcher.read_topics()  # another process may just have created it
-            topic = asked.door.topic_known(asked.topic)
+            topic = asked.tasks.topic_known(asked.topic)
         if topic is None:
             return None
-        await self.service.at_all_in_line(end_without_pull, self.service.center.store, topic)
+        await self.service.at_all_for_dialect(end_without_pull, self.service.center.store, topic)
         ready = status is TaskStatus.PENDING
         before = self.service.center.clock.now_ms() + 1 if ready else None
         return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)
@@ -357,7 +359,7 @@ class Lmstfy(Dialect):
             return []
         selections, place = self.service.center.store.selections, None
         while True:
-            page = await self.service.at_all_in_line(selections.page, wanted, place, limit)
+            page = await self.service.at_all_for_dialect(selections.page, wanted, place, limit)
             if page.rows or page.next is None:
                 return page.rows
             place = page.next
@@ -366,13 +368,13 @@ class Lmstfy(Dialect):
         wanted = await self._selection(asked, status)
         if wanted is None:
             return 0
-        return await self.service.at_all_in_line(self.service.center.store.selections.count, wanted)
+        return await self.service.at_all_for_dialect(self.service.center.store.selections.count, wanted)
 
     async def _job(self, asked: Asked, row: TaskRow) -> wire.Job:
         now, said = self.service.center.clock.now_ms(), decode_attribute(row.attribute)
         try:
             expired = 0 < row.expires_at < now and row.status == TaskStatus.PENDING
-            data = None if expired else await asked.door.body(row)
+            data = None if expired else await asked.tasks.body(row)
         except BodyGone:
             data = None
         ttl = 0 if data is None or row.status == TaskStatus.DEAD else wire.seconds_left(row.expires_at, now)

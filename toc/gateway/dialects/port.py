@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, Connection
-from toc.gateway.dialects.door import Door
+from toc.gateway.dialects.dialect_tasks import DialectTasks
 from toc.gateway.intake import Intake, Receive
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, Busy, TocError
@@ -88,7 +88,7 @@ class Dialect(ABC):
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.door = Door(service, self.name, self.templates)
+        self.tasks = DialectTasks(service, self.name, self.templates)
 
     @property
     def most_bytes(self) -> int:

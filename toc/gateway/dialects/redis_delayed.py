@@ -37,7 +37,7 @@ class RedisDelayed(Dialect):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._jobs = Jobs(service, self.door, PREFIX, MOST_DELAY_MS / 1000 + 1)
+        self._jobs = Jobs(service, self.tasks, PREFIX, MOST_DELAY_MS / 1000 + 1)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a call."""

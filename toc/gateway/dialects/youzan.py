@@ -48,7 +48,7 @@ class Youzan(Dialect):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._jobs = Jobs(service, self.door, PREFIX, MOST_DELAY + 1)
+        self._jobs = Jobs(service, self.tasks, PREFIX, MOST_DELAY + 1)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a command or a path."""

@@ -70,7 +70,7 @@ class WorkerProcess:
 
 
 @dataclass(frozen=True)
-class Beside:
+class SideProcesses:
     """Further processes that a daemon keeps running. They have no slots and are not members of the cluster.
 
     ``command`` starts one; it also gets ``--worker-id``, ``--link`` and ``--board``, inherits the

@@ -11,7 +11,7 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.daemon.monitor import LOOK_TIMEOUT_SECONDS, Monitor
-from toc.worker.daemon.processes import Beside
+from toc.worker.daemon.processes import SideProcesses
 from toc.worker.daemon.supervisor import Daemon
 
 log = get_logger(__name__)
@@ -20,7 +20,9 @@ _PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url
 """The settings that say where tasks are stored."""
 
 
-def run_daemon(app: str, settings: Settings, beside: Beside | None = None, *, webhooks: bool = False) -> int:
+def run_daemon(
+    app: str, settings: Settings, beside: SideProcesses | None = None, *, webhooks: bool = False
+) -> int:
     """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
 
     ``beside``: further processes that it keeps running. ``webhooks``: its workers also send webhooks.

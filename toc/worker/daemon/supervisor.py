@@ -25,7 +25,7 @@ from toc.config import Settings
 from toc.coordination.assignment import TABLES, Member
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
-from toc.coordination.presence import Neighbourhood
+from toc.coordination.presence import LocalNames
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
@@ -37,7 +37,7 @@ from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, unpack
 from toc.worker.crowding import Relief
 from toc.worker.daemon.monitor import Monitor
-from toc.worker.daemon.processes import Beside, WorkerProcess, doing, start, traced
+from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start, traced
 from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS, patience
@@ -65,7 +65,7 @@ class Daemon:
     topics: frozenset[str]
     """The topics that the application has handlers for."""
     monitor: Monitor
-    beside: Beside | None = None
+    beside: SideProcesses | None = None
     webhooks: bool = False
     """Whether its workers send webhooks."""
 
@@ -94,7 +94,7 @@ class Daemon:
             self._coordinator = LocalCoordinator()
         self._coordinator.on_change = self._wake
         self._children: dict[str, WorkerProcess] = {}
-        self._neighbourhood = Neighbourhood.of(self.settings.host)
+        self._local_names = LocalNames.of(self.settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self._relief = Relief()
@@ -234,7 +234,7 @@ class Daemon:
             child.keys = frozenset(message.get("keys", ()))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
-            self._met.update(filter(self._neighbourhood.knows, message["workers"]))
+            self._met.update(filter(self._local_names.knows, message["workers"]))
         elif kind == "dropped":
             self._changed = True
             slots = unpack(message["slots"])
@@ -359,7 +359,7 @@ class Daemon:
     def _spawn(self, index: int) -> None:
         number = index - self.settings.processes
         name = f"{self.beside.name}{number}" if self.beside and number >= 0 else str(index)
-        worker_id = self._neighbourhood.name(f"{self.settings.host}-{name}")
+        worker_id = self._local_names.name(f"{self.settings.host}-{name}")
         if self.beside and number >= 0:
             command, inherited = [*self.beside.command], self.beside.descriptors
         else:
@@ -454,7 +454,7 @@ class Daemon:
         The others may have outlived their daemon; they are checked again later.
         """
         self._met -= self._children.keys() | self._sent_dead
-        gone = set(filter(self._neighbourhood.proves_gone, self._met))
+        gone = set(filter(self._local_names.proves_gone, self._met))
         if gone:
             self._met -= gone
             self._changed = True

@@ -30,7 +30,7 @@ from typing import Any
 
 from toc.loop import Loop
 from toc.model.body import Body
-from toc.model.clock import Clock, Seldom
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import StoreUnavailable
 from toc.model.raised import Raised, overran
 from toc.model.task import TryRow
@@ -109,7 +109,7 @@ class Quarantine:
         self._seconds = FIRST_GUESS_SECONDS  # moving average of the run time
         self._turn = 0
         """The latest turn given to a task that was put back (ms)."""
-        self._tells = Seldom(self.clock, BUSY_LOG_SECONDS)
+        self._tells = RateLimit(self.clock, BUSY_LOG_SECONDS)
         self._leaving = False
         self.loop = Loop("quarantine", self.run_once)
 

@@ -86,7 +86,7 @@ class BodyReader:
             pass
         return self._fetched(request)
 
-    def fetch_soon(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> Callable[[], None]:
+    def fetch_async(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> Callable[[], None]:
         """Call ``then`` once with what ``fetch`` returns, on another thread.
 
         Returns a function that ends the waiting: to be called after ``patience``, on any thread.

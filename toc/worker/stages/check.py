@@ -88,7 +88,7 @@ class Checker:
         while self._unread and self._unread[0][0] <= now:
             self.check(self._unread.popleft()[1])
         if self._owed and self._owed_at <= now:
-            self.check(self._no_more_owed())
+            self.check(self._take_owed())
 
     def next_again(self) -> int | None:
         """When ``check_again`` has something to do (ms). None: nothing waits."""
@@ -100,9 +100,9 @@ class Checker:
     def check_taken(self, entries: list[Entry]) -> None:
         """Check entries that were just taken, together with those that wait for their server."""
         # Without this, new entries would always be checked before those that wait.
-        self.check(self._no_more_owed() + entries)
+        self.check(self._take_owed() + entries)
 
-    def _no_more_owed(self) -> list[Entry]:
+    def _take_owed(self) -> list[Entry]:
         with self._lock:
             owed, self._owed = self._owed, []
         return owed

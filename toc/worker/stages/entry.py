@@ -143,7 +143,7 @@ class Inflight:
         entry.waits = True
         self._waiting[entry.topic.name] += 1
 
-    def _waits_no_more(self, entry: Entry) -> None:
+    def _stop_counting(self, entry: Entry) -> None:
         """Stop counting an entry that has started, or is no longer held. Call under the lock."""
         if entry.waits:
             entry.waits = False
@@ -165,7 +165,7 @@ class Inflight:
             if older is not None:
                 entry.leased, entry.lease_at = older.leased, older.lease_at
                 entry.may_be_leased = older.may_be_leased
-                self._waits_no_more(older)
+                self._stop_counting(older)
             self._entries[entry.job_id] = entry
             self._waits(entry)
             return Held.NEW
@@ -201,10 +201,10 @@ class Inflight:
                     self._refused.append(entry)
                 else:
                     del self._entries[entry.job_id]
-                    self._waits_no_more(entry)
+                    self._stop_counting(entry)
                 return False
             entry.started = now
-            self._waits_no_more(entry)
+            self._stop_counting(entry)
             return True
 
     def refuse(self, entries: Iterable[Entry], now: float) -> list[Entry]:
@@ -227,7 +227,7 @@ class Inflight:
             for entry in entries:
                 if self._entries.get(entry.job_id) is entry:
                     del self._entries[entry.job_id]
-                    self._waits_no_more(entry)
+                    self._stop_counting(entry)
 
     def depart(self, entries: Iterable[Entry]) -> list[Entry]:
         """Release entries whose move begins. Returns those that have something to move.
@@ -244,7 +244,7 @@ class Inflight:
                     del self._entries[entry.job_id]
                 elif held is not None:
                     continue
-                self._waits_no_more(entry)
+                self._stop_counting(entry)
                 if entry.fence != NO_FENCE:
                     self._moving[entry.job_id] = entry.fence
                     going.append(entry)
@@ -268,7 +268,7 @@ class Inflight:
             if entry.settled:
                 return False
             entry.settled = True
-            self._waits_no_more(entry)
+            self._stop_counting(entry)
             return True
 
     def snapshot(self) -> list[Entry]:

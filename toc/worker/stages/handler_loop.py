@@ -250,7 +250,7 @@ class HandlerLoop:
             for first in range(0, len(rest), line.size):
                 batch = rest[first : first + line.size]
                 line.calls += 1
-                give_up = self._bodies.fetch_soon(batch, partial(self._have_fetched, line, len(batch)))
+                give_up = self._bodies.fetch_async(batch, partial(self._have_fetched, line, len(batch)))
                 self._loop.call_later(self._bodies.patience, self._on_loop, _call, give_up)
 
     def _have_fetched(self, line: _LoopLine, count: int, fetched: Fetched) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from toc.loop import Loop
-from toc.model.clock import Clock, Seldom
+from toc.model.clock import Clock, RateLimit
 from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
 from toc.observe.metrics import LEASED, TRIES
@@ -49,7 +49,7 @@ class LeaseKeeper:
         self._inflight = inflight
         self._finisher = finisher
         self._max_crashes = max_crashes
-        self._complains = Seldom(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
         servers = range(len(store.tables_of_server()))
         self._asked: list[dict[Entry, None]] = [{} for _ in servers]
         """By server, the entries for which leases were requested, until they are no longer held and

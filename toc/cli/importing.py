@@ -15,9 +15,9 @@ from toc.cli.values import audited, load_settings, who
 from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toc.index.foreign import Foreign
+    from toc.importing.takeover import Original, Report
+    from toc.index.foreign import ForeignRedis
     from toc.model.clock import Clock
-    from toc.moving.importing import Original, Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,8 +49,8 @@ def youzan(
     Example: toc import youzan --redis redis://10.0.0.7:6379/1 --dry-run
     """
 
-    def original(redis: Foreign, clock: Clock) -> Original:
-        from toc.moving.youzan import YouzanOriginal
+    def original(redis: ForeignRedis, clock: Clock) -> Original:
+        from toc.importing.youzan import YouzanOriginal
 
         return YouzanOriginal(redis, clock, buckets=buckets, queues=queues)
 
@@ -66,8 +66,8 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
     Example: toc import lmstfy --redis redis://10.0.0.7:6379
     """
 
-    def original(redis: Foreign, clock: Clock) -> Original:
-        from toc.moving.lmstfy import LmstfyOriginal
+    def original(redis: ForeignRedis, clock: Clock) -> Original:
+        from toc.importing.lmstfy import LmstfyOriginal
 
         return LmstfyOriginal(redis, clock)
 
@@ -75,10 +75,10 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
 
 
 def _import(
-    what: str, url: str, original: Callable[[Foreign, Clock], Original], *, dry_run: bool, as_json: bool
+    what: str, url: str, original: Callable[[ForeignRedis, Clock], Original], *, dry_run: bool, as_json: bool
 ) -> None:
-    from toc.index.foreign import Foreign
-    from toc.moving.importing import Importing
+    from toc.importing.takeover import Importing
+    from toc.index.foreign import ForeignRedis
     from toc.sdk.client import TimeoutCenter
 
     settings = load_settings()
@@ -88,7 +88,7 @@ def _import(
     try:
         with (
             TimeoutCenter(settings) as center,
-            closing(Foreign(url)) as redis,
+            closing(ForeignRedis(url)) as redis,
             progress_bar("reading", lines=True) as bar,
         ):
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from toc.gateway.dialects.lmstfy_tasks import task_of, template_of
 from toc.gateway.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
-from toc.index.foreign import FOREVER, Foreign
+from toc.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.index.foreign import FOREVER, ForeignRedis
 from toc.model.clock import Clock
 from toc.model.template import Template
-from toc.moving.importing import NEVER, Found, Passed, instant_of, paged
 from toc.sdk.submission import LATEST_MS
 
 VALUES = 100
@@ -57,7 +57,7 @@ class LmstfyOriginal:
 
     over_topics = False
 
-    def __init__(self, redis: Foreign, clock: Clock) -> None:
+    def __init__(self, redis: ForeignRedis, clock: Clock) -> None:
         self._redis = redis
         self._clock = clock
         self._namespaces: set[str] = set()

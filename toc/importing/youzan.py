@@ -15,13 +15,13 @@ from typing import Any
 
 from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.youzan import MOST_TTR, PREFIX, Youzan
-from toc.index.foreign import Foreign
+from toc.importing import msgpack
+from toc.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.index.foreign import ForeignRedis
 from toc.model.clock import Clock
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import OnConflict
 from toc.model.template import Template
-from toc.moving import msgpack
-from toc.moving.importing import NEVER, Found, Passed, instant_of, paged
 from toc.sdk.submission import LATEST_MS
 
 BUCKETS, QUEUES = "dq_bucket_*", "dq_queue_*"
@@ -40,7 +40,9 @@ class YouzanOriginal:
 
     over_topics = True
 
-    def __init__(self, redis: Foreign, clock: Clock, *, buckets: str = BUCKETS, queues: str = QUEUES) -> None:
+    def __init__(
+        self, redis: ForeignRedis, clock: Clock, *, buckets: str = BUCKETS, queues: str = QUEUES
+    ) -> None:
         self._redis = redis
         self._clock = clock
         self._patterns = buckets, queues

@@ -1,7 +1,7 @@
 """What dialects do with tasks: only with their own, in the topics of their templates.
 
 A task is a dialect's own if its topic fits one of the dialect's patterns and its dedup_key begins with the
-dialect's name and a colon. What another door has made is neither shown, nor ended, nor handed out.
+dialect's name and a colon. What another dialect has made is neither shown, nor ended, nor handed out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
 
 
-class Door:
+class DialectTasks:
     """One dialect's access to tasks, in one process."""
 
     def __init__(self, service: Service, name: str, templates: Sequence[Template]) -> None:
@@ -136,7 +136,7 @@ class Door:
     async def _find(self, biz_id: int | str, dedup_key: str | None) -> list[TaskRow]:
         biz, store = BizId.of(biz_id), self._service.center.store
         look = partial(store.find, biz, dedup_key=dedup_key)
-        rows = await self._service.in_line(store.server_of_biz(biz), look)
+        rows = await self._service.at_server_for_dialect(store.server_of_biz(biz), look)
         if (error := await self._service.read_through(rows)) is not None:
             raise error
         return rows
@@ -169,7 +169,9 @@ class Door:
         if self.topic_of(row) is None:
             return CancelOutcome.UNKNOWN
         center = self._service.center
-        return await self._service.in_line(center.store.server_of(row.job_id), center.cancel, row.job_id)
+        return await self._service.at_server_for_dialect(
+            center.store.server_of(row.job_id), center.cancel, row.job_id
+        )
 
     # --- bodies
 
@@ -185,7 +187,7 @@ class Door:
                 raise BodyGone(f"the body of task {of.job_id} is gone: the task was purged or replaced")
             return content
 
-        return (await self._service.in_line(store.server_of(of.job_id), read)).data
+        return (await self._service.at_server_for_dialect(store.server_of(of.job_id), read)).data
 
     async def bodies(self, got: Sequence[Delivered]) -> list[tuple[Delivered, bytes]]:
         """Return tasks that were handed out with their bodies; takes back those whose body cannot be read.
