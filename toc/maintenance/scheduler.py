@@ -31,7 +31,8 @@ from toc.model.schedule import step
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow
-from toc.store.schedules import DueSchedule, Move, Stored
+from toc.store.schedule_rows import Stored
+from toc.store.schedules import DueSchedule, Move
 from toc.store.shards import OF_TABLES, Trouble
 from toc.store.store import Store
 

@@ -134,3 +134,7 @@ class JobIds:
             low = (self._first + self._given) & 4095
             self._given += 1
             return self._millisecond << 22 | (crc & (MAX_TABLES - 1)) << 12 | low
+
+    def another(self, job_id: int) -> int:
+        """Return a new job_id for the task that has this one, in the same table."""
+        return self.make(job_id >> 12)

@@ -42,7 +42,8 @@ from toc.model.schedule import (
 )
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic
-from toc.store.schedules import Planned, Stored, occurrence_key
+from toc.store.occurrences import Planned, occurrence_key
+from toc.store.schedule_rows import Stored
 from toc.store.store import Store
 
 TRIES = 10
@@ -270,7 +271,7 @@ class Schedules:
                     f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
                 )
         for page in _pages(definition, begin - 1, until):
-            there = self._store().schedules.present(stored, page)
+            there = self._store().schedules.occurrences.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
             present += len(there)
             may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)
@@ -383,7 +384,10 @@ class Schedules:
                 skipped=state.skipped + (skips and state.buffered is not None),
                 fired=state.fired - len(again),
             )
-            rows = table.again(moved, definition, state, self._open_topic(definition.topic)) if moved else {}
+            rows = {}
+            if moved:
+                topic = self._open_topic(definition.topic)
+                rows = table.occurrences.again(moved, definition, state, topic)
             state = state._replace(last_job_id=self._last(stored, planned, rows))
             changed = table.change(stored, definition, state, planned, rows.values())
             if changed is not None:
@@ -411,7 +415,7 @@ class Schedules:
         now = table.now(stored.name)
         if look > now + ahead:
             return stored
-        taken = step(stored.definition, stored.state, now, ended=table.ended(stored))
+        taken = step(stored.definition, stored.state, now, ended=table.occurrences.ended(stored))
         moved = table.advance([table.move(stored, taken, topic)])
         for error in moved.failed.values():
             raise error
@@ -429,7 +433,7 @@ class Schedules:
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
-        return self._store().schedules.planned(stored, topic.biz_type, now + NEAR_MS)
+        return self._store().schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
 
     def _last(self, stored: Stored, planned: Sequence[Planned], rows: Mapping[int, TaskRow]) -> int | None:
         """Return the job_id of the last occurrence after ``planned`` are cancelled.
@@ -442,7 +446,7 @@ class Schedules:
             return last
         if last in rows:
             return rows[last].job_id
-        return self._store().schedules.last_but(stored, topic.biz_type, planned)
+        return self._store().schedules.occurrences.last_but(stored, topic.biz_type, planned)
 
     def _open_topic(self, name: str) -> Topic:
         """Return a topic that takes tasks. Raises UnknownTopic, TopicClosed."""

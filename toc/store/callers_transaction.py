@@ -17,9 +17,10 @@ from toc.model.errors import StoreUnavailable, WrongShardConnection
 from toc.model.task import TaskRow
 from toc.store import bodies
 from toc.store import rows as sql
+from toc.store.same_task import same_task
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
-from toc.store.submit import TRIES, Submitter, same_task
+from toc.store.submit import TRIES, Submitter
 
 
 class CallersTransaction:

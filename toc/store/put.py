@@ -23,10 +23,12 @@ from toc.model.sharding import JobIds
 from toc.model.task import Request, TaskRow
 from toc.store import requests
 from toc.store import rows as sql
+from toc.store.outcomes import alone, note_away, unwritable
 from toc.store.put_plan import Plan, Planner, Seen, Stored, ToPut, seen_columns, seen_rows
+from toc.store.same_task import equal
 from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient, pause
 from toc.store.shards import Shards
-from toc.store.submit import RESEND_SECONDS, TRIES, alone, equal, note_away
+from toc.store.submit import RESEND_SECONDS, TRIES
 
 TRIES_TOGETHER = 3
 """Transactions of many that are tried before the many are halved."""
@@ -131,13 +133,10 @@ class Puts:
             return [self.put_alone(wanted[0])]
         outcomes: list[Outcome] = [None] * len(wanted)
         todo = self._different(wanted)
-        health = self._shards.health[self._server_of(wanted[0])]
-        if health.troubled:
-            tables = {self._shards.table_of(wanted[n].row.job_id): None for n in todo}
-            _, failed = health.sort_out(tables, writes=True)
-            for n in todo:
-                outcomes[n] = failed.get(self._shards.table_of(wanted[n].row.job_id))
-            todo = [n for n in todo if outcomes[n] is None]
+        failed = unwritable(self._shards, self._server_of(wanted[0]), [wanted[n].row for n in todo])
+        for n, error in zip(todo, failed, strict=True):
+            outcomes[n] = error
+        todo = [n for n in todo if outcomes[n] is None]
         refused = self._requests.claim_each(
             (one.request, self._shards.table_of(one.row.job_id))
             for one in (wanted[n] for n in todo)
@@ -215,12 +214,10 @@ class Puts:
                 outcomes[n] = self._after_loss(server, plan)
             return outcomes
         except (Locked, Refused):  # after seconds: each finds out by itself which one was locked
-            health = self._shards.health[server]
-            tables = {self._shards.table_of(plan.asked.row.job_id): None for plan in plans.values()}
-            health.find_failing(tables, writes=True)
-            _, failed = health.sort_out(tables, writes=True)
-            for n, plan in plans.items():
-                outcomes[n] = failed.get(self._shards.table_of(plan.asked.row.job_id))
+            rows = [plan.asked.row for plan in plans.values()]
+            failed = unwritable(self._shards, server, rows, find=True)
+            for n, error in zip(plans, failed, strict=True):
+                outcomes[n] = error
             return outcomes
         for (n, plan), place in zip(plans.items(), telling, strict=True):
             if place is None or results[place].matched:
@@ -310,7 +307,7 @@ class Puts:
         row = asked.row
         if row.job_id not in looked.by_id:
             return asked
-        return asked._replace(row=row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023)))
+        return asked._replace(row=row._replace(job_id=self._job_ids.another(row.job_id)))
 
     def _name(self, row: TaskRow) -> Name | None:
         if row.dedup_key is None:

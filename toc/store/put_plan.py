@@ -21,9 +21,9 @@ from toc.store import rows as sql
 from toc.store.leases import LEASED_IS_TRIED
 from toc.store.pulls import moved
 from toc.store.requests import LOCKS, literal
+from toc.store.same_task import same_task
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Shards
-from toc.store.submit import same_task
 
 PENDING, CANCELLED = int(TaskStatus.PENDING), int(TaskStatus.CANCELLED)
 

@@ -11,52 +11,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import NamedTuple
 
-from toc.model.clock import Clock, to_ms
-from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
-from toc.model.schedule import Definition, Occurrence, State, Step
-from toc.model.sharding import BizId, JobIds, crc32
-from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
+from toc.model.clock import Clock
+from toc.model.errors import ScheduleExists, StoreUnavailable
+from toc.model.schedule import Definition, State, Step
+from toc.model.sharding import JobIds, crc32
+from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.store import rows as sql
+from toc.store.occurrences import UNTOUCHED, Occurrences, Planned
+from toc.store.schedule_rows import COLUMNS, FIXED, Stored, columns, literal, stored_of
 from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement, Transient
 from toc.store.shards import Shards, Trouble
 
 TRIES = 5
 TOGETHER = 200
 """About how many tasks one transaction inserts; those of one schedule are never split."""
-
-_COLUMNS = {  # field of State -> column of the table
-    "schedule_id": "schedule_id", "version": "version", "paused": "paused", "after": "after_time",
-    "next_time": "next_time", "look": "look_time", "buffered": "buffered", "last_job_id": "last_job_id",
-    "fired": "fired", "skipped": "skipped", "missed": "missed", "missed_at": "missed_at",
-    "created": "gmt_create", "modified": "gmt_modified",
-}  # fmt: skip
-_INSTANTS = frozenset({"after", "next_time", "look", "buffered", "missed_at", "created", "modified"})
-_FIXED = frozenset({"schedule_id", "version", "created", "modified"})
-
-
-@lru_cache(8192)
-def _definition(name: str, text: str) -> Definition:
-    return Definition.of_json(name, text)
-
-
-class Stored(NamedTuple):
-    """A stored schedule. ``text`` is its definition as stored."""
-
-    name: str
-    text: str
-    state: State
-
-    @property
-    def definition(self) -> Definition:
-        """The definition. Raises InvalidSchedule if this host cannot follow it, or if the row is damaged."""
-        if None in (self.state.after, self.state.created, self.state.modified):  # such as 0000-00-00
-            raise InvalidSchedule(f"the row of schedule {self.name!r} is damaged: it lacks a time")
-        return _definition(self.name, self.text)
 
 
 class DueSchedule(NamedTuple):
@@ -94,21 +65,6 @@ class Moved(NamedTuple):
     failed: dict[str, Trouble]
 
 
-class Planned(NamedTuple):
-    """An occurrence that is a task already and not yet due, as it was read. ``expires_at`` is 0 for never."""
-
-    job_id: int
-    nominal: int
-    due: int
-    version: int
-    expires_at: int
-
-    @property
-    def moved(self) -> bool:
-        """Whether somebody gave it another time by hand."""
-        return self.version > 0
-
-
 class ScheduleTable:
     """The schedules. Any method raises StoreUnavailable or SchemaBehind, unless it says otherwise."""
 
@@ -116,6 +72,7 @@ class ScheduleTable:
         self._shards = shards
         self._job_ids = job_ids
         self._clock = clock
+        self.occurrences = Occurrences(shards, job_ids, clock)
 
     def table_of(self, name: str) -> int:
         """Return the number of the table that holds the schedule of this name."""
@@ -150,13 +107,13 @@ class ScheduleTable:
         def send(server: DatabaseServer, part: Mapping[int, tuple[str, ...]]) -> list[Stored]:
             statements = [
                 Statement(
-                    f"SELECT {_read(server)} FROM {self._shards.schedule_names[table]} s "
+                    f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s "
                     f"WHERE name IN ({','.join(['%s'] * len(some))})",
                     some,
                 )
                 for table, some in part.items()
             ]
-            return [_stored(row) for result in server.run(statements) for row in result.rows]
+            return [stored_of(row) for result in server.run(statements) for row in result.rows]
 
         if not by_table:
             return {}, {}
@@ -171,7 +128,7 @@ class ScheduleTable:
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[Stored]:
             selects = [
-                f"SELECT {_read(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
+                f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
                 f"ORDER BY name LIMIT {limit:d}"
                 for table in part
             ]
@@ -179,7 +136,7 @@ class ScheduleTable:
                 Statement(statement.sql, [after] * statement.sql.count("%s"))
                 for statement in sql.unions(server, selects)
             ]
-            return [_stored(row) for result in server.run(statements) for row in result.rows]
+            return [stored_of(row) for result in server.run(statements) for row in result.rows]
 
         everywhere = dict.fromkeys(range(self._shards.tables))
         parts = self._shards.each(self._shards.group_tables(everywhere), send).whole()
@@ -227,7 +184,7 @@ class ScheduleTable:
             pending = f"CASE WHEN t.status={TaskStatus.PENDING:d} THEN 1 ELSE 0 END"
             now = server.from_now(0)
             selects = [
-                f"SELECT {_read(server)},{pending},{server.milliseconds(now)} "
+                f"SELECT {columns(server)},{pending},{server.milliseconds(now)} "
                 f"FROM {self._shards.schedule_names[table]} s "
                 f"LEFT JOIN {self._shards.names[table]} t ON t.job_id=s.last_job_id "
                 f"WHERE s.look_time<={server.instant(until)} AND s.look_time<={now} "
@@ -237,7 +194,7 @@ class ScheduleTable:
             results = server.run(sql.unions(server, selects), outwait=False)
             with sql.understood():
                 return [
-                    DueSchedule(_stored(row[:-2]), not int(row[-2]), min(until, int(row[-1])))
+                    DueSchedule(stored_of(row[:-2]), not int(row[-2]), min(until, int(row[-1])))
                     for result in results
                     for row in result.rows
                 ]
@@ -250,77 +207,6 @@ class ScheduleTable:
             counts[table] = counts.get(table, 0) + 1
         return Due(rows, {table for table, count in counts.items() if count >= limit}, parts.failed)
 
-    def ended(self, stored: Stored) -> bool:
-        """Whether the task of the last occurrence has ended, or is gone."""
-        if stored.state.last_job_id is None:
-            return True
-        table = self.table_of(stored.name)
-        select = (
-            f"SELECT status FROM {self._shards.names[table]} WHERE job_id={stored.state.last_job_id:d} "
-            f"AND status={TaskStatus.PENDING:d}"
-        )
-        return not self._shards.server_of[table].run([Statement(select)])[0].rows
-
-    def planned(self, stored: Stored, biz_type: int, later_than: int) -> list[Planned]:
-        """Return the occurrences whose tasks have not started and are due later than this (ms).
-
-        Leaves out those of a backfill, unless they were moved by hand.
-        """
-        table, definition = self.table_of(stored.name), stored.definition
-        server, biz = self._shards.server_of[table], BizId.of(stored.name)
-        due = server.milliseconds("action_time")
-        prefix = f"{stored.state.schedule_id}/"
-        # A moved one may have any nominal time. The server chooses the better of two indexes.
-        select = Statement(
-            f"SELECT job_id,{due},version,{sql.column(server, 'expires_at')},{server.text('dedup_key')} "
-            f"FROM {self._shards.names[table]} "
-            f"WHERE biz_id={biz.number:d} AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
-            f"AND next_time>{server.instant(later_than)} AND {_UNTOUCHED}",
-            [prefix.encode(), f"{prefix}:".encode()],
-        )
-        (result,) = server.run([select])
-        found = []
-        with sql.understood():
-            for job_id, at, version, expires_at, key in result.rows:
-                nominal = _nominal(stored.state.schedule_id, str(key))
-                if nominal is None:
-                    continue
-                one = Planned(int(job_id), nominal, int(at), int(version), int(expires_at))
-                # A backfill makes tasks of past nominal times, due later than they were.
-                ours = one.moved or one.due == nominal + definition.offset
-                if ours and one.due > later_than:
-                    found.append(one)
-        return sorted(found, key=lambda planned: planned.nominal)
-
-    def last_but(self, stored: Stored, biz_type: int, planned: Sequence[Planned]) -> int | None:
-        """Return the job_id of the last occurrence by nominal time, without those in ``planned``, that is a
-        task of this biz_type; or None."""
-        table, prefix = self.table_of(stored.name), f"{stored.state.schedule_id}/"
-        select = Statement(
-            f"SELECT job_id FROM {self._shards.names[table]} WHERE biz_id={BizId.of(stored.name).number:d} "
-            f"AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
-            f"AND job_id NOT IN ({sql.numbers(one.job_id for one in planned)}) "
-            "ORDER BY dedup_key DESC LIMIT 1",
-            [prefix.encode(), f"{prefix}:".encode()],
-        )
-        (result,) = self._shards.server_of[table].run([select])
-        with sql.understood():
-            return int(result.rows[0][0]) if result.rows else None
-
-    def present(self, stored: Stored, nominals: Sequence[int]) -> set[int]:
-        """Return the nominal times (ms) among these that have a task, in any state, also on a topic that the
-        schedule had before."""
-        table = self.table_of(stored.name)
-        server = self._shards.server_of[table]
-        keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
-        of_it = f"WHERE biz_id={BizId.of(stored.name).number:d}"
-        select = Statement(f"SELECT DISTINCT biz_type FROM {self._shards.names[table]} {of_it}")
-        (types,) = server.run([select])
-        with sql.understood():
-            biz_types = [int(biz_type) for (biz_type,) in types.rows]
-        found = (self._keyed(server, table, stored.name, each, list(keys)) for each in biz_types)
-        return {keys[key] for part in found for _, key in part}
-
     # --- writing
 
     def create(self, definition: Definition, state: State) -> Stored:
@@ -328,9 +214,9 @@ class ScheduleTable:
         table, text = self.table_of(definition.name), definition.to_json()
         server = self._shards.server_of[table]
         names, marks = ["name", "definition", "change_id"], ["%s", "%s", f"{_change_id():d}"]
-        for field, column in _COLUMNS.items():
+        for field, column in COLUMNS.items():
             names.append(column)
-            marks.append(_literal(server, field, getattr(state, field)))
+            marks.append(literal(server, field, getattr(state, field)))
         schedules = self._shards.schedule_names[table]
         insert = Statement(
             f"INSERT INTO {schedules} ({','.join(names)}) VALUES ({','.join(marks)})",
@@ -356,41 +242,10 @@ class ScheduleTable:
 
     def move(self, stored: Stored, step: Step, topic: Topic) -> Move:
         """Return what ``advance`` needs to take a step."""
-        rows = [self._row(stored.definition, step.state, occurrence, topic) for occurrence in step.made]
+        rows = [
+            self.occurrences.row(stored.definition, step.state, occurrence, topic) for occurrence in step.made
+        ]
         return Move(stored, _after(step.state, rows), rows)
-
-    def again(
-        self, moved: Iterable[Planned], definition: Definition, state: State, topic: Topic
-    ) -> dict[int, TaskRow]:
-        """Return the tasks with which ``change`` replaces moved ones, at their times, by the job_id of
-        these."""
-        rows = {}
-        for one in moved:
-            row = self._row(definition, state, Occurrence(one.nominal, one.due), topic)
-            rows[one.job_id] = row._replace(version=1, expires_at=one.expires_at)  # counts as moved
-        return rows
-
-    def _row(self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic) -> TaskRow:
-        now, biz = self._clock.now_ms(), BizId.of(definition.name)
-        return TaskRow(
-            job_id=self._job_ids.make(biz.crc),
-            biz_id=biz.number,
-            biz_key=biz.key,
-            biz_type=topic.biz_type,
-            status=TaskStatus.PENDING,
-            action_time=occurrence.due,
-            next_time=occurrence.due,
-            attribute=definition.occurrence_attribute(occurrence.nominal),
-            version=0,
-            attempts=0,
-            crashes=0,
-            slot_crc=biz.crc,
-            slot_amount=topic.slot_amount,
-            dedup_key=occurrence_key(state.schedule_id, occurrence.nominal),
-            last_error=None,
-            gmt_create=now,
-            gmt_modified=now,
-        )
 
     def advance(self, moves: Iterable[Move]) -> Moved:
         """Move schedules on and insert their tasks, each if no other process has moved it since it was read.
@@ -450,7 +305,7 @@ class ScheduleTable:
         if cancelled:
             ended = server.instant(now)
             ids = f"job_id IN ({sql.numbers(one.job_id for one in cancelled)})"
-            as_read = f"SELECT COUNT(*) FROM {name} WHERE {_UNTOUCHED} AND ({_at_versions(cancelled)})"
+            as_read = f"SELECT COUNT(*) FROM {name} WHERE {UNTOUCHED} AND ({_at_versions(cancelled)})"
             # Locked first: either they stay as they were read until the commit, or nothing is changed.
             place = 1
             statements = [
@@ -542,7 +397,7 @@ class ScheduleTable:
         for _ in range(TRIES):
             keys = [(row.dedup_key or "").encode() for row in move.rows]
             biz_type = move.rows[0].biz_type if move.rows else 0
-            found = self._keyed(server, table, move.stored.name, biz_type, keys)
+            found = self.occurrences.keyed(server, table, move.stored.name, biz_type, keys)
             there = {key: job_id for job_id, key in found}
             crc = crc32(move.stored.name)
             rows = [
@@ -559,21 +414,6 @@ class ScheduleTable:
             except Duplicate:
                 continue
         raise Transient(f"{server.name}: schedule {move.stored.name!r} keeps changing; try again")
-
-    def _keyed(
-        self, server: DatabaseServer, table: int, name: str, biz_type: int, keys: Sequence[bytes]
-    ) -> list[tuple[int, bytes]]:
-        """Return the job_id and dedup_key of the occurrences with these keys."""
-        select = (
-            f"SELECT job_id,{server.text('dedup_key')} FROM {self._shards.names[table]} "
-            f"WHERE biz_id={BizId.of(name).number:d} AND biz_type={biz_type:d} AND dedup_key IN"
-        )
-        parts = [keys[first : first + sql.KEYS] for first in range(0, len(keys), sql.KEYS)]
-        results = server.run(
-            [Statement(f"{select} ({','.join(['%s'] * len(part))})", part) for part in parts]
-        )
-        with sql.understood():
-            return [(int(job_id), str(key).encode()) for result in results for job_id, key in result.rows]
 
     def _ours(self, table: int, stored: Stored, change_id: int) -> Statement:
         """Return a FROM clause that yields the row only if its own transaction has changed it."""
@@ -594,9 +434,9 @@ class ScheduleTable:
     ) -> Statement:
         # Only what differs: a column that was damaged by hand cannot be written as it was read.
         sets = [
-            f"{column}={_literal(server, field, getattr(state, field))}"
-            for field, column in _COLUMNS.items()
-            if field not in _FIXED and getattr(state, field) != getattr(stored.state, field)
+            f"{column}={literal(server, field, getattr(state, field))}"
+            for field, column in COLUMNS.items()
+            if field not in FIXED and getattr(state, field) != getattr(stored.state, field)
         ]
         params: list[Param] = []
         if text is not None:
@@ -610,24 +450,6 @@ class ScheduleTable:
             f"AND schedule_id={stored.state.schedule_id:d}",
             [*params, stored.name],
         )
-
-
-_UNTOUCHED = f"status={TaskStatus.PENDING:d} AND attempts=0 AND crashes=0 AND lease_owner IS NULL"
-"""The condition that, by the row, no try of a task has begun."""
-
-
-def occurrence_key(schedule_id: int, nominal: int) -> str:
-    """The dedup_key of an occurrence."""
-    return f"{schedule_id}/{scheduled_for_text(nominal)}"
-
-
-def _nominal(schedule_id: int, key: str) -> int | None:
-    """The nominal time in an occurrence's dedup_key, or None: a caller may have made it up."""
-    try:
-        nominal = to_ms(datetime.fromisoformat(key.removeprefix(f"{schedule_id}/")))
-    except (ValueError, TypeError):  # a TypeError without a zone
-        return None
-    return nominal if key == occurrence_key(schedule_id, nominal) else None
 
 
 def _at_versions(planned: Iterable[Planned]) -> str:
@@ -646,26 +468,3 @@ def _after(state: State, rows: Sequence[TaskRow]) -> State:
 
 def _change_id() -> int:
     return secrets.randbits(63)
-
-
-def _literal(server: DatabaseServer, field: str, value: int | None) -> str:
-    if value is None:
-        return "NULL"
-    return server.instant(value) if field in _INSTANTS else f"{value:d}"
-
-
-def _read(server: DatabaseServer) -> str:
-    """The columns to SELECT for ``_stored``."""
-    columns = [
-        server.milliseconds(f"s.{column}") if field in _INSTANTS else f"s.{column}"
-        for field, column in _COLUMNS.items()
-    ]
-    return ",".join(["s.name", "s.definition", *columns])
-
-
-def _stored(row: Sequence[object]) -> Stored:
-    with sql.understood():
-        name, text, *values = row
-        numbers = [None if value is None else int(str(value)) for value in values]
-        state = State._make(numbers)
-        return Stored(str(name), str(text), state._replace(paused=bool(state.paused)))

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 from toc.model.body import NO_BODIES, Contents
 from toc.model.errors import (
@@ -31,7 +30,9 @@ from toc.model.sharding import JobIds
 from toc.model.task import TaskRow
 from toc.store import bodies
 from toc.store import rows as sql
-from toc.store.server import Crowded, DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient
+from toc.store.outcomes import alone, note_away, unwritable
+from toc.store.same_task import WholeKey, equal, job_id_or_conflict, same_task, twins_of, whole_key
+from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient
 from toc.store.shards import Shards
 from toc.store.threads import Threads
 
@@ -52,8 +53,6 @@ THREADS = 8
 
 Then = Callable[[Sequence[TaskRow], Sequence[int]], None]
 """Callback for rows that are stored under these job_ids."""
-R = TypeVar("R")
-DedupKey = tuple[int, int, str]
 
 
 class _Ambiguous(Exception):
@@ -109,7 +108,7 @@ class Submitter:
         for index, first in twins.items():
             outcome = outcomes[first]
             if isinstance(outcome, int):
-                outcomes[index] = _same(rows[index], rows[first], outcome)
+                outcomes[index] = job_id_or_conflict(rows[index], rows[first], outcome)
             elif not isinstance(outcome, DedupConflict):  # which need not be this row's
                 outcomes[index] = outcome
         return outcomes
@@ -118,21 +117,18 @@ class Submitter:
         self, server: DatabaseServer, rows: Sequence[TaskRow], outcomes: list[int | TocError | None]
     ) -> tuple[list[int], dict[int, int]]:
         """Decide what needs no insert. Returns the rows to insert, and which repeat another's dedup_key."""
-        twins = _twins(rows)
+        twins = twins_of(rows)
         todo = [index for index in range(len(rows)) if index not in twins]
-        health = self._shards.health[server]
-        if health.troubled:
-            tables = {self._shards.table_of(rows[index].job_id): None for index in todo}
-            _, failed = health.sort_out(tables, writes=True)
-            for index in todo:
-                outcomes[index] = failed.get(self._shards.table_of(rows[index].job_id))
-            todo = [index for index in todo if outcomes[index] is None]
+        refused = unwritable(self._shards, server, [rows[index] for index in todo])
+        for index, error in zip(todo, refused, strict=True):
+            outcomes[index] = error
+        todo = [index for index in todo if outcomes[index] is None]
         keyed = self._keyed(rows[index] for index in todo)
         if keyed:
             # Without waiting: another program may keep a transaction open in which it has inserted the key.
             looks = self._looks(server, keyed, wait=False)
             try:
-                found = {_key(row): row for row in sql.task_rows(server.run(looks, outwait=False))}
+                found = {whole_key(row): row for row in sql.task_rows(server.run(looks, outwait=False))}
             except Locked:
                 return [index for index in todo if rows[index].dedup_key is None], twins
             except (StoreUnavailable, SchemaBehind) as exc:
@@ -141,9 +137,9 @@ class Submitter:
                     outcomes[index] = None if isinstance(exc, (Transient, Refused, SchemaBehind)) else exc
                 return [], twins
             for index in todo:
-                other = found.get(_key(rows[index])) if rows[index].dedup_key is not None else None
+                other = found.get(whole_key(rows[index])) if rows[index].dedup_key is not None else None
                 if other is not None:
-                    outcomes[index] = _same(rows[index], other, other.job_id)
+                    outcomes[index] = job_id_or_conflict(rows[index], other, other.job_id)
         return [index for index in todo if outcomes[index] is None], twins
 
     def _insert_together(
@@ -162,11 +158,7 @@ class Submitter:
             ]
             note_away(self._shards, server, exc.__cause__)
         except (Locked, Refused):
-            health = self._shards.health[server]
-            tables = {self._shards.table_of(row.job_id): None for row in part}
-            health.find_failing(tables, writes=True)
-            _, failed = health.sort_out(tables, writes=True)
-            stored = [failed.get(self._shards.table_of(row.job_id)) for row in part]
+            stored = unwritable(self._shards, server, part, find=True)
         except (Transient, SchemaBehind, DedupConflict):  # of one of them; nothing is stored
             stored = [None] * len(part)
         except StoreUnavailable as exc:
@@ -192,7 +184,7 @@ class Submitter:
         chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
         anything is written; PartialSubmit when a server failed after some were.
         """
-        same_as = _twins(rows)
+        same_as = twins_of(rows)
         for index, earlier in same_as.items():
             same_task(rows[index], rows[earlier], stored=False)
         stored: dict[int, int] = {}
@@ -261,11 +253,11 @@ class Submitter:
         """Record the dedup_keys that are stored already: a conflict is known before anything is written."""
         keyed = [index for index in indexes if rows[index].dedup_key is not None]
         by_table = self._keyed(rows[index] for index in keyed)
-        found: dict[DedupKey, TaskRow] = {}
+        found: dict[WholeKey, TaskRow] = {}
         for server, part in self._shards.group_tables(by_table).items():
             found.update(self._by_dedup(server, part))
         for index in keyed:
-            other = found.get(_key(rows[index]))
+            other = found.get(whole_key(rows[index]))
             if other is not None:
                 stored[index] = same_task(rows[index], other)
 
@@ -360,7 +352,7 @@ class Submitter:
         remaining: dict[int, TaskRow] = {}
         taken = set(by_id)
         for index, row in todo.items():
-            other = by_key.get(_key(row)) if row.dedup_key is not None else None
+            other = by_key.get(whole_key(row)) if row.dedup_key is not None else None
             if other is not None:
                 done[index] = same_task(row, other)
             elif sent and row.job_id in by_id and equal(row, by_id[row.job_id]):  # [rule: resend]
@@ -374,7 +366,7 @@ class Submitter:
 
     def renamed(self, row: TaskRow) -> TaskRow:
         """Return a row with another job_id."""
-        return row._replace(job_id=self._job_ids.make(row.job_id >> 12 & 1023))
+        return row._replace(job_id=self._job_ids.another(row.job_id))
 
     def _keyed(self, rows: Iterable[TaskRow]) -> dict[int, list[TaskRow]]:
         """Return the rows with a dedup_key, by table."""
@@ -403,83 +395,7 @@ class Submitter:
     def stored_as(self, row: TaskRow) -> TaskRow | None:
         """Return the stored row with this row's dedup_key, which it has."""
         keyed = self._keyed([row])
-        return self._by_dedup(self._shards.server_of[next(iter(keyed))], keyed).get(_key(row))
+        return self._by_dedup(self._shards.server_of[next(iter(keyed))], keyed).get(whole_key(row))
 
-    def _by_dedup(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> dict[DedupKey, TaskRow]:
-        return {_key(row): row for row in sql.task_rows(server.run(self._looks(server, keyed)))}
-
-
-def alone(shards: Shards, row: TaskRow, store: Callable[[], R]) -> R | TocError:
-    """Return what ``store`` returns, or its error; it is not called while the row's server is known to be
-    away or its table locked."""
-    table = shards.table_of(row.job_id)
-    server = shards.server_of[table]
-    if shards.health[server].troubled:
-        _, failed = shards.health[server].sort_out({table: None}, writes=True)
-        if failed:
-            return failed[table]
-    try:
-        return store()
-    except TocError as exc:
-        note_away(shards, server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
-        return exc
-
-
-def note_away(shards: Shards, server: DatabaseServer, error: BaseException | None) -> None:
-    """Mark a server that is out of reach, so that no other caller waits for it."""
-    if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded, Refused)):
-        shards.health[server].mark_away(error)
-
-
-def _key(row: TaskRow) -> DedupKey:
-    return row.biz_type, row.biz_id, row.dedup_key or ""
-
-
-def _twins(rows: Sequence[TaskRow]) -> dict[int, int]:
-    """Return which rows repeat the dedup_key of an earlier one, by position."""
-    first: dict[DedupKey, int] = {}
-    return {
-        index: earlier
-        for index, row in enumerate(rows)
-        if row.dedup_key is not None and (earlier := first.setdefault(_key(row), index)) != index
-    }
-
-
-def _same(row: TaskRow, other: TaskRow, job_id: int) -> int | DedupConflict:
-    """Return the job_id of the stored task ``other`` that has this row's dedup_key, or the conflict."""
-    try:
-        same_task(row, other._replace(job_id=job_id))
-    except DedupConflict as exc:
-        return exc
-    return job_id
-
-
-def same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
-    """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
-    same = row.attribute == other.attribute and row.biz_key == other.biz_key
-    if same and row.body_sha256 == other.body_sha256:
-        return other.job_id
-    whose = f"task {other.job_id}" if stored else "another task of this call"
-    raise DedupConflict(
-        f"dedup_key {row.dedup_key!r} of biz_id {row.biz_id if row.biz_key is None else row.biz_key!r} "
-        f"is taken by {whose} with another {'body' if same else 'attribute'}",
-        other.job_id if stored else None,
-    )
-
-
-def equal(row: TaskRow, other: TaskRow) -> bool:
-    """Whether ``other`` is ``row`` as submitted, whatever changed since."""
-    return all(
-        getattr(row, name) == getattr(other, name)
-        for name in (
-            "biz_id",
-            "biz_key",
-            "biz_type",
-            "attribute",
-            "slot_crc",
-            "slot_amount",
-            "dedup_key",
-            "gmt_create",
-            "body_sha256",
-        )
-    )
+    def _by_dedup(self, server: DatabaseServer, keyed: dict[int, list[TaskRow]]) -> dict[WholeKey, TaskRow]:
+        return {whole_key(row): row for row in sql.task_rows(server.run(self._looks(server, keyed)))}

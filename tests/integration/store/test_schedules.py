@@ -15,7 +15,9 @@ from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
-from toc.store.schedules import Move, Stored, occurrence_key
+from toc.store.occurrences import occurrence_key
+from toc.store.schedule_rows import Stored
+from toc.store.schedules import Move
 from toc.store.store import Store
 
 TOPIC = Topic("t", 7, 16)
@@ -33,7 +35,7 @@ def new(store: Store, name: str, schedule_id: int = 11, now: int = NOW, **option
 
 
 def take(store: Store, stored: Stored, now: int) -> Move:
-    ended = store.schedules.ended(stored)
+    ended = store.schedules.occurrences.ended(stored)
     return store.schedules.move(stored, step(stored.definition, stored.state, now, ended=ended), TOPIC)
 
 
@@ -123,11 +125,11 @@ def test_a_change_replaces_only_what_has_not_started(store: Store) -> None:
     stored = store.schedules.get("edit") or stored
     first, second, third = moved.rows
     store.cancel_many([second.job_id])
-    assert [each.job_id for each in store.schedules.planned(stored, 7, NOW + 9000)] == [
+    assert [each.job_id for each in store.schedules.occurrences.planned(stored, 7, NOW + 9000)] == [
         first.job_id,
         third.job_id,
     ]
-    planned = store.schedules.planned(stored, 7, NOW + 11_000)
+    planned = store.schedules.occurrences.planned(stored, 7, NOW + 11_000)
     assert [each.job_id for each in planned] == [third.job_id]
     other = stored.definition.changed(attribute={"new": 1})
     assert store.schedules.change(stored, other, stored.state._replace(after=NOW), planned) is not None
@@ -155,12 +157,12 @@ def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
     stored = new(store, f"guard.{meanwhile}")
     first, second, third = store.schedules.advance([take(store, stored, NOW)]).done[0].rows
     stored = store.schedules.get(stored.name) or stored
-    planned = store.schedules.planned(stored, 7, NOW)
+    planned = store.schedules.occurrences.planned(stored, 7, NOW)
     assert [(each.job_id, each.moved) for each in planned] == [
         (row.job_id, False) for row in (first, second, third)
     ]
-    assert store.schedules.last_but(stored, 7, planned[1:]) == first.job_id
-    assert store.schedules.last_but(stored, 7, planned) is None
+    assert store.schedules.occurrences.last_but(stored, 7, planned[1:]) == first.job_id
+    assert store.schedules.occurrences.last_but(stored, 7, planned) is None
     if meanwhile == "moved":
         assert store.reschedule(second.job_id, NOW + 60_000, expires_at=NOW + 70_000)[0]
     elif meanwhile == "cancelled":
@@ -169,12 +171,12 @@ def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
         store.fail([Failure(second.job_id, 0, 0, 0, 1, 0, NOW + 20_000, "it fails")])
     before = made(store, stored.name)
     other = stored.definition.changed(attribute={"new": 1})
-    instead = store.schedules.again(planned, other, stored.state, TOPIC).values()
+    instead = store.schedules.occurrences.again(planned, other, stored.state, TOPIC).values()
     assert store.schedules.change(stored, other, stored.state, planned, instead) is None
     assert not store.schedules.delete(stored, planned)
     assert made(store, stored.name) == before
     assert store.schedules.get(stored.name) == stored
-    planned = store.schedules.planned(stored, 7, NOW)
+    planned = store.schedules.occurrences.planned(stored, 7, NOW)
     moved = [(each.job_id, each.expires_at) for each in planned if each.moved]
     assert moved == ([(second.job_id, NOW + 70_000)] if meanwhile == "moved" else [])
     assert store.schedules.delete(stored, planned)

@@ -473,21 +473,21 @@ def test_an_edit_keeps_the_time_to_expire_that_a_moved_occurrence_was_given(benc
 def test_an_occurrence_that_is_moved_during_a_change_is_changed_as_it_is_then(
     bench: Bench, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedules, table = bench.center.schedules, bench.center.store.schedules
+    schedules, occurrences = bench.center.schedules, bench.center.store.schedules.occurrences
     schedules.create("moved", topic="test.sync", every=HOUR)
     bench.until(2 * HOUR - timedelta(seconds=10))
     at = START + 3.25 * HOUR
-    planned = table.planned
+    planned = occurrences.planned
 
     def and_then_moved(*args: Any) -> Any:
         found = planned(*args)
-        monkeypatch.setattr(table, "planned", planned)
+        monkeypatch.setattr(occurrences, "planned", planned)
         bench.center.reschedule(found[0].job_id, action_time=at)
         return found
 
-    monkeypatch.setattr(table, "planned", and_then_moved)
+    monkeypatch.setattr(occurrences, "planned", and_then_moved)
     getattr(schedules, change)("moved", **({"attribute": {"new": 1}} if change == "alter" else {}))
-    assert table.planned == planned
+    assert occurrences.planned == planned
     pending = [task for task in bench.tasks("moved") if task.status is TaskStatus.PENDING]
     wanted = [(at, 1, START + 2 * HOUR)] if change == "alter" else []
     assert [(one.action_time, one.attribute["new"], one.scheduled_for) for one in pending] == wanted
