@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 
 from toc.failpoint import failpoint
+from toc.maintenance.known_entries import KnownEntries
+from toc.maintenance.round import Round
 from toc.maintenance.sweep import (
     COMPLAIN_SECONDS,
     LEAST_PAGE,
@@ -38,7 +40,7 @@ from toc.maintenance.sweep import (
     Sweep,
     restore_passes,
 )
-from toc.model.clock import Clock, RateLimit
+from toc.model.clock import RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
@@ -67,9 +69,6 @@ SOON_ROWS = 16
 same cores. Steps of 200 rows added more than 1 ms to the slowest percent."""
 SOON_STEPS = 32
 """Most steps of a round, besides further pages. Each costs most of a millisecond, whatever it reads."""
-PROBES_PER_STEP = 600
-"""Tables that one step asks whether anything is due: less than 10 ms of the server's time. Waking up for a
-step costs a worker more than its tables do, so few due rows mean few steps."""
 OVERDUE_STEPS = 4
 """Least steps of a round over overdue rows, as it also runs beside live tasks."""
 
@@ -87,104 +86,10 @@ REST_NEAR, REST_FAR = 1, 4
 """The rest in a refill, for what is due within a minute and for the rest, and in new tables."""
 REFILL_ROWS = 500
 
-KNOWN_SECONDS = 5.0
-"""How long an entry found in the index is assumed to exist; at most twice as long."""
-MAX_KNOWN = 100_000
 RETRY_SECONDS = 1.0
 LATER_SECONDS = 1.5
 """How long after a server came back all due rows are looked up once more: other workers learn of it a moment
 later, and postpone entries until then."""
-
-
-class _Known:
-    """Ids found in the index a few seconds ago, each with its next_time then."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._fresh: dict[int, int] = {}
-        self._older: dict[int, int] = {}
-        self._since = clock.monotonic()
-        self.epoch = 0
-        """Counts how often everything was forgotten."""
-
-    def without(self, pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """The (job_id, next_time) pairs that are not known."""
-        fresh, older = self._fresh.get, self._older.get
-        return {job_id: due for job_id, due in pairs if fresh(job_id) != due and older(job_id) != due}
-
-    def learn(self, pairs: Mapping[int, int], epoch: int) -> None:
-        """Remember these for a while, unless everything was forgotten since ``epoch``."""
-        if epoch != self.epoch:
-            return
-        now = self._clock.monotonic()
-        if now - self._since > KNOWN_SECONDS or len(self._fresh) > MAX_KNOWN:
-            self._older, self._fresh, self._since = self._fresh, {}, now
-        self._fresh.update(pairs)
-
-    def age(self) -> None:
-        """Forget what is too old."""
-        if self._clock.monotonic() - self._since > 2 * KNOWN_SECONDS:
-            self.forget()
-
-    def forget(self) -> None:
-        """Forget everything: the index may have lost any of it."""
-        self.epoch += 1
-        self._fresh, self._older, self._since = {}, {}, self._clock.monotonic()
-
-
-class _Round:
-    """Progress of a pass over many tables: tables not yet read, and pages left of others."""
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.period = 0.0
-        """Seconds that the previous round took, rests included."""
-        self.rows = self.unknown = 0
-        self.known_before = False
-        """Whether most ids of the previous round were known. If so, this round first reads only
-        ids, and then the few rows whose ids are unknown."""
-        self.tables: deque[int] = deque()
-        self.more: dict[int, Position] = {}
-        self._read: list[int] = []
-        """Tables whose turn has come in this round."""
-        self._slice = 1
-        self._all = 1
-
-    def start(self, began: float, tables: Sequence[int], slices: int) -> None:
-        """Begin a round of at least ``slices`` slices."""
-        self.period = began - self.began
-        self.began = began
-        self.known_before = self.unknown < self.rows / 2
-        self.rows = self.unknown = 0
-        self.tables = deque(tables)
-        self._read = []
-        self._all = len(tables)
-        self._slice = min(ceil(len(tables) / max(1, slices)), PROBES_PER_STEP)
-
-    def take(self) -> list[int]:
-        """Return the tables of the next slice. Those of which pages are left go to the end of the
-        round instead."""
-        slice_ = [self.tables.popleft() for _ in range(min(self._slice, len(self.tables)))]
-        self.tables.extend(table for table in slice_ if table in self.more)
-        taken = [table for table in slice_ if table not in self.more]
-        self._read += taken
-        return taken
-
-    def read_again(self) -> None:
-        """If the round is not over, add the tables that it has read once more, after those that it
-        has not.
-
-        So each table has its turn, however often this is called.
-        """
-        if self.tables or self.more:
-            self.tables.extend(self._read)
-            self._read = []
-            self._all = len(self.tables)
-
-    @property
-    def part_done(self) -> float:
-        """The completed part of the round, 0 to 1."""
-        return 1 - len(self.tables) / max(1, self._all)
 
 
 class _Refill:
@@ -235,15 +140,15 @@ class Sweeper:
         """Tables of others that are swept here too, each with the time until which (monotonic)."""
         self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
-        self._known = _Known(self._clock)
+        self._known = KnownEntries(self._clock)
         self._failing_tables: set[int] = set()
         """Tables that did not answer the last time, while others of the server did."""
         self._with_due_rows: set[int] = set()
         """Tables with due-soon rows in the last pass. Their ids are read without asking first."""
         now = self._clock.monotonic()
         self._soon_at = self._overdue_at = self._dead_at = self._window_at = now
-        self._soon = _Round(now)
-        self._overdue = _Round(now)
+        self._soon = Round(now)
+        self._overdue = Round(now)
         self._first: Crawl | None = None
         """The pass over newly added tables."""
         self._window: Crawl | None = None
@@ -395,7 +300,7 @@ class Sweeper:
         until = began if overdue.tables or overdue.more else overdue.began + OVERDUE_EVERY
         self._overdue_at = self._rest(began, REST_OVERDUE, until)
 
-    def _look(self, round_: _Round, tables: Sequence[int], from_ms: int, to_ms: int) -> None:
+    def _look(self, round_: Round, tables: Sequence[int], from_ms: int, to_ms: int) -> None:
         """One step of a round: index what is due in a range, in these tables and where pages are left."""
         start = Position(from_ms)
         soon = round_ is self._soon

@@ -27,8 +27,9 @@ from toc.observe.tracing import traceparent
 from toc.store.target_book import TargetBook
 from toc.store.targets import TargetTable
 from toc.webhooks.answers import Answer, Meaning, meaning
-from toc.webhooks.capacity import Full, Limiter
+from toc.webhooks.capacity import Full
 from toc.webhooks.connect import Lookup
+from toc.webhooks.limiter import Limiter
 from toc.webhooks.postponed import Labels, Waits
 from toc.webhooks.request import body_of, headers_of
 from toc.webhooks.sender import Sender

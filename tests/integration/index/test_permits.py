@@ -12,8 +12,8 @@ from harness.patience import until
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import PermitRequest, Permits
 from toc.index.queues import Queues
-from toc.webhooks import capacity
-from toc.webhooks.capacity import Limiter
+from toc.webhooks import limiter as limiter_module
+from toc.webhooks.limiter import Limiter
 
 LIFE_MS = 60_000
 
@@ -107,8 +107,8 @@ def test_a_clock_of_redis_that_is_set_back_keeps_neither_shares_nor_a_breaker(
 @pytest.fixture
 def two(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test with the limiters of two processes, neither of which renews its shares."""
-    monkeypatch.setattr(capacity, "RENEW_SECONDS", 3600.0)
-    monkeypatch.setattr(capacity, "LIFE_SECONDS", 7200.0)
+    monkeypatch.setattr(limiter_module, "RENEW_SECONDS", 3600.0)
+    monkeypatch.setattr(limiter_module, "LIFE_SECONDS", 7200.0)
 
     def run(test: Callable[[Limiter, Limiter], Awaitable[None]], of_a_host: int = 2) -> None:
         async def whole() -> None:

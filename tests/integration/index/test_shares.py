@@ -10,7 +10,8 @@ import pytest
 
 from toc.index.queues import Queues
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.capacity import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, RENEW_SECONDS, Capacity, Full, Limiter
+from toc.webhooks.capacity import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, Capacity, Full
+from toc.webhooks.limiter import RENEW_SECONDS, Limiter
 
 
 async def _send(limiter: Limiter, capacity: Capacity, seconds: float) -> bool:

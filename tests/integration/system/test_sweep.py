@@ -17,10 +17,10 @@ from sqlalchemy.engine import make_url
 from toc import NewTask, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index.messages import Peek, Prepared, PrepareRequest
+from toc.maintenance.known_entries import KNOWN_SECONDS
 from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import (
     CRAWL_ROWS,
-    KNOWN_SECONDS,
     OTHERS_EVERY,
     SOON_EVERY,
     STAND_IN_SECONDS,

@@ -32,9 +32,9 @@ from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
 from toc.store.secretbox import new_key
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.capacity import LIFE_MS, LIFE_SECONDS
 from toc.webhooks.connect import RESOLVER_THREADS, Lookup
 from toc.webhooks.handlers import Webhooks
+from toc.webhooks.limiter import LIFE_MS, LIFE_SECONDS
 from toc.webhooks.sender import Sender
 
 Receive = Callable[..., Receiver]

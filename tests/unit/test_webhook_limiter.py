@@ -18,10 +18,11 @@ from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.target import NOTHING_ALLOWED
 from toc.observe.board import own_board
-from toc.webhooks import capacity as capacity_module
+from toc.webhooks import limiter as limiter_module
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.capacity import AGAIN_SECONDS, MOVES_SECONDS, PATIENCE_SECONDS, Capacity, Full, Limiter
+from toc.webhooks.capacity import MOVES_SECONDS, PATIENCE_SECONDS, Capacity, Full
 from toc.webhooks.handlers import Webhooks
+from toc.webhooks.limiter import AGAIN_SECONDS, Limiter
 
 T = TypeVar("T")
 Answers = Mapping[str, Permits | IndexUnavailable]
@@ -290,8 +291,8 @@ def test_who_needs_one_place_more_does_not_wait_if_redis_had_all_that_was_asked_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for pause in ("AGAIN_SECONDS", "RENEW_SECONDS"):
-        monkeypatch.setattr(capacity_module, pause, 3600.0)
-    monkeypatch.setattr(capacity_module, "LIFE_SECONDS", 7200.0)
+        monkeypatch.setattr(limiter_module, pause, 3600.0)
+    monkeypatch.setattr(limiter_module, "LIFE_SECONDS", 7200.0)
     redis = Redis()
 
     async def test(limiter: Limiter) -> None:
