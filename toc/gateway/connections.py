@@ -21,20 +21,18 @@ import asyncio
 import contextlib
 import fcntl
 import socket
-import ssl
 import struct
 import termios
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import httptools
 from pydantic_core import to_json
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.server import Server, ServerState
 
+from toc.gateway.answer_writer import AnswerWriter
+from toc.gateway.handshake import Handshake
 from toc.gateway.problems import HEADERS, SYNTAX, TIMEOUT, Kind, Problem
 from toc.observe.metrics import CONNECTIONS, CONNECTIONS_CLOSED
 
@@ -52,8 +50,6 @@ LINGER_SECONDS = 5.0
 MOST_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together may leave unread. Beyond it, the connection
 whose client has read nothing for longest is closed."""
-MOST_JOINED = 64 << 10
-"""A longer body is not copied behind its head."""
 MOST_CONNECTIONS = 4096
 """Most connections of a process. One more closes a connection that is leaving, or else the longest idle
 one."""
@@ -359,127 +355,6 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
 
 
-class AnswerWriter(asyncio.Transport):
-    """Where uvicorn writes answers to: the head waits for the body, and both leave in one write.
-
-    Each write is a call of the kernel, a packet, and over TLS a record: a second one costs a quarter of all
-    that a short request takes.
-    """
-
-    def __init__(
-        self, transport: asyncio.Transport, below: asyncio.Transport | None, leave: Callable[[], None]
-    ) -> None:
-        super().__init__()
-        self._transport = transport
-        self._below = below
-        self._leave = leave
-        """How the connection is closed."""
-        self._head = b""
-        self._ended = False
-        self.closed = False
-        """Whether the connection ends with an answer."""
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        """Keep a head back, or write what follows a head. Drops what comes after the end."""
-        if self._ended:
-            return
-        if self._head:
-            head, self._head = self._head, b""
-            if len(data) > MOST_JOINED:
-                self._transport.write(head)
-            else:
-                data = head + data
-        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(STATUS_LINE[100]):
-            self._head = data
-            return
-        self._transport.write(data)
-        if self._below is not None and self._below.get_write_buffer_size():
-            # TLS has passed it on and does not count what the socket keeps back. A limit of 0 makes it pause
-            # until all is taken; if nothing were kept back, nothing would end the pause.
-            self._transport.set_write_buffer_limits(0)
-
-    def end(self) -> None:
-        """Write nothing more. uvicorn does not tell earlier requests of the pipeline that the connection was
-        closed, so their answers may still come."""
-        self._ended = True
-
-    def flush(self) -> None:
-        """Write a head that no body follows."""
-        if self._head:
-            self.write(b"")
-
-    def close(self) -> None:
-        """Close the connection after all was written."""
-        self.flush()
-        self.closed = True
-        self._leave()
-
-    def is_closing(self) -> bool:
-        """Whether the connection is closed or closing."""
-        return self._transport.is_closing()
-
-
-class Handshake(asyncio.Protocol):
-    """A connection whose TLS handshake is under way. Bounded in number like idle connections, and in time
-    like the head of a request."""
-
-    crowd: Crowd
-    context: ssl.SSLContext
-    secured: type[Connection]
-
-    def __init__(self, *, server_state: ServerState, **about: Any) -> None:
-        self._make = partial(self.secured, server_state=server_state, **about)
-        self._others: set[Any] = server_state.connections
-        self._loop = asyncio.get_running_loop()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin the handshake."""
-        self.transport = transport
-        self._since = self._loop.time()
-        self._others.add(self)
-        self.crowd.joined(self)
-        if transport.is_closing():
-            return
-        # The first step runs now, because a task would begin later: from here on all bytes must reach TLS.
-        self._tls = self._loop.start_tls(
-            transport, self, self.context, server_side=True, ssl_handshake_timeout=2 * HEAD_SECONDS
-        )
-        self._tls.send(None).add_done_callback(self._done)
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        """Let it go."""
-        self.crowd.left(self)
-        self._others.discard(self)
-
-    def _done(self, _handshake: asyncio.Future[None]) -> None:
-        self.connection_lost(None)  # its handshake is over: forget it here
-        try:
-            self._tls.send(None)
-        except StopIteration as exc:
-            transport = exc.value
-        except OSError:  # also of TLS
-            return
-        if not transport.is_closing():
-            connection = self._make()
-            connection.below = self.transport
-            transport.set_protocol(connection)
-            connection.connection_made(transport)
-
-    def look(self, now: float) -> None:
-        """Close it if its client is too slow."""
-        if now - self._since > HEAD_SECONDS:
-            self.close("slow")
-
-    def close(self, reason: str) -> None:
-        """Close it without an answer."""
-        CONNECTIONS_CLOSED.of(reason).add()
-        self.transport.abort()
-
-    def shutdown(self) -> None:
-        """Close it, as the server stops."""
-        self.transport.abort()
-
-
 def _hung_up(transport: asyncio.Transport) -> bool:
     """Whether the client has closed its end, even if the event loop has not noticed it yet."""
     with contextlib.suppress(OSError):
@@ -555,44 +430,3 @@ class Crowd:
             for connection in list(self.all):
                 connection.look(now)
             CONNECTIONS.of().set(len(self.all))
-
-
-class GatewayServer(Server):
-    """uvicorn's server, which its owner stops, not a signal."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        """Leave signals alone."""
-        yield
-
-
-def server(
-    app: Any,
-    crowd: Crowd,
-    *,
-    shutdown_deadline: float,
-    certificate: str | None = None,
-    key: str | None = None,
-) -> GatewayServer:
-    """Return a server for the application. Raises OSError or ssl.SSLError for a bad certificate."""
-    protocol: type[asyncio.Protocol] = type("OwnConnection", (Connection,), {"crowd": crowd})
-    config = Config(
-        app,
-        http=protocol,
-        ws="none",
-        loop="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, round(shutdown_deadline)),
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
-    config.load()
-    if config.ssl is not None:  # uvicorn would leave handshakes, and what is below TLS, to the event loop
-        about = {"crowd": crowd, "context": config.ssl, "secured": protocol}
-        config.http_protocol_class, config.ssl = type("OwnHandshake", (Handshake,), about), None
-    return GatewayServer(config)

@@ -24,10 +24,11 @@ import uvloop
 
 from toc.config import Settings
 from toc.gateway.app import App
-from toc.gateway.connections import Crowd, GatewayServer, server
+from toc.gateway.connections import Crowd
 from toc.gateway.dialects.port import Guard, Port, client_address
 from toc.gateway.dialects.registry import DIALECTS
 from toc.gateway.intake import Intake
+from toc.gateway.server import GatewayServer, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from toc.gateway import connections
+from toc.gateway.server import server as server_for
 
 
 async def refuse(_scope: Any, _receive: Any, send: Any) -> None:
@@ -29,7 +30,7 @@ def test_a_connection_whose_request_was_answered_before_it_was_complete_ends_too
 
     async def steps() -> None:
         crowd = connections.Crowd()
-        server = connections.server(refuse, crowd, shutdown_deadline=1, certificate=None, key=None)
+        server = server_for(refuse, crowd, shutdown_deadline=1, certificate=None, key=None)
         listener = socket.create_server(("127.0.0.1", 0))
         tasks = [asyncio.create_task(crowd.look_on()), asyncio.create_task(server.serve([listener]))]
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -60,7 +61,7 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
 
     async def steps() -> None:
         crowd = connections.Crowd()
-        server = connections.server(answer_large, crowd, shutdown_deadline=1, certificate=None, key=None)
+        server = server_for(answer_large, crowd, shutdown_deadline=1, certificate=None, key=None)
         listener = socket.create_server(("127.0.0.1", 0))
         serving = asyncio.create_task(server.serve([listener]))
         clients = []
@@ -89,7 +90,7 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
 async def serving(app: Any) -> AsyncIterator[tuple[connections.Crowd, Any]]:
     """A server of an application, and its address."""
     crowd = connections.Crowd()
-    server = connections.server(app, crowd, shutdown_deadline=1)
+    server = server_for(app, crowd, shutdown_deadline=1)
     listener = socket.create_server(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve([listener]))
     try:

@@ -14,7 +14,8 @@ import pytest
 import uvloop
 from harness.secured import Tls
 
-from toc.gateway import connections
+from toc.gateway import connections, handshake
+from toc.gateway.server import server as server_for
 from toc.observe.metrics import CONNECTIONS_CLOSED
 
 ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -42,7 +43,7 @@ class Served:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         tls = Tls.shared()
-        server = connections.server(
+        server = server_for(
             self, self.crowd, shutdown_deadline=1, certificate=str(tls.certificate), key=str(tls.key)
         )
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -114,6 +115,7 @@ def test_handshakes_that_never_complete_are_bounded_in_number_and_keep_nobody_ou
 
 def test_a_handshake_that_does_not_complete_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
     async def steps() -> None:
@@ -143,6 +145,7 @@ def test_a_handshake_that_does_not_complete_ends_in_time(monkeypatch: pytest.Mon
 
 def test_no_tls_ends_the_connection_and_a_stop_ends_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 20.0)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 20.0)
 
     async def steps() -> None:
         served = Served(most=20)
