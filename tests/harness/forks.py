@@ -266,7 +266,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.operate.doctor
     import toc.operate.top
     import toc.store.migrate
-    import toc.store.mysql
+    import toc.store.mysql_connection
     import toc.webhooks.handlers
     import toc.worker.daemon.start
     import toc.worker.process
@@ -276,7 +276,7 @@ def _serve(scripts: socket.socket) -> None:
     typer.main.get_command(toc.cli.main.app)
     # And what they make once in each process: TLS settings, whose certificates take 15 ms to read, and the
     # patterns of the gateway's paths, which the module re remembers.
-    toc.store.mysql.connector(make_url("mysql+pymysql://127.0.0.1"), 1, 1, 1)
+    toc.store.mysql_connection.connector(make_url("mysql+pymysql://127.0.0.1"), 1, 1, 1)
     toc.gateway.app.App(cast("Any", None))
 
     ours = set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) | {str(Path(__file__).parent)}

@@ -10,8 +10,8 @@ from pymysql.err import Error
 
 from harness.secured import migrating
 from toc import Settings
-from toc.store import mysql
 from toc.store.migrate import Migrator
+from toc.store.mysql_connection import connector
 from toc.store.shards import Layout
 
 _made: dict[tuple[int, int], list[list[str]]] = {}
@@ -44,7 +44,7 @@ def migrator_of(settings: Settings) -> Migrator:
 def _copy(layout: Layout, made: list[list[str]]) -> bool:
     """Make the databases; returns False if there are some already, or who asks may not make any."""
     for server, url in enumerate(layout.urls):
-        with mysql.connector(url, 10, 60, 60)() as connection, connection.cursor() as cursor:
+        with connector(url, 10, 60, 60)() as connection, connection.cursor() as cursor:
             for database in layout.databases_of(server):
                 name = layout.database_name(database)
                 try:
@@ -63,7 +63,10 @@ def statements(layout: Layout) -> list[list[str]]:
     for server, url in enumerate(layout.urls):
         for database in layout.databases_of(server):
             name = layout.database_name(database)
-            with mysql.connector(url, 10, 60, 60, name)() as connection, connection.cursor() as cursor:
+            with (
+                connector(url, 10, 60, 60, name)() as connection,
+                connection.cursor() as cursor,
+            ):
                 cursor.execute("SHOW TABLES")
                 tables = [str(table) for (table,) in cursor.fetchall()]
                 made = []

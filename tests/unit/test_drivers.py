@@ -58,7 +58,8 @@ def members(file: str | None) -> set[str]:
 
 
 def test_no_others_are_used() -> None:
-    assert used("store/mysql.py", {"driver", "connection"}) == OF_PYMYSQL
+    assert used("store/mysql_connection.py", {"driver", "connection"}) == OF_PYMYSQL
+    assert not used("store/mysql.py", {"driver", "connection"})
     assert used("index/connections.py", {"_connection"}) == OF_REDIS
 
 

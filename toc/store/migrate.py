@@ -19,8 +19,9 @@ from sqlalchemy import URL, Connection, NullPool, create_engine, inspect
 from sqlalchemy.exc import DBAPIError
 
 from toc.model.errors import ConfigError, StoreUnavailable, TocError
-from toc.store import mysql, sqlite
+from toc.store import sqlite
 from toc.store.check import ShardStatus, check
+from toc.store.mysql_connection import connector, server_name
 from toc.store.server import DatabaseServer
 from toc.store.shards import Layout, Shards
 
@@ -122,7 +123,7 @@ class Migrator:
         return config
 
     def _create_database(self, url: URL, name: str) -> None:
-        connection = mysql.connector(url, self._connect_timeout, self._read_timeout, self._write_timeout)()
+        connection = connector(url, self._connect_timeout, self._read_timeout, self._write_timeout)()
         try:
             with connection.cursor() as cursor:
                 cursor.execute(
@@ -139,7 +140,7 @@ class Migrator:
             take, give = "BEGIN IMMEDIATE", "COMMIT"  # all of SQLite's DDL is one transaction
         else:
             # No read timeout: changing a big table is slow.
-            connect = mysql.connector(url, self._connect_timeout, None, self._write_timeout, name)
+            connect = connector(url, self._connect_timeout, None, self._write_timeout, name)
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
         engine = create_engine(
             url.set(database=name) if not self._layout.sqlite else url,
@@ -151,7 +152,7 @@ class Migrator:
             result = connection.exec_driver_sql(take)
             if not self._layout.sqlite and result.scalar() != 1:
                 raise StoreUnavailable(
-                    f"{mysql.server_name(url)}: another upgrade is running; wait until it has ended"
+                    f"{server_name(url)}: another upgrade is running; wait until it has ended"
                 )
             yield connection
             connection.exec_driver_sql(give)

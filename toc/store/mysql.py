@@ -1,27 +1,18 @@
-"""MySQL 8 and MariaDB: connections, multi-statement batches, and the meaning of error codes."""
+"""A server of MySQL 8 or MariaDB: batches of statements, the meaning of error codes, and its SQL."""
 
 from __future__ import annotations
 
 import contextlib
-import select
-import ssl
-import struct
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from math import ceil
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pymysql
-from pymysql.constants import CLIENT, COMMAND, CR, ER
 from sqlalchemy.engine import URL
 
-from toc.config import URL_FLAGS
-from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.sockets import READ_BYTES, keep_timeouts, reader
-from toc.store.packets import read_answers
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.store.mysql_connection import connector, readable, server_name
 from toc.store.pool import Pool, PooledConnection
 from toc.store.server import (
     DatabaseServer,
@@ -53,251 +44,14 @@ _DUPLICATE = 1062
 _OF_DRIVER = 2000
 """The first of the thousand codes of errors that no server has sent."""
 
-_QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
-_QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
-_QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
-
 _ANSWER_SECONDS = 0.0001
 _MOST_ANSWER_SECONDS = 0.003
 """A patient caller waits before it reads the answers: _ANSWER_SECONDS for each statement, and at
 most _MOST_ANSWER_SECONDS in all. Every answer is a packet of its own, and a caller that reads at
 once wakes up for each."""
 
-_PING_SECONDS = 0.5
-"""Seconds without an answer after which a ping is sent. This is less than LOST_FAST_SECONDS, so a
-batch that the server has dropped can be sent once more."""
-_PING = b"\x01\x00\x00\x00\x0e"
-"""A packet of one byte, COM_PING."""
-
-_SESSION = (
-    "SELECT @@max_allowed_packet",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    (
-        "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-        "innodb_lock_wait_timeout = 2"
-    ),
-)
 TABLE_LOCK_SECONDS = 1
 """Seconds a batch waits for a locked table (LOCK TABLES, a long ALTER); the server's default is a year."""
-_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
-"""Errors that the driver raises for a damaged greeting, besides its own."""
-
-
-def connector(
-    url: URL,
-    connect_timeout: float,
-    read_timeout: float | None,
-    write_timeout: float,
-    database: str | None = None,
-    table_lock_timeout: int | None = None,
-) -> Callable[[], Any]:
-    """A function that opens a connection with the session settings of toc. Timeouts are seconds.
-
-    ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
-
-    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
-    or invalid query argument of the URL, and for an unreadable certificate or key. So does the function, if
-    the file has become unreadable.
-    """
-    options = _options(url)
-    session = list(_SESSION)
-    if table_lock_timeout is not None:
-        session.append(f"SET SESSION lock_wait_timeout = {table_lock_timeout:d}")
-
-    def make(*, at_once: bool = True) -> _Connection:
-        try:
-            return _Connection(
-                host=url.host or "127.0.0.1",
-                port=url.port or 3306,
-                user=url.username,
-                password=str(url.password or "").encode(),  # the driver would encode a str as latin-1
-                database=database,
-                charset="utf8mb4",
-                autocommit=True,
-                # FOUND_ROWS: an UPDATE counts the rows that it matched, so that the guard does not depend on
-                # whether the new values differ from the old ones.
-                client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-                connect_timeout=connect_timeout,
-                read_timeout=read_timeout,
-                write_timeout=write_timeout,
-                defer_connect=not at_once,
-                **options,
-            )
-        except OSError as exc:  # files: for the network the driver has its own error
-            raise ConfigError(
-                f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
-            ) from exc
-        except _NONSENSE as exc:
-            raise pymysql.err.OperationalError(
-                CR.CR_MALFORMED_PACKET, f"its greeting cannot be parsed ({type(exc).__name__}: {exc})"
-            ) from exc
-
-    def connect() -> Any:
-        connection = make()
-        try:
-            began = time.monotonic()
-            limit, *_ = connection.batch(session)
-            connection.first_answer = time.monotonic() - began
-            connection.max_packet = int(limit.rows[0][0])
-        except _NONSENSE as exc:  # a damaged answer
-            connection.close()
-            raise pymysql.err.OperationalError(
-                CR.CR_MALFORMED_PACKET, f"its first answer cannot be parsed ({type(exc).__name__})"
-            ) from exc
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    make(at_once=False)  # makes the TLS settings now, not while a caller waits
-    return connect
-
-
-def _options(url: URL) -> dict[str, Any]:
-    """Translate the query of a URL to the driver's options."""
-    options: dict[str, Any] = {}
-    for key, value in url.query.items():
-        where = f"{server_name(url)}: {key!r} in the query of a database URL"
-        name = "ssl_verify_identity" if key == "ssl_check_hostname" else key
-        if not isinstance(value, str):
-            raise ConfigError(f"{where} is given twice")
-        if name in _QUERY_FILES and not Path(value).is_file():
-            raise ConfigError(f"{where} is not a file: {value}")
-        if name in _QUERY:
-            options[name] = value
-        elif name in _QUERY_FLAGS:
-            if value.lower() not in URL_FLAGS:  # a typing error must not turn a check off
-                raise ConfigError(f"{where} must be true or false")
-            options[name] = URL_FLAGS[value.lower()]
-        elif name != "charset":  # always utf8mb4
-            raise ConfigError(f"{where} is not a known option")
-    if "ssl_ca" in options:
-        # A URL with a CA asks for a verified server. The driver alone would not check its name nor, with
-        # ssl_verify_identity=false, its certificate.
-        options.setdefault("ssl_verify_identity", True)
-        options.setdefault("ssl_verify_cert", True)
-    return options
-
-
-class _Connection(pymysql.connections.Connection):
-    """A connection that shares its TLS settings with the others of its process.
-
-    The driver makes them for each connection, even if the server then speaks no TLS; reading the system's
-    certificates takes 20 ms, in which no other thread runs. The kernel keeps the timeouts, and this class
-    reads the answers to a batch itself.
-
-    KILL QUERY between two statements of a batch makes the server silently drop the rest. So a long wait sends
-    a ping: if the ping's answer comes instead, the server has finished with the batch.
-    """
-
-    _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
-    first_answer = 0.0
-    """Seconds until the server's first answer."""
-    _waits = 1
-    """How often a read waits, with a ping in between."""
-    _may_ping = _pinged = False
-    max_packet = 1 << 20
-    """Most bytes that the server accepts at once: assumed until it has said its limit."""
-
-    def connect(self, sock: Any = None) -> None:
-        super().connect(sock)
-        driver: Any = self  # it has no public way to its socket
-        read, write = driver._read_timeout, driver._write_timeout
-        waits = ceil((read or 0.0) / _PING_SECONDS)
-        if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
-            self._waits = waits
-            driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
-            driver._rfile.close()
-            driver._rfile = reader(driver._sock)
-
-    def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
-        settings = repr(sorted(sslp.items()))
-        context = self._contexts.get(settings)
-        if context is None:
-            context = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
-            if sslp.get("check_hostname"):  # the driver leaves it out for the system's CAs
-                context.check_hostname = True
-            self._contexts[settings] = context
-        return context
-
-    def batch(self, statements: Sequence[str], answers_after: float = 0.0) -> list[Result]:
-        """Send statements and return their results, read after ``answers_after`` seconds. Raises the driver's
-        errors."""
-        self.ask(statements)
-        if answers_after:
-            time.sleep(answers_after)
-        return self.answers(len(statements))
-
-    def ask(self, statements: Sequence[str]) -> None:
-        """Send statements; ``answers`` reads their results."""
-        driver: Any = self
-        sql = ";".join(statements).encode()
-        if len(sql) >= self.max_packet:
-            # Otherwise the server would hang up halfway, which looks like a broken connection.
-            raise pymysql.err.OperationalError(
-                ER.NET_PACKET_TOO_LARGE,
-                f"a batch of {len(sql)} bytes is larger than its max_allowed_packet ({self.max_packet})",
-            )
-        driver._execute_command(COMMAND.COM_QUERY, sql)
-
-    def answers(self, count: int) -> list[Result]:
-        """Read the results of the ``count`` statements that were sent."""
-        driver: Any = self
-        if driver._current_timeout != driver._read_timeout:
-            driver._sock.settimeout(driver._read_timeout)
-            driver._current_timeout = driver._read_timeout
-        self._may_ping, self._pinged = count > 1, False
-        try:
-            return read_answers(
-                self._receive, driver.decoders, count, driver._next_seq_id, lambda: self._pinged
-            )
-        except BaseException:
-            if self._pinged:  # its answer would be taken for one to the next batch
-                driver._force_close()
-            raise
-
-    def _receive(self) -> bytes:
-        driver: Any = self
-        try:
-            data = self._read()
-        except OSError as exc:
-            driver._force_close()
-            raise pymysql.err.OperationalError(
-                CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query ({exc})"
-            ) from exc
-        if not data:
-            driver._force_close()
-            raise pymysql.err.OperationalError(
-                CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
-            )
-        return data
-
-    def _read(self) -> bytes:
-        driver: Any = self
-        tls = isinstance(driver._sock, ssl.SSLSocket)  # its socket, not the kernel, keeps the timeout
-        if tls and not driver._sock.pending() and not _readable(self, _PING_SECONDS):
-            self._ping()
-        for left in reversed(range(self._waits)):
-            try:
-                data: bytes = driver._rfile.read1(READ_BYTES)
-                break
-            except TimeoutError:
-                if not left:
-                    raise
-                self._ping()
-        return data
-
-    def _ping(self) -> None:
-        """Ask whether the server waits for another batch."""
-        driver: Any = self
-        if self._may_ping:
-            self._may_ping, self._pinged = False, True
-            driver._sock.sendall(_PING)
-
-
-def server_name(url: URL) -> str:
-    """Return host:port, for messages."""
-    return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
 
 
 class MySqlServer(DatabaseServer):
@@ -360,7 +114,7 @@ class MySqlServer(DatabaseServer):
         link.answers = len(statements)
 
     def _answered(self, link: PooledConnection, seconds: float) -> bool:
-        return _readable(link.driver, seconds)
+        return readable(link.driver, seconds)
 
     def _answers(self, link: PooledConnection) -> list[Result]:
         results: list[Result] = link.driver.answers(link.answers)
@@ -369,7 +123,7 @@ class MySqlServer(DatabaseServer):
     def _hung_up(self, connection: Any) -> bool:
         # A server sends nothing on an idle connection: a readable socket means that it has closed it.
         # Checking before a batch is sent keeps "not sent" apart from "unknown".
-        return _readable(connection, 0.0)
+        return readable(connection, 0.0)
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
         """Translate a driver's error by its code. Omits texts of codes that quote data."""
@@ -469,16 +223,6 @@ class MySqlServer(DatabaseServer):
 def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
     """The statements as sent to the server."""
     return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
-
-
-def _readable(connection: Any, seconds: float) -> bool:
-    """Whether the server sends data or hangs up within ``seconds``."""
-    socket = connection._sock  # the driver has no public way to it
-    if socket is None:
-        return True
-    poll = select.poll()
-    poll.register(socket, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 @lru_cache(4096)

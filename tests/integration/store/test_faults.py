@@ -30,7 +30,7 @@ from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
-from toc.store import mysql
+from toc.store import mysql_connection
 from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
 from toc.store.pulls import HandOut
@@ -85,7 +85,7 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
 @pytest.fixture
 def connection(mysql_place: Any) -> Iterator[Any]:
     """Opens connections as the store has them, whose answers may take 8 s."""
-    connect = mysql.connector(make_url(mysql_place.urls[0]), 3, 8, 8)
+    connect = mysql_connection.connector(make_url(mysql_place.urls[0]), 3, 8, 8)
     with ExitStack() as stack:
         yield lambda: stack.enter_context(closing(connect()))
 
