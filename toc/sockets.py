@@ -7,14 +7,9 @@ than the call. With the kernel's timeout one call is enough.
 
 from __future__ import annotations
 
-import io
 import socket
 import ssl
 import struct
-from typing import Any
-
-READ_BYTES = 1 << 16
-"""Most bytes of one read."""
 
 
 def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
@@ -30,14 +25,6 @@ def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
     return True
 
 
-def reader(sock: socket.socket) -> io.BufferedReader:
-    """Return a file that reads from a socket whose timeouts the kernel keeps (``keep_timeouts``).
-
-    A read that takes too long raises TimeoutError.
-    """
-    return io.BufferedReader(_Raw(sock, "r"), READ_BYTES)
-
-
 def none_left() -> bool:
     """Whether this process can open no further socket.
 
@@ -50,14 +37,6 @@ def none_left() -> bool:
     except OSError:
         return True
     return False
-
-
-class _Raw(socket.SocketIO):
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer)
-        if count is None:
-            raise TimeoutError("timed out")
-        return count
 
 
 def _timeval(seconds: float) -> bytes:

@@ -24,7 +24,6 @@ OF_PYMYSQL = {
     "_write_timeout",
     "_current_timeout",
     "_sock",
-    "_rfile",
     "_next_seq_id",
     "_execute_command",
     "_force_close",

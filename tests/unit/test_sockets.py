@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from toc.sockets import keep_timeouts, reader
+from toc.sockets import keep_timeouts
 
 
 @pytest.fixture
@@ -34,17 +34,6 @@ def test_a_write_to_a_peer_that_reads_nothing_ends(pair: tuple[socket.socket, so
     assert keep_timeouts(ours, 5, 0.05)
     with pytest.raises(BlockingIOError):
         ours.sendall(bytes(1 << 24))
-
-
-def test_a_file_of_what_is_received(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, other = pair
-    assert keep_timeouts(ours, 0.05, 5)
-    file = reader(ours)
-    other.sendall(b"abcdef")
-    assert file.read(4) == b"abcd"
-    with pytest.raises(TimeoutError):
-        file.read(4)  # an answer that is cut off is no short answer
-    file.close()
 
 
 def test_tls_keeps_pythons_own_time_outs(pair: tuple[socket.socket, socket.socket]) -> None:

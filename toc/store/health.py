@@ -122,7 +122,8 @@ class Health:
     @property
     def slow(self) -> bool:
         """Whether the server usually answers too slowly for other tasks to wait: it is far away."""
-        return self._usual is not None and self._usual > SLOW_SECONDS
+        usual = self._usual
+        return usual is not None and usual > SLOW_SECONDS
 
     @property
     def patience(self) -> float:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 
 from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError
-from toc.sockets import READ_BYTES, keep_timeouts, reader
+from toc.sockets import keep_timeouts
 from toc.store.packets import read_answers
 from toc.store.server import Result
 
@@ -25,6 +25,8 @@ _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
 _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 
+_READ_BYTES = 1 << 16
+"""Most bytes of one read."""
 _PING_SECONDS = 0.5
 """Seconds without an answer after which a ping is sent. This is less than LOST_FAST_SECONDS, so a
 batch that the server has dropped can be sent once more."""
@@ -168,8 +170,6 @@ class MySqlConnection(pymysql.connections.Connection):
         if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
             self._waits = waits
             driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
-            driver._rfile.close()
-            driver._rfile = reader(driver._sock)
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         settings = repr(sorted(sslp.items()))
@@ -240,11 +240,11 @@ class MySqlConnection(pymysql.connections.Connection):
             self._ping()
         for left in reversed(range(self._waits)):
             try:
-                data: bytes = driver._rfile.read1(READ_BYTES)
+                data: bytes = driver._sock.recv(_READ_BYTES)
                 break
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):  # the latter is the kernel's timeout
                 if not left:
-                    raise
+                    raise TimeoutError("timed out") from None
                 self._ping()
         return data
 

@@ -21,7 +21,7 @@ from toc.store.server import Result
 
 _OK, _NULL, _EOF, _ERROR = 0x00, 0xFB, 0xFE, 0xFF
 _EOF_BELOW = 9
-"""A packet that begins like an end packet but is at least this long is a row with a very long value."""
+"""An end packet begins with _EOF and is shorter than this; a longer one is a row with a very long value."""
 _MORE_RESULTS = 0x08
 """Status flag: the answer to another statement follows."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
@@ -91,11 +91,12 @@ def _read_answers(
         if at != len(first) or columns > _MOST_COLUMNS:
             raise _malformed("a packet that is neither a result nor OK")
         converts = [_convert(packets.next(), decoders) for _ in range(columns)]
-        if not _is_end(packets.next()):
+        end = packets.next()
+        if end[0] != _EOF or len(end) >= _EOF_BELOW:
             raise _malformed("no end after the columns")
         one = converts[0] if len(converts) == 1 else None
         rows = []
-        while not _is_end(packet := packets.next()):
+        while (packet := packets.next())[0] != _EOF or len(packet) >= _EOF_BELOW:
             if one is not None and packet[0] == len(packet) - 1 < _NULL:  # the usual case: one short text
                 rows.append((one(packet[1:]),))
             else:
@@ -114,10 +115,6 @@ def _malformed(what: str) -> OperationalError:
     return OperationalError(CR.CR_MALFORMED_PACKET, f"the server's answer cannot be parsed: {what}")
 
 
-def _is_end(packet: bytes) -> bool:
-    return packet[0] == _EOF and len(packet) < _EOF_BELOW
-
-
 class _Packets:
     """Cuts the received bytes into packets."""
 
@@ -131,12 +128,16 @@ class _Packets:
 
     def next(self) -> bytes:
         """Return the next packet. Raises the error that it holds, if any."""
-        packet = self._one()
-        if len(packet) == _WHOLE:
-            parts = [packet]
-            while len(parts[-1]) == _WHOLE:
-                parts.append(self._one())
-            packet = b"".join(parts)
+        data, start = self._data, self._at + 4
+        header = _header(data, self._at)[0] if start <= len(data) else 0
+        size = header & _WHOLE
+        if header >> 24 == self._sequence and start + size <= len(data) and 0 < size < _WHOLE:
+            # The usual case, decided in one call: a row check has five packets, and all have arrived.
+            packet = data[start : start + size]
+            self._at = start + size
+            self._sequence = (self._sequence + 1) & 0xFF
+        else:
+            packet = self._joined()
         if packet[0] == _ERROR:
             # A server's error has a state and a code from 1000. A damaged packet without them must not count
             # as proof that nothing was done.
@@ -152,6 +153,13 @@ class _Packets:
     def left(self) -> bool:
         """Whether more bytes were received than read."""
         return self._at != len(self._data)
+
+    def _joined(self) -> bytes:
+        """Return the next packet, which may have yet to arrive, and may continue in others."""
+        parts = [self._one()]
+        while len(parts[-1]) == _WHOLE:
+            parts.append(self._one())
+        return b"".join(parts)
 
     def _one(self) -> bytes:
         data, at = self._data, self._at

@@ -135,10 +135,11 @@ class Tries:
         self._shards.alone(partial(self._wait_for_tries, one, take))
 
     def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
-        exchange, at = None, time.monotonic()
-        # Rows that fail here are read once more, on a thread that may wait.
-        with contextlib.suppress(StoreUnavailable):
+        at = time.monotonic()
+        try:
             exchange = server.begin(self._select_tries(server, ids))
+        except StoreUnavailable:  # these rows are read once more, on a thread that may wait
+            exchange = None
         if exchange is not None:
             return _Begun(server, ids, exchange, None, at)
         return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})), at)
