@@ -86,12 +86,13 @@ class Sweep:
         expired long ago end instead.
         """
         now = self.clock.now_ms()
+        known = self._catalog.known_type
         entries: dict[Slot, list[tuple[int, float]]] = {}
         expired: dict[int, tuple[DueRow, Topic]] = {}
         count = 0
         for row in rows:
             count += 1
-            topic = self._topic(row)
+            topic = known(row.biz_type) or self._topic(row)
             if topic is None:
                 continue
             if row.next_time <= now and has_expired(row, _long_ago(topic, now)):
@@ -101,7 +102,7 @@ class Sweep:
                 score = entry_score(topic, row.next_time, row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))
-                if row.slot_amount > topic.consumed:
+                if row.slot_amount > topic.slot_amount and row.slot_amount > topic.consumed:
                     self._consume(topic, row.slot_amount)
         if expired:
             self._expire(expired, now)

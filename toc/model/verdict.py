@@ -89,7 +89,7 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
 
 def entry_score(topic: Topic, due: int, attempts: int) -> float:
     """Return the StoreQueue score of a pending task due at ``due`` (ms) that used up ``attempts`` tries."""
-    return store_score(due, topic.remaining(attempts), attempts)
+    return store_score(due, topic.remaining(attempts) if attempts else 0, attempts)
 
 
 def beyond_horizon(topic: Topic, due: int, now: int) -> bool:

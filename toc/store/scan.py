@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 from toc.model.sharding import table_of_job
@@ -64,6 +65,10 @@ class Looked(NamedTuple):
     failed: dict[int, Trouble]
 
 
+_by_time = itemgetter(1, 0)
+"""Sorts pairs of job_id and time."""
+
+
 class Scans:
     """Reads pages of many tables in one round trip per server. Thread-safe."""
 
@@ -110,7 +115,7 @@ class Scans:
             numbers = sql.number_rows(results[len(first) :], len(DueRow._fields) if whole else 2)
             rows = list(map(DueRow._make, numbers)) if whole else []
             ids: dict[int, list[tuple[int, int]]] = {}
-            for job_id, due in ((row.job_id, row.next_time) for row in rows) if whole else numbers:
+            for job_id, due in [(row.job_id, row.next_time) for row in rows] if whole else numbers:
                 ids.setdefault(table_of_job(job_id, self._shards.tables), []).append((job_id, due))
             return Looked(with_due_rows, ids, rows, {})
 
@@ -233,10 +238,6 @@ def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
 def _due_rows(server: DatabaseServer, selects: Sequence[str]) -> list[DueRow]:
     results = server.run(sql.unions(server, selects), outwait=False)
     return list(map(DueRow._make, sql.number_rows(results, len(DueRow._fields))))
-
-
-def _by_time(pair: tuple[int, int]) -> tuple[int, int]:
-    return pair[1], pair[0]
 
 
 def _place(row: DueRow) -> tuple[int, int]:
