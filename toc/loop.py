@@ -9,7 +9,6 @@ ends its process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
@@ -51,8 +50,10 @@ class Wake:
 
     def sleep(self, seconds: float) -> None:
         """Sleep until woken, at most ``seconds``."""
-        with contextlib.suppress(Empty):
+        try:
             self._wake_ups.get(timeout=seconds)
+        except Empty:
+            return
 
 
 class Loop:
@@ -83,9 +84,10 @@ class Loop:
             self._thread.join(timeout)
 
     def pause(self, seconds: float) -> None:
-        """Sleep inside ``run_once``; only ``stop`` ends it early. Restarts the clock of ``busy_seconds``."""
+        """Sleep some milliseconds inside ``run_once``; nothing ends it early. Restarts the clock of
+        ``busy_seconds``."""
         if seconds > 0:
-            self._stopped.wait(seconds)
+            time.sleep(seconds)
             self._turn_at = time.monotonic()
 
     def busy_seconds(self, now: float) -> float:
@@ -94,12 +96,14 @@ class Loop:
         return max(now - began, 0.0) if began else 0.0
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while True:
             self.wake.clear()  # before the work: a wake during it ends the next sleep at once
+            if self._stopped.is_set():  # after clear, which may have forgotten the wake of ``stop``
+                return
             self._turn_at = time.monotonic()
             seconds = self._run_once()
             self._turn_at = 0.0
-            if seconds > 0 and not self._stopped.is_set():
+            if seconds > 0:
                 self.wake.sleep(seconds)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from toc.model.task import TryRow
 from toc.model.topic import Slot, Topic
+from toc.worker.slots import NEVER
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry
 
@@ -35,4 +36,4 @@ def test_what_is_due_comes_out_in_order_and_what_is_withdrawn_never_does() -> No
     assert [one.job_id for one in first] == [0, 0, 2, 4, 6, 8, 10]
     assert early.next_due() == 106
     assert sorted(one.job_id for one in early.withdraw()) == list(range(12, 40, 2))
-    assert early.next_due() is None
+    assert early.next_due() == NEVER

@@ -212,27 +212,30 @@ class _Window:
 
     def __init__(self, node: RedisNode, wire: Wire, calls: list[Call]) -> None:
         self.node = node
-        self.calls = calls
         self._wire = wire
         self._sent_at = 0.0
-        loads = _to_load(calls)
-        self._replies: list[Script | Call | None] = [*loads]
+        self._commands: list[Command] = []
+        self._replies: list[Script | Call | None] = []
         """The origin of each reply, in order; None for an ASKING."""
-        for call in calls:
-            self._replies += (None, call) if call.asking is not None else (call,)
-        self._commands: list[Command] = [("SCRIPT", "LOAD", script.source) for script in loads]
         self._loaded: dict[Script | None, Any] = {}
+        """The scripts that are loaded first, each once, with the reply to that."""
         self._read = 0
+        for call in calls:
+            if call.load and call.script is not None and call.script not in self._loaded:
+                self._loaded[call.script] = None
+                self._commands.append(("SCRIPT", "LOAD", call.script.source))
+                self._replies.append(call.script)
+        for call in calls:
+            if call.asking is not None:
+                self._commands.append(("ASKING",))
+                self._replies.append(None)
+            self._commands.append(call.command)
+            self._replies.append(call)
 
     def send(self) -> None:
         """Send the calls. Raises RedisError; some calls may then have been executed."""
-        commands = self._commands
-        for call in self.calls:
-            if call.asking is not None:
-                commands.append(("ASKING",))
-            commands.append(call.command)
         self._sent_at = time.monotonic()
-        self._wire.send(commands)
+        self._wire.send(self._commands)
 
     def read(self, round_: _Round, until: float | None) -> bool:
         """Read replies until ``until`` (monotonic). Returns whether all are read. Raises RedisError."""
@@ -442,7 +445,3 @@ def _cut_window(waiting: dict[RedisNode, list[Call]], node: RedisNode) -> list[C
             waiting[node] = queue[count:]
             return queue[:count]
     return queue
-
-
-def _to_load(window: list[Call]) -> list[Script]:
-    return list(dict.fromkeys(call.script for call in window if call.load and call.script))

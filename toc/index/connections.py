@@ -72,7 +72,7 @@ class Wire:
             # continues without the text, and the process dies of SIGSEGV. So Python makes the texts here.
             commands = [[w if isinstance(w, (str, bytes)) else repr(w) for w in words] for words in commands]
         self._connection.send_packed_command(
-            [b"".join(hiredis.pack_command(tuple(command)) for command in commands)]  # type: ignore[arg-type]  # its stub says 1-tuple
+            [b"".join(map(hiredis.pack_command, map(tuple, commands)))]  # type: ignore[arg-type]  # its stub says 1-tuple
         )
 
     def read(self) -> Any:

@@ -87,9 +87,9 @@ class SlotCalls(Calls):
 
     def drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
         """Remove strays, with one alarm per slot. A reader that finds them gone logs nothing."""
-        met = {slot: members for slot, members in strays.items() if members}
-        if not met:
+        if not any(strays.values()):
             return
+        met = {slot: members for slot, members in strays.items() if members}
         for slot, removed in self.remove(met, queue).items():
             if not isinstance(removed, IndexUnavailable) and removed:
                 ORPHANS.of(slot.topic).add(removed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from time import monotonic, time, time_ns
 
@@ -24,13 +25,11 @@ class Clock:
         """Wall clock in milliseconds since 1970 UTC, rounded down (so it never runs ahead)."""
         return time_ns() // 1_000_000
 
-    def time(self) -> float:
-        """Wall clock in seconds, unrounded. Use it only to compute how long to sleep until an instant."""
-        return time()
-
-    def monotonic(self) -> float:
-        """Seconds on a clock that is never set back. Only differences are meaningful."""
-        return monotonic()
+    time: Callable[[], float] = staticmethod(time)
+    """Wall clock in seconds, unrounded. Use it only to compute how long to sleep until an instant."""
+    monotonic: Callable[[], float] = staticmethod(monotonic)
+    """Seconds on a clock that is never set back. Only differences are meaningful. Each task reads it a dozen
+    times, so no Python is in between."""
 
 
 class RateLimit:

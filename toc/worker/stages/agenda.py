@@ -99,15 +99,15 @@ class Agenda:
                 self._due = [(o.due, o.slot) for o in self.book.owned.values() if o.due < NEVER]
                 heapq.heapify(self._due)
 
-    def next_due(self) -> int | None:
-        """When the next slot is due (ms). None if no due time is known."""
+    def next_due(self) -> int:
+        """When the next slot is due (ms), or NEVER if no due time is known."""
         while self._due:
             due, slot = self._due[0]
             owned = self.book.owned.get(slot)
             if owned is not None and owned.due == due:
                 return due
             heapq.heappop(self._due)
-        return None
+        return NEVER
 
     def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
         """Choose due slots to take from, each with an entry limit: no more than can be started soon."""
@@ -125,7 +125,6 @@ class Agenda:
             if topic is None or handler is None or not handler.serves(topic):
                 self._put_off(members, now + PAUSED_LOOK_MS)
                 continue
-            since = {member.slot: member.due for member in members}
             room = min(self.dispatcher.room(name), ROUND_LIMIT)
             if topic.resume_rate:
                 mine = sum(slot.topic == name for slot in self.book.owned)
@@ -133,7 +132,7 @@ class Agenda:
                 self._put_off(waiting, now + wait)
             chosen = share(members, room)
             if len(chosen) < len(members):
-                self._no_room.update((member.slot, since[member.slot]) for member in members[len(chosen) :])
+                self._no_room.update((member.slot, member.due) for member in members[len(chosen) :])
                 self.dispatcher.want_room(name)
             for member in members:
                 member.due = NEVER  # until a due time is known
@@ -157,8 +156,7 @@ class Agenda:
 
     def _is_behind(self, topic: str, members: list[OwnedSlot], unwritten: int) -> bool:
         """Whether enough was taken: many ended tries wait to be written, or many entries to start."""
-        more = any(member.left for member in members)
-        if unwritten > (ENOUGH_UNWRITTEN if more else MAX_UNWRITTEN):
+        if unwritten > ENOUGH_UNWRITTEN and (unwritten > MAX_UNWRITTEN or any(one.left for one in members)):
             return True
         return self.inflight.waiting(topic) + self.let_go.waiting(topic) > MOST_UNSTARTED
 

@@ -23,6 +23,7 @@ from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.store.tries import Owing
 from toc.worker.quarantine.suspects import Quarantine
+from toc.worker.slots import NEVER
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
@@ -90,12 +91,10 @@ class Checker:
         if self._owed and self._owed_at <= now:
             self.check(self._take_owed())
 
-    def next_again(self) -> int | None:
-        """When ``check_again`` has something to do (ms). None: nothing waits."""
-        times = [self._unread[0][0]] if self._unread else []
-        if self._owed:
-            times.append(self._owed_at)
-        return min(times, default=None)
+    def next_again(self) -> int:
+        """When ``check_again`` has something to do (ms), or NEVER."""
+        unread = self._unread[0][0] if self._unread else NEVER
+        return min(unread, self._owed_at) if self._owed else unread
 
     def check_taken(self, entries: list[Entry]) -> None:
         """Check entries that were just taken, together with those that wait for their server."""
@@ -133,7 +132,10 @@ class Checker:
     def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
         now = self.clock.now_ms()
         ready: list[Entry] = []
-        checked: dict[Check, list[Entry]] = {what: [] for what in Check}
+        leased: list[Entry] = []
+        soon: list[Entry] = []
+        expired: list[Entry] = []
+        behind: list[Entry] = []
         refused: list[tuple[Entry, TryRow | None]] = []
         for entry in entries:
             row = rows.get(entry.job_id)
@@ -151,21 +153,27 @@ class Checker:
             what = check(row, now=now, taken=entry.taken)
             if what is Check.START:
                 ready.append(entry)
-            elif what is Check.ELSEWHERE:
+            elif what is Check.LEASED:
+                leased.append(entry)
+            elif what is Check.SOON:
+                soon.append(entry)
+            elif what is Check.EXPIRED:
+                expired.append(entry)
+            elif what is Check.CLOCK_BEHIND:
+                behind.append(entry)
+            else:
                 if row.status != TaskStatus.PENDING:
                     STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
-            else:
-                checked[what].append(entry)
         if rows.unanswered:
             self._put_away([entry for entry in entries if entry.job_id in rows.unanswered], rows.unanswered)
-        if leased := checked[Check.LEASED]:
+        if leased:
             ready += self.leases.judge(leased)
-        if soon := checked[Check.SOON]:
+        if soon:
             self.early.put(soon)
-        if expired := checked[Check.EXPIRED]:
+        if expired:
             self.finisher.expire(self._written_soon(expired))
-        if behind := checked[Check.CLOCK_BEHIND]:
+        if behind:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
             # They are due by Redis's clock. They go back until the time, by that clock, at which
             # they are due by ours.

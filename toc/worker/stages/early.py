@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from toc.model.topic import Slot
+from toc.worker.slots import NEVER
 from toc.worker.stages.entry import Entry
 
 
@@ -31,15 +32,19 @@ class EarlyEntries:
     def release(self, now: int) -> list[Entry]:
         """Remove and return the entries that are due by now (ms)."""
         ready: list[Entry] = []
+        if not self._waiting:  # the usual case, for which no lock is needed
+            return ready
         with self._lock:
             while self._waiting and self._waiting[0][0] <= now:
                 ready.append(heapq.heappop(self._waiting)[2])
         return ready
 
-    def next_due(self) -> int | None:
-        """When the first entry may start (ms). None if none waits."""
+    def next_due(self) -> int:
+        """When the first entry may start (ms), or NEVER."""
+        if not self._waiting:
+            return NEVER
         with self._lock:
-            return self._waiting[0][0] if self._waiting else None
+            return self._waiting[0][0] if self._waiting else NEVER
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back the waiting entries of these slots (None: all)."""

@@ -36,6 +36,8 @@ class Inbox:
 
     def take_due(self) -> dict[Slot | None, int]:
         """The instants (ms) at which slots (None: every slot) may hold due entries, since the last call."""
+        if not self._due:
+            return {}
         with self._lock:
             due, self._due = self._due, {}
         return due
@@ -78,7 +80,7 @@ class LetGo:
 
     def waiting(self, topic: str) -> int:
         """How many entries of the topic were let go and are not held again yet."""
-        return self._added[topic] + self._taken[topic]
+        return self._added.get(topic, 0) + self._taken.get(topic, 0)  # [] would call Counter.__missing__
 
     def __bool__(self) -> bool:
         return bool(self._entries)

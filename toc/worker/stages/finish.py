@@ -136,8 +136,9 @@ class Finisher:
         """The slots in which moves have failed, if more than MOST_UNMOVED have: nothing is taken of them."""
         failed: Counter[Slot] = Counter()
         for flusher in self.flushers:
-            failed.update(flusher.unmoved)
-        return failed if failed.total() > MOST_UNMOVED else ()
+            if flusher.unmoved:
+                failed += flusher.unmoved
+        return failed if failed and failed.total() > MOST_UNMOVED else ()
 
     @property
     def idle(self) -> bool:

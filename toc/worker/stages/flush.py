@@ -77,7 +77,7 @@ class Flusher:
         self._moves: deque[Moves] = deque()
         self.unmoved: Counter[Slot] = Counter()
         """By slot, how many moves failed in the last flush. Replaced as a whole."""
-        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(topic, outcome) -> tries of the current flush."""
         self._step = StepTimer("finish")
         self._busy = False
@@ -259,8 +259,8 @@ class Flusher:
         """Add the moves of tries that succeeded. ``rows`` are those that another party has changed."""
         written = [entry for entry in done if cases[entry.job_id] is Finish.DONE]
         moves.commit += written
-        for topic, count in Counter(entry.topic.name for entry in written).items():
-            self._outcomes[topic, "processed"] += count
+        for entry in written:
+            self._outcomes[entry.topic.name, "processed"] += 1
         if len(written) == len(done):
             return
         for entry in done:

@@ -52,13 +52,15 @@ class Moves:
 
     def departing(self, inflight: Inflight) -> Moves:
         """The moves that may begin. The move of an entry whose id was taken again is obsolete."""
-        scores = dict(self.rollback)
-        back = inflight.depart(scores)
-        return Moves(
-            inflight.depart(self.commit),
-            [(entry, scores[entry]) for entry in back],
-            inflight.depart(self.bury),
-        )
+        going = Moves()
+        if self.commit:
+            going.commit = inflight.depart(self.commit)
+        if self.rollback:
+            scores = dict(self.rollback)
+            going.rollback = [(entry, scores[entry]) for entry in inflight.depart(scores)]
+        if self.bury:
+            going.bury = inflight.depart(self.bury)
+        return going
 
     def by_row(self, entry: Entry, row: TryRow | None) -> None:
         """Choose the move by the row alone, as the row check does."""
@@ -84,9 +86,9 @@ class EntryMover:
 
     def make(self, moves: Moves) -> Moves:
         """Apply the transitions under their fencing tokens. Returns those whose node did not answer."""
-        count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
-        if not count:
+        if not moves:
             return moves
+        count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
         began = self._clock.monotonic()
         if moves.stopped:
             # Mark the rows first: a cancel learns from the lease and the entry that a try has

@@ -26,7 +26,7 @@ from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
-from toc.worker.slots import OwnedSlot
+from toc.worker.slots import NEVER, OwnedSlot
 from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda
 from toc.worker.stages.check import Checker
@@ -110,15 +110,13 @@ class Poller:
     def _until_next(self, now: int) -> float:
         if self._late or not self.inbox.empty:
             return 0.0
-        times = []
-        if self._taking and (due := self.agenda.next_due()) is not None:
-            times.append(due)
-        times += [at for at in (self.checker.next_again(), self.early.next_due()) if at is not None]
-        if not times:
-            return IDLE_SECONDS
+        due = self.agenda.next_due() if self._taking else NEVER
+        due = min(due, self.checker.next_again(), self.early.next_due())
+        if due <= now:
+            return 0.0
         # Computed from the exact clock, because ``now`` was rounded down: the sleep ends when the
         # due millisecond begins, or just after.
-        wait = min(times) / 1000 - self.clock.time() if min(times) > now else 0.0
+        wait = due / 1000 - self.clock.time()
         if wait > LONG_SLEEP_SECONDS:
             wait -= STIR_SECONDS
         return min(max(wait, 0.0), IDLE_SECONDS)
@@ -132,8 +130,9 @@ class Poller:
         results = self._queues.prepare(
             [request for _, request in requests], lambda answers: self._answered_late(asked, answers)
         )
-        with self._lock:
-            self._awaited += len(asked.slots) - len(results)  # a slot may have been asked for twice
+        if late := len(asked.slots) - len(results):  # a slot may have been asked for twice
+            with self._lock:
+                self._awaited += late
         prepared = self.clock.monotonic() - before
         taken = self._accept(asked, results)
         if taken:
@@ -174,6 +173,8 @@ class Poller:
 
     def _hear_late(self) -> None:
         """Accept the late answers of nodes."""
+        if not self._late:
+            return
         with self._lock:
             late, self._late = self._late, []
         for asked, answers, seconds in late:
