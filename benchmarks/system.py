@@ -63,12 +63,14 @@ class System:
     def __exit__(self, *_exc: object) -> None:
         if self._host is not None:
             assert self._host.stdin is not None
+            assert self._host.stdout is not None
             self._host.stdin.close()
             try:
                 self._host.wait(15)
             except subprocess.TimeoutExpired:
                 self._host.kill()
                 self._host.wait()
+            self._host.stdout.close()
         if self.servers is not None:
             self.servers.stop()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 import sqlalchemy
 
+from benchmarks import calls
 from benchmarks.peer import NS, Peer
 from benchmarks.record import started
 from toc import NewTask, Task, TimeoutCenter, Topic
@@ -37,8 +38,15 @@ IDLE_SLOTS = [64] * 13 + [32] * 4 if "BENCH_IDLE_TOPICS" in os.environ else []
 center = TimeoutCenter()
 
 
+if calls.DIRECTORY in os.environ:
+    calls.install()
+
+
 def handle(task: Task) -> None:
-    started(int(task.biz_id))
+    number = int(task.biz_id)
+    started(number)
+    if number & calls.SNAPSHOT:
+        calls.write(number)
 
 
 @center.handler(NEIGHBOUR)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import calls
 from toc.dev.local.private import MissingServer
 from toc.dev.local.servers import find_redis
 
@@ -46,3 +47,12 @@ def test_a_peer_that_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "BullMQ was not measured: " in done.stdout
     assert "cannot" in json.loads(output.read_text())["peers"]["BullMQ"]
+
+
+def test_a_task_costs_no_more_calls_of_python_than_it_did() -> None:
+    counted, tasks = calls.measure(seconds=2)
+    by_thread = calls.per_task(counted, tasks)
+    assert all(count > 10 for count in by_thread.values()), f"every thread counts: {by_thread}"
+    assert sum(by_thread.values()) <= calls.MOST, (
+        f"see python -m benchmarks.calls --functions 80: {by_thread}"
+    )
