@@ -42,6 +42,11 @@ class Wake:
             self._woken = True
             self._wake_ups.put(None)
 
+    def surely(self) -> None:
+        """Run the loop again now, even if an exception from a signal has broken off a call halfway."""
+        self._woken = True
+        self._wake_ups.put(None)
+
     def clear(self) -> None:
         """Forget all wake-ups so far."""
         while not self._wake_ups.empty():
@@ -79,7 +84,7 @@ class Loop:
     def stop(self, timeout: float | None = None) -> None:
         """Ask the thread to end and wait for it, at most ``timeout`` seconds."""
         self._stopped.set()
-        self.wake()
+        self.wake.surely()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 

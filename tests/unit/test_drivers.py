@@ -24,6 +24,7 @@ OF_PYMYSQL = {
     "_write_timeout",
     "_current_timeout",
     "_sock",
+    "_rfile",
     "_next_seq_id",
     "_execute_command",
     "_force_close",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 from toc.model.task import TryRow
@@ -37,3 +38,23 @@ def test_what_is_due_comes_out_in_order_and_what_is_withdrawn_never_does() -> No
     assert early.next_due() == 106
     assert sorted(one.job_id for one in early.withdraw()) == list(range(12, 40, 2))
     assert early.next_due() == NEVER
+
+
+def test_what_stays_is_seen_while_others_are_withdrawn() -> None:
+    early = EarlyEntries(lambda: None)
+    early.put([entry(0, due=200), entry(1, due=100), entry(2, due=300)])
+    seen: list[int] = []
+
+    class Looks(set[Slot]):
+        def __contains__(self, slot: object) -> bool:
+            poller = threading.Thread(target=lambda: seen.append(early.next_due()))
+            poller.start()
+            poller.join(0.05)  # it may wait for the end of the withdrawal
+            pollers.append(poller)
+            return super().__contains__(slot)
+
+    pollers: list[threading.Thread] = []
+    assert [one.job_id for one in early.withdraw(Looks({Slot(TOPIC.name, 1)}))] == [1]
+    for poller in pollers:
+        poller.join()
+    assert seen == [200, 200, 200], "a poller that sees nothing sleeps for a minute"

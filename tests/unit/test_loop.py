@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
-from toc.loop import EXIT_THREAD_DIED
+from toc.loop import EXIT_THREAD_DIED, Loop
 
 BEGIN = """
     import asyncio, sys, threading, time
@@ -96,3 +98,21 @@ def run(*code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def test_stop_ends_the_sleep_even_after_a_wake_up_that_was_broken_off() -> None:
+    turned = threading.Event()
+
+    def turn() -> float:
+        turned.set()
+        return 60.0
+
+    loop = Loop("test", turn)
+    loop.start()
+    assert turned.wait(10)
+    # An exception from a signal came between the two lines of a call of ``wake``: the loop was not woken, and
+    # no further call does it.
+    loop.wake._woken = True
+    began = time.monotonic()
+    loop.stop(20)
+    assert time.monotonic() - began < 10

@@ -125,10 +125,9 @@ class Migrator:
     def _create_database(self, url: URL, name: str) -> None:
         connection = connector(url, self._connect_timeout, self._read_timeout, self._write_timeout)()
         try:
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-                )
+            connection.batch(
+                [f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"]
+            )
         finally:
             connection.close()
 

@@ -170,6 +170,10 @@ class MySqlConnection(pymysql.connections.Connection):
         if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
             self._waits = waits
             driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
+            driver._rfile.close()
+            driver._rfile = (
+                None  # the driver's own reads do not know those: from here on only ``batch`` reads
+            )
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         settings = repr(sorted(sslp.items()))

@@ -49,12 +49,12 @@ class EarlyEntries:
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back the waiting entries of these slots (None: all)."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-            taken = []
-            for item in waiting:
+            taken, kept = [], []
+            for item in self._waiting:
                 if slots is None or item[2].slot in slots:
                     taken.append(item[2])
                 else:
-                    self._waiting.append(item)
-            heapq.heapify(self._waiting)
+                    kept.append(item)
+            heapq.heapify(kept)
+            self._waiting = kept  # in one step: the poller looks without the lock whether it is empty
         return taken
