@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.model.access import CLUSTER_CALLS, MATRIX, Access, Call, Role, Token, check_grant
+from toc.model.access import CLUSTER_ACTIONS, MATRIX, Access, Action, Role, Token, check_grant
 from toc.model.errors import FeatureNotReady, InvalidInput, NotGranted
 from toc.model.features import KNOWN, NOBODY_LACKS, Feature, check, decode, encode, lacking
 from toc.model.pattern import check_pattern, covers, matches
@@ -52,8 +52,8 @@ tokens = st.builds(
 )
 
 
-@given(tokens, tokens, st.sampled_from(Call), st.none() | names)
-def test_nobody_grants_more_than_he_has(giver: Token, made: Token, call: Call, topic: str | None) -> None:
+@given(tokens, tokens, st.sampled_from(Action), st.none() | names)
+def test_nobody_grants_more_than_he_has(giver: Token, made: Token, call: Action, topic: str | None) -> None:
     try:
         check_grant(giver, made.roles, made.topics, made.expires_at, made.rate)
     except NotGranted:
@@ -90,16 +90,16 @@ def test_a_token_grants_no_wider_patterns(own: str, wanted: str, granted: bool) 
 
 def test_a_token_is_asked_for_role_and_topic() -> None:
     token = Token("shop", frozenset({Role.PRODUCE}), ("shop.*", "cart"))
-    assert token.may(Call.SUBMIT, "shop.close") is Access.ALLOWED
-    assert token.may(Call.SUBMIT, "cart") is Access.ALLOWED
-    assert token.may(Call.SUBMIT, "carts") is Access.HIDDEN
-    assert token.may(Call.PULL, "shop.close") is Access.FORBIDDEN
-    assert token.may(Call.PULL, "carts") is Access.FORBIDDEN, "the role is asked first: no topic is told of"
+    assert token.may(Action.SUBMIT, "shop.close") is Access.ALLOWED
+    assert token.may(Action.SUBMIT, "cart") is Access.ALLOWED
+    assert token.may(Action.SUBMIT, "carts") is Access.HIDDEN
+    assert token.may(Action.PULL, "shop.close") is Access.FORBIDDEN
+    assert token.may(Action.PULL, "carts") is Access.FORBIDDEN, "the role is asked first: no topic is told of"
     admin = Token("root", frozenset({Role.ADMIN}), ("shop.*",))
-    for call in Call:
-        assert (admin.may(call, "shop.a") is Access.ALLOWED) is (call not in CLUSTER_CALLS), call
-    assert {call for call in Call if Role.ADMIN not in MATRIX[call]} == set()
-    assert set(MATRIX) == set(Call)
+    for call in Action:
+        assert (admin.may(call, "shop.a") is Access.ALLOWED) is (call not in CLUSTER_ACTIONS), call
+    assert {call for call in Action if Role.ADMIN not in MATRIX[call]} == set()
+    assert set(MATRIX) == set(Action)
 
 
 def test_of_templates_the_longest_pattern_wins() -> None:

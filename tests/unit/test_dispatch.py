@@ -63,7 +63,7 @@ def test_what_waits_for_the_event_loop_can_be_withdrawn() -> None:
 
 def test_of_tasks_that_do_not_wait_for_others_few_are_taken_ahead() -> None:
     waiting = 0
-    handler = Handler(TOPIC.name, call, None, True, elsewhere=lambda: waiting)
+    handler = Handler(TOPIC.name, call, None, True, waiting_remotely=lambda: waiting)
     dispatcher = dispatcher_of(handler, 1000)
     entries = [Entry(n, Slot(TOPIC.name, 0), 1.0, TOPIC, handler, 0, 0.0) for n in range(AHEAD)]
     assert dispatcher.room(TOPIC.name) == AHEAD
@@ -79,7 +79,7 @@ def test_of_tasks_that_do_not_wait_for_others_few_are_taken_ahead() -> None:
 def test_room_is_told_of_when_tasks_begin_to_wait_for_others_although_none_has_ended() -> None:
     waiting = 0
     told = threading.Event()
-    handler = Handler(TOPIC.name, call, None, True, elsewhere=lambda: waiting)
+    handler = Handler(TOPIC.name, call, None, True, waiting_remotely=lambda: waiting)
     nothing: Any = None
     wanted = WantedRoom(lambda topic: loop.room(topic) or 0, [told.set])
     loop = HandlerLoop(

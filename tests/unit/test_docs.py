@@ -20,7 +20,7 @@ from toc.cli.main import app
 from toc.gateway.app import CALLS
 from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.model import errors
-from toc.model.access import MATRIX, Call, Role
+from toc.model.access import MATRIX, Action, Role
 from toc.model.topic import Slot, Topic
 from toc.store.schema import database_metadata
 
@@ -252,7 +252,7 @@ def test_every_public_method_is_documented_with_its_parameters() -> None:
 
 def test_the_matrix_of_roles_and_calls_is_documented() -> None:
     documented = {
-        Call(code(row[0])): {role for role, cell in zip(Role, row[1:], strict=True) if cell == "yes"}
+        Action(code(row[0])): {role for role, cell in zip(Role, row[1:], strict=True) if cell == "yes"}
         for row in rows(REFERENCE, "Access tokens")
     }
     assert documented == MATRIX

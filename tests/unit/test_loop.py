@@ -41,7 +41,7 @@ SEEN = {
     "what a thread of the store does for no caller": (
         "store",
         """
-        Threads(1, "toc-store").alone(fails)
+        Threads(1, "toc-store").run_detached(fails)
         """,
     ),
     "a callback of webhooks": (

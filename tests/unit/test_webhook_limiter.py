@@ -329,19 +329,19 @@ def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_pr
         first = [asyncio.ensure_future(limiter.enter(capacity, 0)) for _ in range(10)]
         while capacity.in_flight < 2:
             await asyncio.sleep(0)
-        assert limiter.elsewhere() == 2, "the others will go in a moment, as far as is known"
+        assert limiter.waiting_remotely() == 2, "the others will go in a moment, as far as is known"
         await asyncio.wait(first)
-        assert limiter.elsewhere() == 2
+        assert limiter.waiting_remotely() == 2
         assert sum(isinstance(one.exception(), Full) for one in first) == 8
         capacity.seconds = 0.001
         capacity.moved = loop.time() - MOVES_SECONDS  # it has not answered for this time
         assert capacity.longest(loop.time(), 0.0) < 2 / MOVES_SECONDS * PATIENCE_SECONDS
         waiting = asyncio.ensure_future(limiter.enter(capacity, 0))
         await asyncio.sleep(0)
-        assert limiter.elsewhere() == 3
+        assert limiter.waiting_remotely() == 3
         limiter.leave(capacity, 0.001)
         await waiting
-        assert limiter.elsewhere() == 2
+        assert limiter.waiting_remotely() == 2
 
     run(Redis(), test)
 
@@ -418,7 +418,7 @@ def test_who_was_put_off_for_long_holds_nobody_back_once_the_target_is_well() ->
     async def test(limiter: Limiter) -> None:
         capacity = limiter.of("shop", 4, None)
         await entered(limiter, capacity, 4)
-        capacity.following = asyncio.get_running_loop().time() + 30.0
+        capacity.last_return_at = asyncio.get_running_loop().time() + 30.0
         for _ in range(4):
             limiter.leave(capacity, 0.01)
         _, refused = await entered(limiter, capacity, 100)

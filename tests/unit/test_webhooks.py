@@ -348,26 +348,26 @@ def test_the_latest_era_of_a_breaker_holds_for_every_process_and_one_of_them_has
     for _ in range(FAILURES):
         first.failed(0.0, first.era)
     second.failed(0.0, second.era)
-    second.learn(0.0, first.told(0.0, waiting=False))
+    second.learn(0.0, first.state_to_share(0.0, waiting=False))
     assert (second.state, second.blocked(0.0)) == ("open", FIRST_SECONDS)
     assert not second.failed(0.0, 0), "it began before that"
     now = FIRST_SECONDS
     for one in (first, second):
         assert one.wants(now)
         assert not one.begin(now, alone=False), "nobody has the probe"
-        assert one.told(now, waiting=True).probe == 1
-        assert one.told(now, waiting=False).probe == 0, "nothing is there to be sent"
-    shared = first.told(now, waiting=False)
+        assert one.state_to_share(now, waiting=True).probe == 1
+        assert one.state_to_share(now, waiting=False).probe == 0, "nothing is there to be sent"
+    shared = first.state_to_share(now, waiting=False)
     first.learn(now, shared._replace(probe=1))
     second.learn(now, shared._replace(probe=2))
     assert first.begin(now, alone=False)
-    assert first.told(now, waiting=False).probe == 1, "it is under way"
+    assert first.state_to_share(now, waiting=False).probe == 1, "it is under way"
     assert second.blocked(now) == PROBE_WAIT_SECONDS
     assert not second.begin(now, alone=True)
-    before = second.told(now, waiting=False)
+    before = second.state_to_share(now, waiting=False)
     assert first.succeeded()
     first.learn(now, before)  # an older answer
-    second.learn(now, first.told(now, waiting=False))
+    second.learn(now, first.state_to_share(now, waiting=False))
     assert (first.state, second.state, first.era, second.era) == ("closed", "closed", 2, 2)
 
 
@@ -382,11 +382,11 @@ def test_of_two_processes_that_change_a_breaker_at_once_the_first_that_tells_red
     closed.succeeded()  # a request of before, just as the probe of the other process failed
     assert still_open.era == closed.era
     late = 9.0
-    still_open.learn(late, closed.told(late, waiting=False))
+    still_open.learn(late, closed.state_to_share(late, waiting=False))
     assert still_open.state == "closed", "else it waits for a probe that Redis never gives"
     assert still_open.begin(late, alone=False)
     other = opened(2)
-    closed.learn(0.0, other.told(0.0, waiting=False))
+    closed.learn(0.0, other.state_to_share(0.0, waiting=False))
     assert (closed.state, closed.era, closed.blocked(0.0)) == ("open", other.era, other.blocked(0.0))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, Field
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
-from toc.model.access import Call, Role, Token
+from toc.model.access import Action, Role, Token
 from toc.model.clock import to_ms
 from toc.model.pattern import matches
 from toc.model.template import Template
@@ -148,26 +148,28 @@ async def audit(asked: Asked) -> Answer:
 
 
 CALLS = (
-    HttpCall("GET", "/v1/tokens", Call.READ_TOKENS, list_tokens, "List access tokens"),
+    HttpCall("GET", "/v1/tokens", Action.READ_TOKENS, list_tokens, "List access tokens"),
     HttpCall(
-        "POST", "/v1/tokens", Call.CHANGE_TOKENS, create_token, "Make an access token",
+        "POST", "/v1/tokens", Action.CHANGE_TOKENS, create_token, "Make an access token",
         body=NewToken, status=201,
     ),
-    HttpCall("DELETE", "/v1/tokens/{name}", Call.CHANGE_TOKENS, revoke_token, "Revoke an access token"),
-    HttpCall("GET", "/v1/templates", Call.READ_TEMPLATES, list_templates, "List topic templates"),
+    HttpCall("DELETE", "/v1/tokens/{name}", Action.CHANGE_TOKENS, revoke_token, "Revoke an access token"),
+    HttpCall("GET", "/v1/templates", Action.READ_TEMPLATES, list_templates, "List topic templates"),
     HttpCall(
-        "POST", "/v1/templates", Call.CHANGE_TEMPLATES, create_template, "Create a topic template",
+        "POST", "/v1/templates", Action.CHANGE_TEMPLATES, create_template, "Create a topic template",
         body=NewTemplate, status=201,
     ),
     HttpCall(
-        "GET", "/v1/templates/{pattern}", Call.READ_TEMPLATES, get_template, "Show a topic template"
+        "GET", "/v1/templates/{pattern}", Action.READ_TEMPLATES, get_template, "Show a topic template"
     ),
     HttpCall(
-        "PATCH", "/v1/templates/{pattern}", Call.CHANGE_TEMPLATES, alter_template, "Change a topic template",
+        "PATCH", "/v1/templates/{pattern}", Action.CHANGE_TEMPLATES, alter_template,
+        "Change a topic template",
         body=AlteredTemplate,
     ),
     HttpCall(
-        "DELETE", "/v1/templates/{pattern}", Call.CHANGE_TEMPLATES, delete_template, "Delete a topic template"
+        "DELETE", "/v1/templates/{pattern}", Action.CHANGE_TEMPLATES, delete_template,
+        "Delete a topic template",
     ),
-    HttpCall("GET", "/v1/audit", Call.READ_AUDIT, audit, "See what operators did", query=AuditQuery),
+    HttpCall("GET", "/v1/audit", Action.READ_AUDIT, audit, "See what operators did", query=AuditQuery),
 )  # fmt: skip

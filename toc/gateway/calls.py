@@ -171,7 +171,7 @@ class HttpCall:
 
     method: str
     path: str
-    access: access.Call
+    access: access.Action
     handler: Handler
     summary: str
     query: type[Query] = Nothing

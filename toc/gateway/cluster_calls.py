@@ -13,7 +13,7 @@ from toc.coordination.intents import Intents
 from toc.coordination.operator import MAX_WEIGHT
 from toc.coordination.znodes import check_node_name
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
-from toc.model.access import Call
+from toc.model.access import Action
 from toc.operate import admin
 from toc.operate.cluster import open_operator, slot_owners
 from toc.operate.placement import Placement
@@ -182,16 +182,18 @@ async def _place(asked: Asked, do: Callable[[Placement], R]) -> R:
 
 
 CALLS = (
-    HttpCall("GET", "/v1/slots", Call.READ_CLUSTER, slots, "Show slots", query=SlotsQuery, gives=Slots),
-    HttpCall("GET", "/v1/workers", Call.READ_CLUSTER, workers, "Show workers"),
-    HttpCall("GET", "/v1/intents", Call.READ_CLUSTER, intents, "Show intents of operators", gives=Asks),
-    HttpCall("POST", "/v1/hosts/{host}:drain", Call.CHANGE_CLUSTER, drain, "Drain a host", body=Wish),
-    HttpCall("POST", "/v1/hosts/{host}:undrain", Call.CHANGE_CLUSTER, undrain, "Undrain a host"),
-    HttpCall("POST", "/v1/hosts/{host}:weight", Call.CHANGE_CLUSTER, weight, "Weigh a host", body=NewWeight),
-    HttpCall("POST", "/v1/hosts/{host}:unweight", Call.CHANGE_CLUSTER, unweight, "Unweigh a host"),
-    HttpCall("POST", "/v1/slots/{slot}:pin", Call.CHANGE_CLUSTER, pin, "Pin a slot", body=NewPin),
-    HttpCall("POST", "/v1/slots/{slot}:unpin", Call.CHANGE_CLUSTER, unpin, "Unpin a slot"),
+    HttpCall("GET", "/v1/slots", Action.READ_CLUSTER, slots, "Show slots", query=SlotsQuery, gives=Slots),
+    HttpCall("GET", "/v1/workers", Action.READ_CLUSTER, workers, "Show workers"),
+    HttpCall("GET", "/v1/intents", Action.READ_CLUSTER, intents, "Show intents of operators", gives=Asks),
+    HttpCall("POST", "/v1/hosts/{host}:drain", Action.CHANGE_CLUSTER, drain, "Drain a host", body=Wish),
+    HttpCall("POST", "/v1/hosts/{host}:undrain", Action.CHANGE_CLUSTER, undrain, "Undrain a host"),
     HttpCall(
-        "POST", "/v1/cluster:rebalance", Call.CHANGE_CLUSTER, rebalance, "Rebalance slots", body=Rebalance
+        "POST", "/v1/hosts/{host}:weight", Action.CHANGE_CLUSTER, weight, "Weigh a host", body=NewWeight
+    ),
+    HttpCall("POST", "/v1/hosts/{host}:unweight", Action.CHANGE_CLUSTER, unweight, "Unweigh a host"),
+    HttpCall("POST", "/v1/slots/{slot}:pin", Action.CHANGE_CLUSTER, pin, "Pin a slot", body=NewPin),
+    HttpCall("POST", "/v1/slots/{slot}:unpin", Action.CHANGE_CLUSTER, unpin, "Unpin a slot"),
+    HttpCall(
+        "POST", "/v1/cluster:rebalance", Action.CHANGE_CLUSTER, rebalance, "Rebalance slots", body=Rebalance
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from toc.gateway import tasks
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.gateway.problems import INVALID, Problem
-from toc.model.access import Call
+from toc.model.access import Action
 from toc.model.task import TaskRow, TaskStatus
 from toc.operate import bulk
 from toc.operate.audit import tasks_chosen
@@ -123,10 +123,11 @@ async def _bulk(
 
 CALLS = (
     HttpCall(
-        "GET", "/v1/dead", Call.READ_DEAD, list_dead, "List dead tasks", query=tasks.Search, gives=tasks.Page
+        "GET", "/v1/dead", Action.READ_DEAD, list_dead, "List dead tasks",
+        query=tasks.Search, gives=tasks.Page,
     ),
     HttpCall(
-        "POST", "/v1/dead:redrive", Call.REDRIVE, redrive, "Redrive dead tasks", body=Chosen, gives=Counts
+        "POST", "/v1/dead:redrive", Action.REDRIVE, redrive, "Redrive dead tasks", body=Chosen, gives=Counts
     ),
-    HttpCall("POST", "/v1/dead:purge", Call.PURGE, purge, "Purge dead tasks", body=Chosen, gives=Counts),
+    HttpCall("POST", "/v1/dead:purge", Action.PURGE, purge, "Purge dead tasks", body=Chosen, gives=Counts),
 )  # fmt: skip

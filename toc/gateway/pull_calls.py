@@ -22,7 +22,7 @@ from toc.gateway.problems import (
     Problem,
     problem_of,
 )
-from toc.model.access import Call
+from toc.model.access import Action
 from toc.model.body import Content
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidLease, TocError
@@ -323,16 +323,16 @@ _REFUSED = {
 
 CALLS = (
     HttpCall(
-        "POST", "/v1/topics/{topics}:pull", Call.PULL, pull, "Pull due tasks",
+        "POST", "/v1/topics/{topics}:pull", Action.PULL, pull, "Pull due tasks",
         body=Pull, gives=Pulled, waits=True,
     ),
-    HttpCall("POST", "/v1/leases:ack", Call.END_LEASE, ack, "End tasks", body=Leases, gives=LeaseOutcomes),
+    HttpCall("POST", "/v1/leases:ack", Action.END_LEASE, ack, "End tasks", body=Leases, gives=LeaseOutcomes),
     HttpCall(
-        "POST", "/v1/leases:nack", Call.END_LEASE, nack, "Give tasks back",
+        "POST", "/v1/leases:nack", Action.END_LEASE, nack, "Give tasks back",
         body=Nack, gives=LeaseOutcomes,
     ),
     HttpCall(
-        "POST", "/v1/leases:extend", Call.END_LEASE, extend, "Keep tasks for longer",
+        "POST", "/v1/leases:extend", Action.END_LEASE, extend, "Keep tasks for longer",
         body=Extend, gives=LeaseOutcomes,
     ),
 )  # fmt: skip

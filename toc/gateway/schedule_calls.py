@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import NOT_READY, UNKNOWN, UNKNOWN_TOPIC, Problem
-from toc.model.access import Call
+from toc.model.access import Action
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidSchedule
 from toc.model.pattern import EVERYTHING
@@ -300,29 +300,29 @@ def _no_topic() -> Problem:
 _ONE = "/v1/schedules/{name}"
 CALLS = (
     HttpCall(
-        "GET", "/v1/schedules", Call.READ_SCHEDULES, list_schedules, "List the schedules",
+        "GET", "/v1/schedules", Action.READ_SCHEDULES, list_schedules, "List the schedules",
         query=Which, gives=Page,
     ),
     HttpCall(
-        "POST", "/v1/schedules", Call.CHANGE_SCHEDULE, create, "Create a schedule",
+        "POST", "/v1/schedules", Action.CHANGE_SCHEDULE, create, "Create a schedule",
         body=NewSchedule, status=201,
     ),
     HttpCall(
-        "POST", "/v1/schedules:preview", Call.READ_SCHEDULES, preview_given, "See when a schedule would fire",
-        body=DefinitionToPreview, gives=Fires,
+        "POST", "/v1/schedules:preview", Action.READ_SCHEDULES, preview_given,
+        "See when a schedule would fire", body=DefinitionToPreview, gives=Fires,
     ),
-    HttpCall("GET", _ONE, Call.READ_SCHEDULES, show_schedule, "Show a schedule"),
-    HttpCall("PATCH", _ONE, Call.CHANGE_SCHEDULE, alter, "Change a schedule", body=AlteredSchedule),
-    HttpCall("DELETE", _ONE, Call.CHANGE_SCHEDULE, delete, "Delete a schedule"),
+    HttpCall("GET", _ONE, Action.READ_SCHEDULES, show_schedule, "Show a schedule"),
+    HttpCall("PATCH", _ONE, Action.CHANGE_SCHEDULE, alter, "Change a schedule", body=AlteredSchedule),
+    HttpCall("DELETE", _ONE, Action.CHANGE_SCHEDULE, delete, "Delete a schedule"),
     HttpCall(
-        "GET", f"{_ONE}:preview", Call.READ_SCHEDULES, preview_stored, "See when a schedule fires",
+        "GET", f"{_ONE}:preview", Action.READ_SCHEDULES, preview_stored, "See when a schedule fires",
         query=WhichFires, gives=Fires,
     ),
-    HttpCall("POST", f"{_ONE}:pause", Call.RUN_SCHEDULE, pause, "Pause a schedule"),
-    HttpCall("POST", f"{_ONE}:resume", Call.RUN_SCHEDULE, resume, "Resume a schedule"),
-    HttpCall("POST", f"{_ONE}:trigger", Call.RUN_SCHEDULE, trigger, "Run a schedule now", gives=Triggered),
+    HttpCall("POST", f"{_ONE}:pause", Action.RUN_SCHEDULE, pause, "Pause a schedule"),
+    HttpCall("POST", f"{_ONE}:resume", Action.RUN_SCHEDULE, resume, "Resume a schedule"),
+    HttpCall("POST", f"{_ONE}:trigger", Action.RUN_SCHEDULE, trigger, "Run a schedule now", gives=Triggered),
     HttpCall(
-        "POST", f"{_ONE}:backfill", Call.RUN_SCHEDULE, backfill, "Run a schedule for the past",
+        "POST", f"{_ONE}:backfill", Action.RUN_SCHEDULE, backfill, "Run a schedule for the past",
         body=Range, gives=Backfilled,
     ),
 )  # fmt: skip

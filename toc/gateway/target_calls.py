@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
-from toc.model.access import Call
+from toc.model.access import Action
 from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
 from toc.operate.audit import target_changed
 from toc.operate.records import target_record
@@ -146,24 +146,24 @@ async def _changed(asked: Asked, what: str, do: Callable[..., Target], values: d
 
 
 CALLS = (
-    HttpCall("GET", "/v1/targets", Call.READ_TARGETS, list_targets, "List webhook targets", gives=Targets),
+    HttpCall("GET", "/v1/targets", Action.READ_TARGETS, list_targets, "List webhook targets", gives=Targets),
     HttpCall(
-        "POST", "/v1/targets", Call.CHANGE_TARGET, create, "Register a webhook target",
+        "POST", "/v1/targets", Action.CHANGE_TARGET, create, "Register a webhook target",
         body=NewTarget, status=201,
     ),
-    HttpCall("GET", "/v1/targets/{name}", Call.READ_TARGETS, show_target, "Show a webhook target"),
+    HttpCall("GET", "/v1/targets/{name}", Action.READ_TARGETS, show_target, "Show a webhook target"),
     HttpCall(
-        "PATCH", "/v1/targets/{name}", Call.CHANGE_TARGET, alter, "Change a webhook target",
+        "PATCH", "/v1/targets/{name}", Action.CHANGE_TARGET, alter, "Change a webhook target",
         body=AlteredTarget,
     ),
-    HttpCall("DELETE", "/v1/targets/{name}", Call.CHANGE_TARGET, delete, "Delete a webhook target"),
+    HttpCall("DELETE", "/v1/targets/{name}", Action.CHANGE_TARGET, delete, "Delete a webhook target"),
     HttpCall(
-        "POST", "/v1/targets/{name}:rotate", Call.CHANGE_TARGET, rotate, "Give a target a new secret",
+        "POST", "/v1/targets/{name}:rotate", Action.CHANGE_TARGET, rotate, "Give a target a new secret",
         body=Rotation,
     ),
-    HttpCall("POST", "/v1/targets/{name}:test", Call.RUN_TARGET, send_test, "Send a webhook target a test"),
+    HttpCall("POST", "/v1/targets/{name}:test", Action.RUN_TARGET, send_test, "Send a webhook target a test"),
     HttpCall(
-        "POST", "/v1/targets/{name}:pause", Call.RUN_TARGET, pause, "Pause a webhook target", body=Pause
+        "POST", "/v1/targets/{name}:pause", Action.RUN_TARGET, pause, "Pause a webhook target", body=Pause
     ),
-    HttpCall("POST", "/v1/targets/{name}:resume", Call.RUN_TARGET, resume, "Resume a webhook target"),
+    HttpCall("POST", "/v1/targets/{name}:resume", Action.RUN_TARGET, resume, "Resume a webhook target"),
 )  # fmt: skip

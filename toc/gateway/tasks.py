@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from toc.gateway import show
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, UNKNOWN_TOPIC, Problem, problem_of
-from toc.model.access import MATRIX, Call
+from toc.model.access import MATRIX, Action
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
@@ -149,7 +149,7 @@ class Outcomes(TypedDict):
 
 def _check_url_allowed(asked: Asked, tasks: Iterable[TaskToSubmit | NewTask]) -> None:
     """Raise Problem (403) if a task names a URL and no role of the token allows that."""
-    if any(task.url is not None for task in tasks) and not asked.token.roles & MATRIX[Call.SUBMIT_URL]:
+    if any(task.url is not None for task in tasks) and not asked.token.roles & MATRIX[Action.SUBMIT_URL]:
         raise Problem(FORBIDDEN, "no role of this access token allows a url of the task's own", field="url")
 
 
@@ -406,20 +406,20 @@ async def reschedule(asked: Asked) -> Answer:
 
 CALLS = (
     HttpCall(
-        "POST", "/v1/topics/{topic}/tasks", Call.SUBMIT, submit, "Submit a task",
+        "POST", "/v1/topics/{topic}/tasks", Action.SUBMIT, submit, "Submit a task",
         query=RawTask, body=TaskToSubmit, gives=Submitted, status=201, takes_raw=True, named=True,
     ),
     HttpCall(
-        "POST", "/v1/topics/{topic}/tasks:batch", Call.SUBMIT, submit_batch, "Submit up to 1,000 tasks",
+        "POST", "/v1/topics/{topic}/tasks:batch", Action.SUBMIT, submit_batch, "Submit up to 1,000 tasks",
         body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, named=True,
     ),
-    HttpCall("GET", "/v1/tasks/{job_id}", Call.GET_TASK, get, "Look at a task", gives=show.TaskShown),
-    HttpCall("GET", "/v1/tasks/{job_id}/body", Call.GET_BODY, body, "Download a task's body", gives=bytes),
-    HttpCall("GET", "/v1/tasks/{job_id}/history", Call.GET_TASK, history, "See why a task failed"),
-    HttpCall("GET", "/v1/tasks", Call.FIND_TASKS, search, "Search tasks", query=Search, gives=Page),
-    HttpCall("DELETE", "/v1/tasks/{job_id}", Call.CANCEL, cancel, "Cancel a task", gives=Changed),
+    HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=show.TaskShown),
+    HttpCall("GET", "/v1/tasks/{job_id}/body", Action.GET_BODY, body, "Download a task's body", gives=bytes),
+    HttpCall("GET", "/v1/tasks/{job_id}/history", Action.GET_TASK, history, "See why a task failed"),
+    HttpCall("GET", "/v1/tasks", Action.FIND_TASKS, search, "Search tasks", query=Search, gives=Page),
+    HttpCall("DELETE", "/v1/tasks/{job_id}", Action.CANCEL, cancel, "Cancel a task", gives=Changed),
     HttpCall(
-        "PATCH", "/v1/tasks/{job_id}", Call.RESCHEDULE, reschedule, "Give a task another deadline",
+        "PATCH", "/v1/tasks/{job_id}", Action.RESCHEDULE, reschedule, "Give a task another deadline",
         body=NewDeadline, gives=Changed,
     ),
 )  # fmt: skip

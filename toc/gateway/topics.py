@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, Problem
-from toc.model.access import Call
+from toc.model.access import Action
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import TocError
 from toc.model.template import POLICIES
@@ -129,11 +129,11 @@ async def resume(asked: Asked) -> Answer:
 
 
 CALLS = (
-    HttpCall("GET", "/v1/topics", Call.READ_TOPICS, list_topics, "List the topics", gives=Topics),
-    HttpCall("POST", "/v1/topics", Call.CREATE_TOPIC, create, "Create a topic", body=NewTopic, status=201),
-    HttpCall("GET", "/v1/topics/{topic}", Call.READ_TOPICS, show_topic, "Show a topic"),
-    HttpCall("PATCH", "/v1/topics/{topic}", Call.CHANGE_TOPIC, alter, "Change a topic", body=TopicPolicies),
-    HttpCall("DELETE", "/v1/topics/{topic}", Call.DELETE_TOPIC, delete, "Delete a topic", query=Delete),
-    HttpCall("POST", "/v1/topics/{topic}:pause", Call.CHANGE_TOPIC, pause, "Pause a topic"),
-    HttpCall("POST", "/v1/topics/{topic}:resume", Call.CHANGE_TOPIC, resume, "Resume a topic", body=Resume),
+    HttpCall("GET", "/v1/topics", Action.READ_TOPICS, list_topics, "List the topics", gives=Topics),
+    HttpCall("POST", "/v1/topics", Action.CREATE_TOPIC, create, "Create a topic", body=NewTopic, status=201),
+    HttpCall("GET", "/v1/topics/{topic}", Action.READ_TOPICS, show_topic, "Show a topic"),
+    HttpCall("PATCH", "/v1/topics/{topic}", Action.CHANGE_TOPIC, alter, "Change a topic", body=TopicPolicies),
+    HttpCall("DELETE", "/v1/topics/{topic}", Action.DELETE_TOPIC, delete, "Delete a topic", query=Delete),
+    HttpCall("POST", "/v1/topics/{topic}:pause", Action.CHANGE_TOPIC, pause, "Pause a topic"),
+    HttpCall("POST", "/v1/topics/{topic}:resume", Action.CHANGE_TOPIC, resume, "Resume a topic", body=Resume),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Access tokens: which calls of a gateway a role allows, on which topics. Pure decisions, without a server.
+"""Access tokens: which actions of a gateway a role allows, on which topics. Pure decisions, without a server.
 
-A call is allowed, forbidden or hidden. It is forbidden if none of the token's roles may make it. It
+An action is allowed, forbidden or hidden. It is forbidden if none of the token's roles allows it. It
 is hidden if the token's patterns do not match its topic: then the caller is told that the topic
-does not exist. If the call names a task, a biz_id or a lease, its topic is the topic of that task.
-A call about the whole cluster needs the pattern ``*``; without it the call is forbidden.
+does not exist. If it names a task, a biz_id or a lease, its topic is the topic of that task.
+An action on the whole cluster needs the pattern ``*``; without it the action is forbidden.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Role(StrEnum):
     """Everything, also creating and deleting topics and handing out tokens."""
 
 
-class Call(StrEnum):
+class Action(StrEnum):
     """What a token may be used for."""
 
     SUBMIT = "submit"
@@ -85,59 +85,59 @@ class Call(StrEnum):
 
 _P, _C, _R, _O, _A = Role.PRODUCE, Role.CONSUME, Role.READ, Role.OPERATE, Role.ADMIN
 
-MATRIX: Mapping[Call, frozenset[Role]] = MappingProxyType(
+MATRIX: Mapping[Action, frozenset[Role]] = MappingProxyType(
     {
-        Call.SUBMIT: frozenset({_P, _A}),
-        Call.SUBMIT_URL: frozenset({_A}),
-        Call.CANCEL: frozenset({_P, _O, _A}),
-        Call.RESCHEDULE: frozenset({_P, _O, _A}),
-        Call.GET_TASK: frozenset({_P, _C, _R, _O, _A}),
-        Call.GET_BODY: frozenset({_C, _R, _O, _A}),
-        Call.FIND_TASKS: frozenset({_P, _R, _O, _A}),
-        Call.PULL: frozenset({_C, _A}),
-        Call.END_LEASE: frozenset({_C, _A}),
-        Call.READ_TOPICS: frozenset({_R, _O, _A}),
-        Call.CHANGE_TOPIC: frozenset({_O, _A}),
-        Call.CREATE_TOPIC: frozenset({_A}),
-        Call.DELETE_TOPIC: frozenset({_A}),
-        Call.READ_DEAD: frozenset({_R, _O, _A}),
-        Call.REDRIVE: frozenset({_O, _A}),
-        Call.PURGE: frozenset({_O, _A}),
-        Call.READ_SCHEDULES: frozenset({_R, _O, _A}),
-        Call.RUN_SCHEDULE: frozenset({_O, _A}),
-        Call.CHANGE_SCHEDULE: frozenset({_A}),
-        Call.READ_TARGETS: frozenset({_R, _O, _A}),
-        Call.RUN_TARGET: frozenset({_O, _A}),
-        Call.CHANGE_TARGET: frozenset({_A}),
-        Call.READ_TEMPLATES: frozenset({_R, _O, _A}),
-        Call.CHANGE_TEMPLATES: frozenset({_A}),
-        Call.READ_CLUSTER: frozenset({_R, _O, _A}),
-        Call.CHANGE_CLUSTER: frozenset({_O, _A}),
-        Call.READ_AUDIT: frozenset({_A}),
-        Call.READ_TOKENS: frozenset({_A}),
-        Call.CHANGE_TOKENS: frozenset({_A}),
+        Action.SUBMIT: frozenset({_P, _A}),
+        Action.SUBMIT_URL: frozenset({_A}),
+        Action.CANCEL: frozenset({_P, _O, _A}),
+        Action.RESCHEDULE: frozenset({_P, _O, _A}),
+        Action.GET_TASK: frozenset({_P, _C, _R, _O, _A}),
+        Action.GET_BODY: frozenset({_C, _R, _O, _A}),
+        Action.FIND_TASKS: frozenset({_P, _R, _O, _A}),
+        Action.PULL: frozenset({_C, _A}),
+        Action.END_LEASE: frozenset({_C, _A}),
+        Action.READ_TOPICS: frozenset({_R, _O, _A}),
+        Action.CHANGE_TOPIC: frozenset({_O, _A}),
+        Action.CREATE_TOPIC: frozenset({_A}),
+        Action.DELETE_TOPIC: frozenset({_A}),
+        Action.READ_DEAD: frozenset({_R, _O, _A}),
+        Action.REDRIVE: frozenset({_O, _A}),
+        Action.PURGE: frozenset({_O, _A}),
+        Action.READ_SCHEDULES: frozenset({_R, _O, _A}),
+        Action.RUN_SCHEDULE: frozenset({_O, _A}),
+        Action.CHANGE_SCHEDULE: frozenset({_A}),
+        Action.READ_TARGETS: frozenset({_R, _O, _A}),
+        Action.RUN_TARGET: frozenset({_O, _A}),
+        Action.CHANGE_TARGET: frozenset({_A}),
+        Action.READ_TEMPLATES: frozenset({_R, _O, _A}),
+        Action.CHANGE_TEMPLATES: frozenset({_A}),
+        Action.READ_CLUSTER: frozenset({_R, _O, _A}),
+        Action.CHANGE_CLUSTER: frozenset({_O, _A}),
+        Action.READ_AUDIT: frozenset({_A}),
+        Action.READ_TOKENS: frozenset({_A}),
+        Action.CHANGE_TOKENS: frozenset({_A}),
     }
 )
-"""Which roles may make which call."""
+"""Which roles allow which action."""
 
-CLUSTER_CALLS = frozenset(
+CLUSTER_ACTIONS = frozenset(
     {
-        Call.READ_TARGETS, Call.RUN_TARGET, Call.CHANGE_TARGET, Call.READ_TEMPLATES, Call.CHANGE_TEMPLATES,
-        Call.READ_CLUSTER, Call.CHANGE_CLUSTER, Call.READ_AUDIT,
+        Action.READ_TARGETS, Action.RUN_TARGET, Action.CHANGE_TARGET,
+        Action.READ_TEMPLATES, Action.CHANGE_TEMPLATES,
+        Action.READ_CLUSTER, Action.CHANGE_CLUSTER, Action.READ_AUDIT,
     }
 )  # fmt: skip
-"""Calls about the whole cluster: no topic is named, and the token must be for all topics."""
+"""Actions on the whole cluster: no topic is named, and the token must be for all topics."""
 
 
 class Access(StrEnum):
-    """Whether a token may make a call."""
+    """Whether a token allows an action."""
 
     ALLOWED = "allowed"
     FORBIDDEN = "forbidden"
-    """No role of the token may make the call, whatever the topic."""
+    """No role of the token allows it, whatever the topic."""
     HIDDEN = "hidden"
-    """A role of the token may make the call, but not on this topic. Answer as if the topic did not
-    exist."""
+    """A role of the token allows it, but not on this topic. Answer as if the topic did not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +176,15 @@ class Token:
         """Whether it is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now_ms < self.expires_at)
 
-    def may(self, call: Call, topic: str | None = None) -> Access:
-        """Whether the token allows a call, on a topic if it is about one.
+    def may(self, action: Action, topic: str | None = None) -> Access:
+        """Whether the token allows an action, on a topic if it concerns one.
 
-        For a call that names no topic, such as a search, pass None and filter what the search
+        For an action that names no topic, such as a search, pass None and filter what the search
         finds.
         """
-        if not self.roles & MATRIX[call]:
+        if not self.roles & MATRIX[action]:
             return Access.FORBIDDEN
-        if call in CLUSTER_CALLS:
+        if action in CLUSTER_ACTIONS:
             return Access.ALLOWED if EVERYTHING in self.topics else Access.FORBIDDEN
         if topic is not None and EVERYTHING not in self.topics and not any_matches(self.topics, topic):
             return Access.HIDDEN

@@ -20,7 +20,7 @@ class Handler:
     returns has processed its task; a handler that raises has failed the try. A batch handler may
     return a dict of job_id to exception (that task failed) or None (processed). Tasks not in the
     dict are processed. ``delivery`` is the delivery of the topics that it serves; it is HANDLER for
-    handlers of applications. ``elsewhere`` returns how many tasks only wait for another server's
+    handlers of applications. ``waiting_remotely`` returns how many tasks only wait for another server's
     answer, counted over all handlers that share this function. The process takes only a few tasks
     more than that number from Redis.
     """
@@ -30,7 +30,7 @@ class Handler:
     batch: int | None
     is_async: bool
     delivery: Delivery = Delivery.HANDLER
-    elsewhere: Callable[[], int] | None = None
+    waiting_remotely: Callable[[], int] | None = None
 
     def serves(self, topic: Topic) -> bool:
         """Whether tasks of ``topic`` may start here: it is not paused, and they are delivered this way."""

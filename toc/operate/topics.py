@@ -112,11 +112,11 @@ def change_delivery(
             prepared = found.prepared + found.rows.held
         progress(f"until {prepared} tasks have ended")
         time.sleep(LOOK_SECONDS)
-        if center.store.topics.seen(name)[1] != version:
+        if center.store.topics.get_with_version(name)[1] != version:
             topic, version = _paused(center.store, name, "its delivery")
     if not center.store.topics.deliver(name, version, delivery):
         raise TopicInUse(f"topic {name!r} was changed meanwhile, and its delivery was not; try again")
-    return center.store.topics.seen(name)[0]
+    return center.store.topics.get_with_version(name)[0]
 
 
 def delete_topic(
@@ -133,7 +133,7 @@ def delete_topic(
     if not topic.closed:
         if not store.topics.close(name, version):
             raise TopicInUse(f"topic {name!r} was changed meanwhile, and not deleted; try again")
-        topic, version = store.topics.seen(name)
+        topic, version = store.topics.get_with_version(name)
     try:
         progress("until every program has noticed that it is closed")
         time.sleep(NOTICED_SECONDS)
@@ -160,7 +160,7 @@ def delete_topic(
 
 def _paused(store: Store, name: str, what: str) -> tuple[Topic, int]:
     """Return a topic and its version. Raises TopicInUse unless it is paused, and UnknownTopic."""
-    topic, version = store.topics.seen(name)
+    topic, version = store.topics.get_with_version(name)
     if not topic.paused:
         raise TopicInUse(f"topic {name!r} is not paused: `toc topic pause {name}` first, then change {what}")
     return topic, version

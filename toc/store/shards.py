@@ -298,9 +298,9 @@ class Shards:
         self._threads.begin(run)
         return future
 
-    def alone(self, do: Callable[[], object]) -> None:
+    def run_detached(self, do: Callable[[], object]) -> None:
         """Run ``do`` on such a thread for no caller. Its error goes to ``threading.excepthook``."""
-        self._threads.alone(do)
+        self._threads.run_detached(do)
 
     def close(self) -> None:
         """Close idle connections and threads."""

@@ -151,9 +151,9 @@ class Store(Batches):
         """Run ``do`` on a thread of the store, for callers that must not wait."""
         return self._shards.soon(do)
 
-    def alone(self, do: Callable[[], object]) -> None:
+    def run_detached(self, do: Callable[[], object]) -> None:
         """Run ``do`` on a thread of the store for no caller. Its error goes to ``threading.excepthook``."""
-        self._shards.alone(do)
+        self._shards.run_detached(do)
 
     def server_of(self, job_id: int) -> int:
         """Return the number, as in ``tables_of_server``, of the server that holds the task."""

@@ -61,7 +61,7 @@ class Threads:
 
         return result
 
-    def alone(self, do: Callable[[], object]) -> None:
+    def run_detached(self, do: Callable[[], object]) -> None:
         """Call ``do`` on a thread. Nobody waits for its result.
 
         An error of ``do`` goes to ``threading.excepthook``, like an error that ends a thread.

@@ -98,7 +98,7 @@ class TopicTable(UnshardedTable):
             if field not in _FIELDS or field in _FIXED:
                 raise InvalidTopic(f"{field} of a topic cannot be changed", field)
         for _ in range(TRIES):
-            topic, version = self.seen(name)
+            topic, version = self.get_with_version(name)
             if topic.closed and changes.get("closed", True):
                 raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")
             changed = replace(topic, **_typed(changes))
@@ -113,7 +113,7 @@ class TopicTable(UnshardedTable):
                 return changed
         raise self._keeps_changing(f"topic {name!r}")
 
-    def seen(self, name: str) -> tuple[Topic, int]:
+    def get_with_version(self, name: str) -> tuple[Topic, int]:
         """Return a topic and its version. Every change makes a new version. Raises UnknownTopic."""
         found = self._select("name=%s", check_topic_name(name))
         if not found:

@@ -132,7 +132,7 @@ class Tries:
     def _take_later(self, one: _Begun, take: TakeTries) -> None:
         """Let another thread wait for the answers."""
         self._shards.health[one.server].owes(1, one.at)
-        self._shards.alone(partial(self._wait_for_tries, one, take))
+        self._shards.run_detached(partial(self._wait_for_tries, one, take))
 
     def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
         at = time.monotonic()
@@ -156,11 +156,11 @@ class Tries:
             rows = try_rows(exchange.results())
         except (StoreUnavailable, SchemaBehind):
             # Usually a broken connection.
-            self._shards.alone(lambda: take(asked, self._tries({server: ids})))
+            self._shards.run_detached(lambda: take(asked, self._tries({server: ids})))
             return
         foreign = any(row.lease and self.leases.of_others(row) for row in rows)
         if foreign and len(self._shards.servers) > 1:
-            self._shards.alone(lambda: take(asked, self._judged(server, asked, rows)))
+            self._shards.run_detached(lambda: take(asked, self._judged(server, asked, rows)))
         elif foreign:
             take(asked, self._judged(server, asked, rows))
         else:

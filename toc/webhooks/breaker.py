@@ -125,7 +125,7 @@ class Breaker:
 
     # --- the other processes
 
-    def told(self, now: float, *, waiting: bool) -> BreakerState:
+    def state_to_share(self, now: float, *, waiting: bool) -> BreakerState:
         """What to tell the others. ``waiting``: there is a request that could be the probe."""
         probe = self._probing or (waiting and self.wants(now))
         left = max(self._until - now, 0.0) if self._opened else 0.0

@@ -84,7 +84,7 @@ class Capacity:
     """Whether any request to it was answered."""
     moved: float = 0.0
     """When a request was last answered, or the first of those in flight began."""
-    following: float = 0.0
+    last_return_at: float = 0.0
     """When the task that was postponed last comes back: the next one comes after it."""
 
     @property
@@ -137,9 +137,9 @@ class Capacity:
         ``waiting``: how many tasks wait for the target.
         """
         most = max(MOST_WAIT_SECONDS, waiting / MOST_LOOKS, closed + 1.0)
-        self.following = max(self.following, now + closed, now + LEAST_WAIT_SECONDS) + step
-        wait = self.following - now
+        self.last_return_at = max(self.last_return_at, now + closed, now + LEAST_WAIT_SECONDS) + step
+        wait = self.last_return_at - now
         if wait <= most:
             return wait
-        self.following = now + most
+        self.last_return_at = now + most
         return random.uniform(max(closed, most / 2), most)  # noqa: S311 - spreads load, guards nothing

@@ -130,8 +130,10 @@ class Webhooks:
 
     def handler(self, topic: str) -> Handler:
         """Return the handler of a topic whose delivery is webhook."""
-        elsewhere = self._limiter.elsewhere
-        return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, elsewhere=elsewhere)
+        waiting_remotely = self._limiter.waiting_remotely
+        return Handler(
+            topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, waiting_remotely=waiting_remotely
+        )
 
     def leave(self) -> None:
         """Give this process's shares to other processes at once: it sends nothing more."""

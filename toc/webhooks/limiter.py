@@ -2,8 +2,8 @@
 
 A task for which none is free waits for a moment at most, or while its target answers other requests quickly.
 Then it is postponed: it goes back to its row. So it takes no place from tasks of other targets, and its wait
-uses up no try. ``elsewhere`` says how many tasks wait for targets. Beyond these the process takes few tasks
-ahead: in a burst most tasks stay in Redis until they can be sent, and are not postponed at all.
+uses up no try. ``waiting_remotely`` says how many tasks wait for targets. Beyond these the process takes few
+tasks ahead: in a burst most tasks stay in Redis until they can be sent, and are not postponed at all.
 
 The limits and the breaker hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
@@ -110,7 +110,7 @@ class Limiter:
         capacity.limit, capacity.rate = limit, rate or 0.0
         return capacity
 
-    def elsewhere(self) -> int:
+    def waiting_remotely(self) -> int:
         """How many tasks wait for targets, and not for this process. Thread-safe."""
         now = self._now
         return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
@@ -181,7 +181,7 @@ class Limiter:
             self._admit(capacity)
         elif capacity.in_flight < capacity.granted // 2:
             # Places are free: a task that is postponed now need not come back after earlier ones.
-            capacity.following = 0.0
+            capacity.last_return_at = 0.0
             idle = not capacity.in_flight and capacity.granted > 4 * SLACK
             if (idle or capacity.granted > self._spare(capacity)) and now >= capacity.ask_at:
                 self._ask(capacity)  # a burst is over: others need not wait for the renewal
@@ -370,7 +370,7 @@ class Limiter:
             capacity.rate,
             capacity.burst,
             max(len(capacity.queue) - int(capacity.tokens), 0) if capacity.rate else 0,
-            *capacity.breaker.told(now, waiting=bool(capacity.queue)),
+            *capacity.breaker.state_to_share(now, waiting=bool(capacity.queue)),
         )
 
     def _answered(

@@ -14,7 +14,7 @@ from harness.patience import until
 
 from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
-from toc.model.access import CLUSTER_CALLS, MATRIX, Role
+from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.model.topic import Topic
@@ -335,7 +335,7 @@ def test_what_is_outside_the_patterns_of_a_token_is_not_there(shared: Gateway, c
     assert shared.call("POST", "/v1/schedules", schedule).status in (201, 409)
     body = bodies.get(call.body.__name__, {}) if call.body is not None else None
     answer = shared.call(call.method, path, body, token="sync-only")
-    if call.access in CLUSTER_CALLS or call.name in ("POST /v1/topics", "POST /v1/tokens"):
+    if call.access in CLUSTER_ACTIONS or call.name in ("POST /v1/topics", "POST /v1/tokens"):
         assert answer.status == 403
     elif call.name == "DELETE /v1/tokens/{name}":
         unknown = shared.call("DELETE", "/v1/tokens/nobody", token="sync-only")

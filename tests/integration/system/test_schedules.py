@@ -607,7 +607,7 @@ def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
     schedules.create("before", topic="test.sync", every=10, overlap="allow", paused=True)
     schedules.create("other", topic="test.async", every=10)
     topics.alter("test.sync", paused=True)
-    assert topics.close("test.sync", topics.seen("test.sync")[1])
+    assert topics.close("test.sync", topics.get_with_version("test.sync")[1])
     bench.center.catalog.refresh()
     schedules.resume("before")
     for change in (

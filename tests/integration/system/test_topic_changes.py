@@ -106,7 +106,7 @@ def test_a_topic_is_deleted_only_empty_and_leaves_nothing_behind(
     assert len(_keys(clean_redis)) >= 8
 
     # Another program dies right after it has closed it. A third goes on.
-    _, version = store.topics.seen("test.sync")
+    _, version = store.topics.get_with_version("test.sync")
     assert store.topics.close("test.sync", version)
     with TimeoutCenter(hosts.settings) as other, pytest.raises(TopicClosed):
         other.submit("test.sync", biz_id=32, delay=3600)

@@ -46,17 +46,17 @@ NO_TOKEN_NEEDED = frozenset({Call.SIZE, Call.DEAD_SIZE})
 RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
 """The calls that count against a token's rate, and the word for each of them in a refusal."""
 _ACCESS = {
-    Call.PUBLISH: access.Call.SUBMIT,
-    Call.BULK: access.Call.SUBMIT,
-    Call.REPUBLISH: access.Call.SUBMIT,
-    Call.CONSUME: access.Call.PULL,
-    Call.PEEK: access.Call.GET_BODY,
-    Call.PEEK_JOB: access.Call.GET_BODY,
-    Call.DELETE: access.Call.END_LEASE,
-    Call.DESTROY: access.Call.PURGE,
-    Call.PEEK_DEAD: access.Call.READ_DEAD,
-    Call.RESPAWN: access.Call.REDRIVE,
-    Call.DELETE_DEAD: access.Call.PURGE,
+    Call.PUBLISH: access.Action.SUBMIT,
+    Call.BULK: access.Action.SUBMIT,
+    Call.REPUBLISH: access.Action.SUBMIT,
+    Call.CONSUME: access.Action.PULL,
+    Call.PEEK: access.Action.GET_BODY,
+    Call.PEEK_JOB: access.Action.GET_BODY,
+    Call.DELETE: access.Action.END_LEASE,
+    Call.DESTROY: access.Action.PURGE,
+    Call.PEEK_DEAD: access.Action.READ_DEAD,
+    Call.RESPAWN: access.Action.REDRIVE,
+    Call.DELETE_DEAD: access.Action.PURGE,
 }
 
 

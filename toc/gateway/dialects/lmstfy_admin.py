@@ -158,7 +158,7 @@ class LmstfyAdmin(Dialect):
         except (binascii.Error, ValueError):
             return None
         token = self.service.book.find(secret) if kind.lower() == "basic" else None
-        allowed = token is not None and token.may(access.Call.CHANGE_TOKENS) is Access.ALLOWED
+        allowed = token is not None and token.may(access.Action.CHANGE_TOKENS) is Access.ALLOWED
         return token if allowed else None
 
     async def _change(self, do: Callable[[], str]) -> str:

@@ -165,7 +165,7 @@ class BodyReader:
                 for part in (gone, unread)
             )
             if lost or late:
-                self._store.alone(partial(self._give_up, lost, late))
+                self._store.run_detached(partial(self._give_up, lost, late))
         return ready, bodies
 
     def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:

@@ -39,7 +39,7 @@ log = get_logger(__name__)
 
 NAME = "async-handlers"
 AHEAD = 256
-"""Most entries taken ahead for handlers with ``elsewhere``, beyond the tasks that wait for other
+"""Most entries taken ahead for handlers with ``waiting_remotely``, beyond the tasks that wait for other
 servers."""
 LOOK_SECONDS = 0.003
 """How often to check whether more tasks wait for other servers, which makes room although no task
@@ -53,8 +53,8 @@ replaced, as for a thread that does not end."""
 class _LoopLine(Line):
     size: int
     """Most tasks of one call."""
-    elsewhere: Callable[[], int] | None
-    """``elsewhere`` of its handler."""
+    waiting_remotely: Callable[[], int] | None
+    """``waiting_remotely`` of its handler."""
     taken: int = 0
     """Entries that were put here and have not ended."""
     calls: int = 0
@@ -86,7 +86,7 @@ class HandlerLoop:
         self._concurrency = concurrency
         self._lines = {handler.topic: _line(handler) for handler in handlers}
         self._shared_taken = 0
-        """Entries of lines whose handlers have ``elsewhere`` that have not ended."""
+        """Entries of lines whose handlers have ``waiting_remotely`` that have not ended."""
         self._looking = False
         """Whether room is looked for each LOOK_SECONDS."""
         self._tasks: dict[int, HandlerTask] = {}
@@ -140,16 +140,16 @@ class HandlerLoop:
             soon = concurrency * line.size * (1 + START_WITHIN_SECONDS / line.seconds)
             limit = int(min(limit, soon))
         room = limit - line.taken
-        if line.elsewhere is not None:
-            room = min(room, line.elsewhere() + AHEAD - self._shared_taken)
+        if line.waiting_remotely is not None:
+            room = min(room, line.waiting_remotely() + AHEAD - self._shared_taken)
             limit = min(limit, 2 * AHEAD)
         return room if room >= limit // 8 else 0
 
     def look_for_room(self, topic: str) -> None:
-        """If the topic's handler has ``elsewhere``, check every LOOK_SECONDS whether there is room
+        """If the topic's handler has ``waiting_remotely``, check every LOOK_SECONDS whether there is room
         by now, because more tasks wait for other servers."""
         line = self._lines.get(topic)
-        if line is not None and line.elsewhere is not None and self._wanted:
+        if line is not None and line.waiting_remotely is not None and self._wanted:
             self._loop.call_soon_threadsafe(self._on_loop, self._look_for_room, False)
 
     def load(self) -> dict[str, tuple[int, int]]:
@@ -194,7 +194,7 @@ class HandlerLoop:
     def _count(self, line: _LoopLine, more: int) -> None:
         """Count entries that were put into a line, or have ended. Call under the lock."""
         line.taken += more
-        if line.elsewhere is not None:
+        if line.waiting_remotely is not None:
             self._shared_taken += more
 
     def _tell(self, topic: str) -> None:
@@ -338,7 +338,7 @@ class HandlerLoop:
 
 
 def _line(handler: Handler) -> _LoopLine:
-    return _LoopLine(topic=handler.topic, size=handler.batch or 1, elsewhere=handler.elsewhere)
+    return _LoopLine(topic=handler.topic, size=handler.batch or 1, waiting_remotely=handler.waiting_remotely)
 
 
 def _call(do: Callable[[], object]) -> None:
