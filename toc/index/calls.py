@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 _WINDOW_CALLS = 256
 _WINDOW_WORDS = 40_000
-_ROUNDS = 16
+_ATTEMPTS = 16
 _PAUSES_S = (0.005, 0.01, 0.02, 0.04)
 
 
@@ -152,14 +152,14 @@ class Calls:
         todo = list(calls)
         hurry = self.patience is not None and self.patience < 2 * sum(_PAUSES_S)
         pauses = iter(() if hurry else _PAUSES_S)
-        for _ in range(_ROUNDS):
-            round_ = _Round(self.nodes, self.patience, late)
-            round_.run(todo)
-            if round_.rediscover:
+        for _ in range(_ATTEMPTS):
+            attempt = _Attempt(self.nodes, self.patience, late)
+            attempt.run(todo)
+            if attempt.rediscover:
                 self._rediscover()
-            todo = round_.again + [call for call, node in round_.unreachable if self._moved_from(node, call)]
-            if round_.after_pause and (pause := next(pauses, None)) is not None:
-                todo += round_.after_pause  # if no pause is left, these calls keep their errors
+            todo = attempt.again + [call for call, node in attempt.unreachable if self._moved_from(node, call)]
+            if attempt.after_pause and (pause := next(pauses, None)) is not None:
+                todo += attempt.after_pause  # if no pause is left, these calls keep their errors
                 time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing
             if not todo:
                 return
@@ -237,7 +237,7 @@ class _Window:
         self._sent_at = time.monotonic()
         self._wire.send(self._commands)
 
-    def read(self, round_: _Round, until: float | None) -> bool:
+    def read(self, attempt: _Attempt, until: float | None) -> bool:
         """Read replies until ``until`` (monotonic). Returns whether all are read. Raises RedisError."""
         wire = self._wire
         while self._read < len(self._replies):
@@ -252,7 +252,7 @@ class _Window:
                 whose.run_id = wire.run_id
                 if isinstance(reply, RedisError):
                     loaded = self._loaded.get(whose.script)
-                    round_.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
+                    attempt.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
                 else:
                     whose.result = reply
         if wire.left():  # some of the replies belong to other calls
@@ -278,8 +278,8 @@ class _Window:
         self.node.gave_up(self._sent_at)
 
 
-class _Round:
-    """One pass over the calls that have no final result yet.
+class _Attempt:
+    """One attempt at the calls that have no final result yet.
 
     ``again``: calls to send again at once. ``after_pause``: calls to send again after a pause, with the error
     they keep if there is no pause. ``unreachable``: calls whose node could not be reached.
@@ -383,7 +383,7 @@ class _Round:
 
     def _read_late(self, window: _Window) -> None:
         late = window.unanswered
-        after = _Round(self._nodes)
+        after = _Attempt(self._nodes)
         try:
             window.read(after, None)
             window.give_back()
