@@ -157,7 +157,8 @@ class Calls:
             attempt.run(todo)
             if attempt.rediscover:
                 self._rediscover()
-            todo = attempt.again + [call for call, node in attempt.unreachable if self._moved_from(node, call)]
+            moved = [call for call, node in attempt.unreachable if self._moved_from(node, call)]
+            todo = attempt.again + moved
             if attempt.after_pause and (pause := next(pauses, None)) is not None:
                 todo += attempt.after_pause  # if no pause is left, these calls keep their errors
                 time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - spreads load, guards nothing

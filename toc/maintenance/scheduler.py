@@ -60,8 +60,8 @@ STUCK_MS = 30_000
 class Scheduler:
     """The schedules of this worker's tables of one server.
 
-    ``wake`` makes its thread call ``run_once`` now; ``busy`` tells whether more tasks are due here than can
-    start at once.
+    ``wake`` makes its thread call ``run_once`` now; ``backlogged`` tells whether more tasks are due here than
+    can start at once.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Scheduler:
         catalog: TopicCatalog,
         sweep: Sweep,
         wake: Callable[[], None] = lambda: None,
-        busy: Callable[[], bool] = lambda: False,
+        backlogged: Callable[[], bool] = lambda: False,
     ) -> None:
         self._schedules = store.schedules
         self._catalog = catalog
         self._sweep = sweep
         self._clock: Clock = sweep.clock
         self._wake = wake
-        self._busy = busy
+        self._backlogged = backlogged
         self._tables: frozenset[int] = frozenset()
         self._unasked: deque[int] = deque()
         """Tables that this round has yet to ask."""
@@ -122,7 +122,7 @@ class Scheduler:
                 log.warning("schedules_not_served", error=str(exc))
             return RETRY_SECONDS
         after = self._clock.monotonic()
-        factor = 0 if hurry else REST_BUSY if self._busy() else REST
+        factor = 0 if hurry else REST_BUSY if self._backlogged() else REST
         rest = factor * (after - began)
         if self._unasked:
             return rest

@@ -118,7 +118,7 @@ class _Refill:
 class Sweeper:
     """The schedule of the passes over this worker's tables of one server.
 
-    ``wake`` makes its thread call ``run_once`` now; ``busy`` is the back-pressure: whether more is
+    ``wake`` makes its thread call ``run_once`` now; ``backlogged`` is the back-pressure: whether more is
     due here than can start at once. ``every``: all tables of the server. If it is empty, tables of
     other workers are not checked.
     """
@@ -127,12 +127,12 @@ class Sweeper:
         self,
         sweep: Sweep,
         wake: Callable[[], None] = lambda: None,
-        busy: Callable[[], bool] = lambda: False,
+        backlogged: Callable[[], bool] = lambda: False,
         every: Iterable[int] = (),
     ) -> None:
         self._sweep = sweep
         self._wake = wake
-        self._busy = busy
+        self._backlogged = backlogged
         self._clock = sweep.clock
         self._every = sorted(every)
         self._tables: frozenset[int] = frozenset()
@@ -288,7 +288,7 @@ class Sweeper:
         self._look(soon, soon.take(), from_ms, to_ms)
         # Further pages come at once, the next slice at its time, the next round after its period.
         until = began if soon.more else soon.began + SOON_EVERY * soon.part_done
-        self._soon_at = self._rest(began, REST_BUSY if self._busy() else REST_SOON, until)
+        self._soon_at = self._rest(began, REST_BUSY if self._backlogged() else REST_SOON, until)
 
     # --- overdue
 

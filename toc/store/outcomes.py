@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from toc.model.errors import StoreUnavailable, SubmitUnknown, TocError
 from toc.model.task import TaskRow
-from toc.store.server import Crowded, DatabaseServer, Refused, Transient
+from toc.store.server import DatabaseServer, PoolExhausted, Refused, Transient
 from toc.store.shards import Shards
 
 R = TypeVar("R")
@@ -48,5 +48,5 @@ def alone(shards: Shards, row: TaskRow, store: Callable[[], R]) -> R | TocError:
 
 def note_away(shards: Shards, server: DatabaseServer, error: BaseException | None) -> None:
     """Mark a server that is out of reach, so that no other caller waits for it."""
-    if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, Crowded, Refused)):
+    if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, PoolExhausted, Refused)):
         shards.health[server].mark_away(error)

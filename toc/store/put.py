@@ -83,10 +83,10 @@ class Puts:
         for attempt in count():
             if attempt:
                 # If others change the same rows, one of them succeeds each time: no need for a last try.
-                crowded = cause is None or isinstance(cause, Duplicate)
-                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= TRIES and not crowded):
+                contended = cause is None or isinstance(cause, Duplicate)
+                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= TRIES and not contended):
                     break
-                pause(attempt, crowded=crowded)
+                pause(attempt, contended=contended)
             try:
                 now = self._stamp()
                 looked = self._look(server, [asked], [] if unsure is None else [unsure.stored.put.job_id])

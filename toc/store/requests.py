@@ -15,7 +15,7 @@ from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
 from toc.store import rows as sql
 from toc.store.health import Health, LateCause
-from toc.store.server import Crowded, DatabaseServer, Refused, Result, Statement, Transient
+from toc.store.server import DatabaseServer, PoolExhausted, Refused, Result, Statement, Transient
 from toc.store.shards import Shards
 
 LOCKS = 1024
@@ -72,7 +72,7 @@ class Requests:
                 else:
                     results = _answer_in_time(server, health, statements)
             except (StoreUnavailable, SchemaBehind) as exc:
-                if not isinstance(exc, (Transient, Crowded, Refused, SchemaBehind)):
+                if not isinstance(exc, (Transient, PoolExhausted, Refused, SchemaBehind)):
                     health.mark_away(exc)
                 continue
             found = answered(results[1::2])

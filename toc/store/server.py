@@ -63,7 +63,7 @@ class Lost(StoreUnavailable):
     """The connection broke after the batch was sent: its outcome is unknown."""
 
 
-class Crowded(StoreUnavailable):
+class PoolExhausted(StoreUnavailable):
     """All connections of this process are lent. That says nothing about the server."""
 
 
@@ -199,7 +199,7 @@ class DatabaseServer(ABC):
             try:
                 link = self._pool.take()
             except Busy as exc:
-                raise Crowded(f"{self.name}: all connections of this process are busy") from exc
+                raise PoolExhausted(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
                 if none_left():  # not the server's fault: existing connections stay usable
                     raise Transient(f"{self.name}: this process has no file descriptor left") from exc
@@ -352,11 +352,12 @@ class Exchange:
         return results
 
 
-def pause(attempt: int, *, crowded: bool = False) -> None:
+def pause(attempt: int, *, contended: bool = False) -> None:
     """Sleep before a retry, longer each time, with jitter.
 
-    ``crowded``: others change the same rows, and one of them has succeeded. The sleep is then at most 64 ms.
+    ``contended``: others change the same rows, and one of them has succeeded. The sleep is then at most
+    64 ms.
     """
-    least, most = (0.0, 0.002) if crowded else (0.005, 0.02)
-    factor = 2 ** (min(attempt, 5) if crowded else attempt)
+    least, most = (0.0, 0.002) if contended else (0.005, 0.02)
+    factor = 2 ** (min(attempt, 5) if contended else attempt)
     time.sleep(random.uniform(least, most) * factor)  # noqa: S311 - spreads load, guards nothing

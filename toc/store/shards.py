@@ -19,7 +19,7 @@ from toc.model.sharding import table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
-from toc.store.server import Crowded, DatabaseServer, Locked, Refused, Transient
+from toc.store.server import DatabaseServer, Locked, PoolExhausted, Refused, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
 
@@ -239,7 +239,7 @@ class Shards:
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)
         except StoreUnavailable as exc:
-            if gated and not isinstance(exc, (Transient, Crowded)):
+            if gated and not isinstance(exc, (Transient, PoolExhausted)):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts

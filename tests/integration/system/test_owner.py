@@ -251,7 +251,7 @@ def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(owner.finisher.loops[0], "pause", pauses.append)
-    owner.pipeline.pressure.crowded = crowded
+    owner.pipeline.pressure.backlogged = crowded
     for flusher in 2 * owner.finisher.flushers:
         flusher.run_once()
     assert 0 < pauses[1] <= gathered

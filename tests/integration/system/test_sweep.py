@@ -78,7 +78,7 @@ class Bench:
 
         self.sweep.add = spy  # type: ignore[method-assign]
         self.busy = False
-        self.sweeper = Sweeper(self.sweep, busy=lambda: self.busy)
+        self.sweeper = Sweeper(self.sweep, backlogged=lambda: self.busy)
         self.sweeper.add(range(system.settings.tables))
 
     def run(self, seconds: float) -> None:

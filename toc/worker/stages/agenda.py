@@ -140,7 +140,7 @@ class Agenda:
                 (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
                 for member, limit in chosen
             ]
-        self.pressure.crowded = bool(self._no_room)
+        self.pressure.backlogged = bool(self._no_room)
         return requests
 
     def _remove_due(self, now: int) -> dict[str, list[OwnedSlot]]:

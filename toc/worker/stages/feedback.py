@@ -122,6 +122,6 @@ class WantedRoom:
 class Pressure:
     """Back-pressure: whether this process keeps up. Any thread may read it."""
 
-    crowded = False
+    backlogged = False
     """Whether more is due than can start at once. The poller sets it. The finisher then gathers more before
     it writes, and the sweep rests longer."""

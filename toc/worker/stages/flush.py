@@ -124,7 +124,7 @@ class Flusher:
         """Flush what was handed in. Returns the seconds until the next call."""
         self._busy = True
         try:
-            gather = GATHER_BUSY_SECONDS if self.pressure.crowded else GATHER_SECONDS
+            gather = GATHER_BUSY_SECONDS if self.pressure.backlogged else GATHER_SECONDS
             self.loop.pause(self._flushed_at + gather - self.clock.monotonic())
             self._flushed_at = self.clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]

@@ -102,7 +102,7 @@ class Poller:
             if not self._taking:
                 return self._until_next(now)
             requests = self.agenda.choose(now)
-            if requests and not self._take(requests) and self.pressure.crowded:
+            if requests and not self._take(requests) and self.pressure.backlogged:
                 # Nothing was started that could make room later: begin the next round at once.
                 return 0.0
             return self._until_next(self.clock.now_ms())
