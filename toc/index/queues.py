@@ -214,7 +214,7 @@ class Queues:
     ) -> dict[Slot, list[bool] | IndexUnavailable]:
         """Remove finished (job_id, fencing token) from the PrepareQueues.
 
-        A token is score mod 1000 or the whole score. A keep-alive changes the score, so after it
+        A token is score mod 1000 or the whole score. A heartbeat changes the score, so after it
         only the first of these matches. False if the token no longer matches, or if the entry was
         removed by a first send whose reply was lost.
         """

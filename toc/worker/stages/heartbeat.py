@@ -45,7 +45,7 @@ class Heartbeat:
 
     def __post_init__(self) -> None:
         self._notes = WaitingNotes(self.queues, self.clock, self.finisher.away)
-        self.loop = Loop("keepalive", self.run_once)
+        self.loop = Loop("heartbeat", self.run_once)
 
     def run_once(self) -> float:
         """Extend entries, end overlong tries. Returns the seconds until the next look."""

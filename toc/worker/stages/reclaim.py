@@ -72,7 +72,8 @@ class Reclaimer:
         """Slots not yet peeked at in this round."""
         self._at_once = True
         """Whether to peek at all slots now."""
-        self._suspects: set[Slot] = set()
+        self._to_reclaim: set[Slot] = set()
+        """Slots in which entries may have timed out, or be those of a dead worker."""
         self._offset = TURNED_SECONDS + random.uniform(0, SPREAD_SECONDS)  # noqa: S311 - spreads load, guards nothing
         self.loop = Loop("reclaim", self.run_once)
 
@@ -86,7 +87,7 @@ class Reclaimer:
         now = self.clock.monotonic()
         if slots := self._next_slots(now):
             self._peek(slots)
-        if self._suspects:
+        if self._to_reclaim:
             self._reclaim()
         return TICK_SECONDS - self.clock.now_ms() % 1000 / 1000 + self._offset
 
@@ -125,9 +126,9 @@ class Reclaimer:
             # While others have claim numbers there, newer entries of ours may hide those that they
             # left.
             if peek.prepared > held[slot] or (peek.prepared and one.others):
-                self._suspects.add(slot)
+                self._to_reclaim.add(slot)
                 continue
-            self._suspects.discard(slot)
+            self._to_reclaim.discard(slot)
             if one.others and one.empty_since is not None and now - one.empty_since >= EMPTY_SECONDS:
                 idle[slot] = list(one.others)
                 one.others = {}
@@ -142,10 +143,10 @@ class Reclaimer:
             ExpiredRequest(
                 slot, topics[slot.topic].prepare_timeout, _numbers_of(dead, owned[slot]), RECLAIM_LIMIT
             )
-            for slot in self._suspects
+            for slot in self._to_reclaim
             if slot in owned and slot.topic in topics
         ]
-        self._suspects &= {request.slot for request in requests}
+        self._to_reclaim &= {request.slot for request in requests}
         found: dict[Slot, list[tuple[int, float]]] = {}
         for slot, result in self.queues.expired(requests).items():
             if isinstance(result, IndexUnavailable):
