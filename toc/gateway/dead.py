@@ -97,7 +97,7 @@ async def _bulk(
         page = await tasks.found_page(asked, wanted, body.next, body.limit)
         rows: Sequence[TaskRow] = page.rows
         asked_for = len(rows)
-        more["next"] = tasks.place_text(page.next)
+        more["next"] = tasks.cursor_text(page.next)
     else:
         job_ids = sorted({int(text) for text in body.job_ids})
         rows = list((await service.at_all(service.center.store.read, job_ids)).values())

@@ -20,7 +20,7 @@ from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
 from toc.sdk.submission import Submission
-from toc.store.ended import Place
+from toc.store.ended import Cursor
 from toc.store.select import END_OF_TIME, Selection
 from toc.store.select import Page as Found
 
@@ -297,7 +297,7 @@ async def found_page(asked: Asked, wanted: Selection, after: str | None, limit: 
     """Return a page of selected rows; ``after`` is the next of the one before. Raises Problem."""
     service = asked.service
     store = service.center.store
-    page = partial(store.selections.page, wanted, place(after), limit)
+    page = partial(store.selections.page, wanted, parse_cursor(after), limit)
     if wanted.biz is None:
         return await service.at_all(page)
     return await service.at_server(store.server_of_biz(wanted.biz), page)
@@ -309,7 +309,7 @@ async def shown_page(asked: Asked, found: Found) -> Page:
     shown = [(row, asked.topic_of(row)) for row in found.rows]
     return {
         "tasks": [show.task_or_damage(row, topic) for row, topic in shown if topic is not None],
-        "next": place_text(found.next),
+        "next": cursor_text(found.next),
     }
 
 
@@ -342,12 +342,12 @@ def _within(instant: int) -> int:
     return min(max(0, instant), END_OF_TIME)
 
 
-def place_text(at: Place | None) -> str | None:
-    """Write where the next page begins, for ``place``."""
+def cursor_text(at: Cursor | None) -> str | None:
+    """Write where the next page begins, for ``parse_cursor``."""
     return None if at is None else f"{at[0]}.{at[1]}"
 
 
-def place(text: str | None) -> Place | None:
+def parse_cursor(text: str | None) -> Cursor | None:
     """Return where a page begins. Raises Problem."""
     if text is None:
         return None

@@ -24,7 +24,7 @@ from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
-from toc.store.ended import FINAL, Place
+from toc.store.ended import FINAL, Cursor
 from toc.store.store import Store
 
 log = get_logger(__name__)
@@ -74,8 +74,8 @@ class Retention:
         """biz_type -> seconds, as of this cycle."""
         self._retired: dict[int, int] = {}
         """biz_type of a deleted topic -> seconds. Read at the start of each cycle."""
-        self._done: dict[tuple[int, int, int], Place] = {}
-        """(retention, table, status) -> the place before which all rows were checked."""
+        self._done: dict[tuple[int, int, int], Cursor] = {}
+        """(retention, table, status) -> the cursor before which all rows were checked."""
         self._steps: deque[PurgeStep] = deque()
         self._cycle_at = self._forget_at = float("-inf")
         self._unlogged: Counter[str] = Counter()
@@ -132,7 +132,7 @@ class Retention:
     def _plan(self) -> None:
         """Plan the steps of a cycle, which checks everything once."""
         tables = self._tables
-        self._done = {key: place for key, place in self._done.items() if key[1] in tables}
+        self._done = {key: cursor for key, cursor in self._done.items() if key[1] in tables}
         for own in self._servers:
             mine = sorted(own & tables)
             for first in range(0, len(mine), TABLES):
@@ -140,31 +140,32 @@ class Retention:
                     self._steps.append(PurgeStep(retention, mine[first : first + TABLES], PAGE))
 
     def _take(self, step: PurgeStep) -> None:
-        places = {
+        cursors = {
             (table, status): self._done.get((step.retention, table, status), (0, 0))
             for table in step.tables
             if table in self._tables
             for status in map(int, FINAL)
         }
-        if not places:
+        if not cursors:
             return
         now = self._clock.now_ms()
         rows, before, failed = self._store.ended.page(
-            places, now=now, keep=step.retention * 1000, limit=step.limit
+            cursors, now=now, keep=step.retention * 1000, limit=step.limit
         )
-        if len(failed) == len({table for table, _ in places}):
+        if len(failed) == len({table for table, _ in cursors}):
             raise next(iter(failed.values()))
-        places = {key: place for key, place in places.items() if key[0] not in failed}  # the next cycle looks
+        # The next cycle looks at the tables that failed.
+        cursors = {key: cursor for key, cursor in cursors.items() if key[0] not in failed}
         old = [row for row in rows if self._keep.get(row.biz_type, step.retention + 1) <= step.retention]
         if old:
             self._store.ended.delete({row.job_id: row.body_length for row in old})
             self._count(row.biz_type for row in old)
         last = {(row.table, row.status): (row.ended, row.job_id) for row in rows}
         read = Counter((row.table, row.status) for row in rows)
-        for key in places:
+        for key in cursors:
             full = read[key] == step.limit
-            place = last[key] if full else (max(before - OVERLAP_MS, 0), 0)
-            self._done[(step.retention, *key)] = place
+            cursor = last[key] if full else (max(before - OVERLAP_MS, 0), 0)
+            self._done[(step.retention, *key)] = cursor
         for table in sorted({table for (table, _), count in read.items() if count == step.limit}):
             self._steps.append(PurgeStep(step.retention, [table], LARGE_PAGE))
 

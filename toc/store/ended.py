@@ -17,7 +17,7 @@ from toc.store.shards import Shards, Trouble
 
 FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
 
-Place = tuple[int, int]
+Cursor = tuple[int, int]
 """(next_time, job_id) of a row; a page begins after it."""
 
 
@@ -40,20 +40,20 @@ class EndedRows:
         self._shards = shards
 
     def page(
-        self, after: Mapping[tuple[int, int], Place], *, now: int, keep: int, limit: int
+        self, after: Mapping[tuple[int, int], Cursor], *, now: int, keep: int, limit: int
     ) -> tuple[list[EndedRow], int, Mapping[int, Trouble]]:
         """Return rows that ended more than ``keep`` ms ago, by ``now`` (ms) and by the clock of their server.
 
-        For each (table, status): the rows after its place, in order, at most ``limit``. Also the instant (ms)
-        before which all servers say that, and the tables that do not answer.
+        For each (table, status): the rows after its cursor, in order, at most ``limit``. Also the instant
+        (ms) before which all servers say that, and the tables that do not answer.
         """
         before = now - keep
-        by_table: dict[int, Mapping[int, Place]] = {}
-        for (table, status), place in after.items():
-            by_table[table] = {**by_table.get(table, {}), status: place}
+        by_table: dict[int, Mapping[int, Cursor]] = {}
+        for (table, status), cursor in after.items():
+            by_table[table] = {**by_table.get(table, {}), status: cursor}
 
         def read(
-            server: DatabaseServer, part: Mapping[int, Mapping[int, Place]]
+            server: DatabaseServer, part: Mapping[int, Mapping[int, Cursor]]
         ) -> tuple[list[EndedRow], int]:
             ago = server.from_now(-keep)
             selects = [
@@ -64,8 +64,8 @@ class EndedRows:
                 f"AND next_time<{ago} "
                 f"AND (next_time>{server.instant(ended)} OR job_id>{job_id:d}) "
                 f"ORDER BY next_time,job_id LIMIT {limit:d}"
-                for table, places in part.items()
-                for status, (ended, job_id) in places.items()
+                for table, cursors in part.items()
+                for status, (ended, job_id) in cursors.items()
             ]
             clock = Statement(f"SELECT {server.milliseconds(ago)}")
             # The clock first: what ends after it is not passed over.

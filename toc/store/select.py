@@ -14,7 +14,7 @@ from typing import NamedTuple
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.store import rows as sql
-from toc.store.ended import Place
+from toc.store.ended import Cursor
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
@@ -53,7 +53,7 @@ class Page(NamedTuple):
     """A page of selected rows. ``next``: where the next one begins, None if there is none."""
 
     rows: list[TaskRow]
-    next: Place | None
+    next: Cursor | None
 
 
 class Selections:
@@ -62,8 +62,8 @@ class Selections:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def page(self, wanted: Selection, after: Place | None, limit: int) -> Page:
-        """Return at most ``limit`` rows after a place, the earliest next_time first; of a biz_id, by job_id.
+    def page(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
+        """Return at most ``limit`` rows after a cursor, the earliest next_time first; of a biz_id, by job_id.
 
         First it looks into all tables, then again into those whose further rows may belong on the page. It
         reads a bounded number of rows, so it may find none although more follow.
@@ -75,49 +75,49 @@ class Selections:
         rows, bound = self._page(wanted, _first(wanted) if after is None else after, limit)
         return Page(rows, bound)
 
-    def newest(self, wanted: Selection, after: Place | None, limit: int) -> Page:
-        """Return at most ``limit`` rows after a place, the latest next_time first. Reads as ``page`` does."""
+    def newest(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
+        """Return at most ``limit`` rows after a cursor, the latest next_time first; reads as ``page``."""
         start = _last(wanted) if after is None else (-after[0], -after[1])
         rows, bound = self._page(wanted, start, limit, back=True)
         return Page(rows[::-1], None if bound is None else (-bound[0], -bound[1]))
 
     def _page(
-        self, wanted: Selection, start: Place, limit: int, *, back: bool = False
-    ) -> tuple[list[TaskRow], Place | None]:
-        """Return rows by next_time and job_id, and the place that the page has come to, None if to the end.
+        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False
+    ) -> tuple[list[TaskRow], Cursor | None]:
+        """Return rows by next_time and job_id, and the cursor at which the page ends, None at the end of all.
 
-        ``back``: from the latest to the earliest. Then the numbers of places, here and of ``_read_page``, are
-        negative, so that either way the lesser place comes first.
+        ``back``: from the latest to the earliest. Then the numbers of cursors, here and of ``_read_page``,
+        are negative, so that either way the lesser cursor comes first.
         """
         tables = list(self._tables(wanted))
         reached = dict.fromkeys(tables, start)  # how far each table has been read that may have more
         each = max(2, min(limit + 1, FIRST_LOOK // len(tables)))
-        left, asked, places = PAGE_ROWS, reached, list[Place]()
+        left, asked, cursors = PAGE_ROWS, reached, list[Cursor]()
         while True:
             found = self._read_page(wanted, asked, each, back=back)
             for table, page in found.items():
-                places += [(moment, job_id) for moment, job_id, hit in page if hit]
+                cursors += [(moment, job_id) for moment, job_id, hit in page if hit]
                 if len(page) == each:
                     reached[table] = (page[-1][0], page[-1][1])
                 else:
                     del reached[table]
-            places.sort()
+            cursors.sort()
             # Read on in the tables whose unread rows may still come before the end of the page.
-            end = places[limit - 1] if len(places) >= limit else None
-            asked = {table: place for table, place in reached.items() if end is None or place < end}
+            end = cursors[limit - 1] if len(cursors) >= limit else None
+            asked = {table: cursor for table, cursor in reached.items() if end is None or cursor < end}
             each = min(4 * each, left // len(asked)) if asked else 0
             if not each:
                 break
             left -= each * len(asked)
         bound = min(reached.values(), default=None)
         if bound is not None:
-            places = [place for place in places if place <= bound]
-        if len(places) > limit:
-            places, bound = places[:limit], places[limit - 1]
-        rows = self._rows(abs(job_id) for _, job_id in places)
+            cursors = [cursor for cursor in cursors if cursor <= bound]
+        if len(cursors) > limit:
+            cursors, bound = cursors[:limit], cursors[limit - 1]
+        rows = self._rows(abs(job_id) for _, job_id in cursors)
         return [row for row in rows if row.status == wanted.status], bound
 
-    def _page_of_biz(self, wanted: Selection, after: Place | None, limit: int) -> Page:
+    def _page_of_biz(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
         (table,) = self._tables(wanted)
         server = self._shards.server_of[table]
         marks = [*_marks(wanted), f"job_id>{after[1] if after else 0:d}"]
@@ -171,20 +171,20 @@ class Selections:
         while pages:
             asked = pages if limit == PROBE else dict(list(pages.items())[:1])
             rows = self._read_page(wanted, asked, limit)
-            full: dict[int, Place] = {}
+            full: dict[int, Cursor] = {}
             for table, page in rows.items():
                 found.extend(job_id for _, job_id, hit in page if hit)
                 if len(page) == limit:
                     full[table] = (page[-1][0], page[-1][1])
             # The first pass covers all tables; those with more rows are then read one by one.
-            rest = {table: place for table, place in pages.items() if table not in rows} | full
+            rest = {table: cursor for table, cursor in pages.items() if table not in rows} | full
             pages, limit = rest, PAGE
         return found
 
     def _read_page(
-        self, wanted: Selection, places: Mapping[int, Place], limit: int, *, back: bool = False
+        self, wanted: Selection, cursors: Mapping[int, Cursor], limit: int, *, back: bool = False
     ) -> dict[int, list[tuple[int, int, int]]]:
-        """Return (next_time, job_id, whether it matches) of ``limit`` rows of each table after its place."""
+        """Return (next_time, job_id, whether it matches) of ``limit`` rows of each table after its cursor."""
         assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
         first, last, sign = _first(wanted)[0], -_last(wanted)[0], -1 if back else 1
 
@@ -192,7 +192,7 @@ class Selections:
             hit = " AND ".join(_marks(wanted)) or "1=1"
             selects = []
             for table in part:
-                at, job_id = server.instant(abs(places[table][0])), abs(places[table][1])
+                at, job_id = server.instant(abs(cursors[table][0])), abs(cursors[table][1])
                 if back:
                     range_ = f"next_time>={server.instant(first)} AND next_time<={at}"
                     after, order = f"next_time<{at} OR job_id<{job_id:d}", "next_time DESC,job_id DESC"
@@ -213,20 +213,20 @@ class Selections:
                 page.sort()
             return pages
 
-        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(places)), read).whole()
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(cursors)), read).whole()
         return {table: page for part in parts for table, page in part.items()}
 
     def _tables(self, wanted: Selection) -> Iterable[int]:
         return range(self._shards.tables) if wanted.biz is None else [wanted.biz.crc % self._shards.tables]
 
 
-def _first(wanted: Selection) -> Place:
-    """The place before all selected rows."""
+def _first(wanted: Selection) -> Cursor:
+    """The cursor before all selected rows."""
     return max(wanted.since or 0, 0), 0
 
 
-def _last(wanted: Selection) -> Place:
-    """The place after all selected rows, where reading back begins."""
+def _last(wanted: Selection) -> Cursor:
+    """The cursor after all selected rows, where reading back begins."""
     return -(END_OF_TIME if wanted.before is None else wanted.before), 0
 
 
