@@ -152,16 +152,16 @@ class Puts:
         return outcomes
 
     def _different(self, wanted: Sequence[ToPut]) -> list[int]:
-        """Return the places of the items that share neither name nor request with an earlier one."""
+        """Return the indexes of the items that share neither name nor request with an earlier one."""
         seen: set[Name | bytes] = set()
-        places = []
-        for place, one in enumerate(wanted):
-            marks: set[Name | bytes] = set() if one.request is None else {one.request.key}
-            marks |= {name} if (name := self._name(one.row)) is not None else set()
-            if not marks & seen:
-                places.append(place)
-            seen |= marks
-        return places
+        indexes = []
+        for index, one in enumerate(wanted):
+            keys: set[Name | bytes] = set() if one.request is None else {one.request.key}
+            keys |= {name} if (name := self._name(one.row)) is not None else set()
+            if not keys & seen:
+                indexes.append(index)
+            seen |= keys
+        return indexes
 
     def _together(self, wanted: Sequence[ToPut], tries: int) -> list[Outcome]:
         """Put items without common names, in halves if they cannot go together."""

@@ -120,15 +120,15 @@ class Selections:
     def _page_of_biz(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
         (table,) = self._tables(wanted)
         server = self._shards.server_of[table]
-        marks = [*_marks(wanted), f"job_id>{after[1] if after else 0:d}"]
+        conditions = [*_conditions(wanted), f"job_id>{after[1] if after else 0:d}"]
         if wanted.status is not None:
-            marks.append(f"status={wanted.status:d}")
+            conditions.append(f"status={wanted.status:d}")
         if wanted.since is not None:
-            marks.append(f"next_time>={server.instant(wanted.since)}")
+            conditions.append(f"next_time>={server.instant(wanted.since)}")
         if wanted.before is not None:
-            marks.append(f"next_time<{server.instant(wanted.before)}")
+            conditions.append(f"next_time<{server.instant(wanted.before)}")
         select = (
-            f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {' AND '.join(marks)} "
+            f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {' AND '.join(conditions)} "
             f"ORDER BY job_id LIMIT {limit + 1:d}"
         )
         parts = self._shards.each({server: {table: None}}, lambda server, _: server.run([Statement(select)]))
@@ -189,7 +189,7 @@ class Selections:
         first, last, sign = _first(wanted)[0], -_last(wanted)[0], -1 if back else 1
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
-            hit = " AND ".join(_marks(wanted)) or "1=1"
+            hit = " AND ".join(_conditions(wanted)) or "1=1"
             selects = []
             for table in part:
                 at, job_id = server.instant(abs(cursors[table][0])), abs(cursors[table][1])
@@ -234,24 +234,24 @@ def _where(server: DatabaseServer, wanted: Selection) -> str:
     """Return the condition of a row: a range of the index (status, next_time), then the rest."""
     assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
     before = END_OF_TIME if wanted.before is None else wanted.before
-    marks = [f"status={wanted.status:d}", f"next_time<{server.instant(before)}"]
+    conditions = [f"status={wanted.status:d}", f"next_time<{server.instant(before)}"]
     if wanted.since is not None:
-        marks.append(f"next_time>={server.instant(wanted.since)}")
-    return " AND ".join([*marks, *_marks(wanted)])
+        conditions.append(f"next_time>={server.instant(wanted.since)}")
+    return " AND ".join([*conditions, *_conditions(wanted)])
 
 
-def _marks(wanted: Selection) -> list[str]:
+def _conditions(wanted: Selection) -> list[str]:
     """Return the further conditions of a row."""
-    marks = []
+    conditions = []
     if wanted.biz_type is not None:
-        marks.append(f"biz_type={wanted.biz_type:d}")
+        conditions.append(f"biz_type={wanted.biz_type:d}")
     if wanted.biz_types is not None:
-        marks.append(f"biz_type IN ({sql.numbers(wanted.biz_types)})")
+        conditions.append(f"biz_type IN ({sql.numbers(wanted.biz_types)})")
     if wanted.biz is not None:
         key = "IS NULL" if wanted.biz.key is None else f"= X'{wanted.biz.key.encode().hex()}'"
-        marks.append(f"biz_id={wanted.biz.number:d} AND biz_key {key}")
+        conditions.append(f"biz_id={wanted.biz.number:d} AND biz_key {key}")
     if wanted.dedup_key is not None:
-        marks.append(f"dedup_key=X'{wanted.dedup_key.encode().hex()}'")
+        conditions.append(f"dedup_key=X'{wanted.dedup_key.encode().hex()}'")
     if wanted.error is not None:
-        marks.append(f"INSTR(last_error,X'{wanted.error.encode(errors='replace').hex()}')>0")
-    return marks
+        conditions.append(f"INSTR(last_error,X'{wanted.error.encode(errors='replace').hex()}')>0")
+    return conditions

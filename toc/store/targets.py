@@ -73,10 +73,10 @@ class TargetTable(UnshardedTable):
         """Add a target and return it. Raises NameTaken and SecretsLocked."""
         now = self._clock.now_ms()
         target = self._sealed(replace(target, created=now), opened)
-        names, marks, params = self._values(target, now)
+        names, placeholders, params = self._values(target, now)
         insert = (
             f"INSERT INTO {self._table} (name,gmt_create,{','.join(names)}) "
-            f"VALUES (%s,{self._server.instant(now)},{','.join(marks)})"
+            f"VALUES (%s,{self._server.instant(now)},{','.join(placeholders)})"
         )
         self._add(insert, [target.name, *params], f"there is a target {target.name!r} already; alter it")
         return self.get(target.name)
@@ -142,8 +142,10 @@ class TargetTable(UnshardedTable):
         return replace(target, sealed=self._box.seal(json.dumps(values)), header_names=tuple(opened.headers))
 
     def _replace(self, target: Target, change_id: int) -> bool:
-        names, marks, params = self._values(target, self._clock.now_ms())
-        sets = ",".join(f"{name}={mark}" for name, mark in zip(names, marks, strict=True))
+        names, placeholders, params = self._values(target, self._clock.now_ms())
+        sets = ",".join(
+            f"{name}={placeholder}" for name, placeholder in zip(names, placeholders, strict=True)
+        )
         update = f"UPDATE {self._table} SET {sets} WHERE name=%s AND change_id={change_id:d}"
         return self._write(update, [*params, target.name]) == 1
 
@@ -166,10 +168,14 @@ class TargetTable(UnshardedTable):
             "sealed": target.sealed,
             "change_id": 1 + secrets.randbelow(_CHANGE_IDS - 1),
         }
-        marks = ["%s" if isinstance(value, str) else f"{value:d}" for value in columns.values()]
+        placeholders = ["%s" if isinstance(value, str) else f"{value:d}" for value in columns.values()]
         return (
             [*columns, "previous_until", "gmt_modified"],
-            [*marks, "NULL" if until is None else self._server.instant(until), self._server.instant(now)],
+            [
+                *placeholders,
+                "NULL" if until is None else self._server.instant(until),
+                self._server.instant(now),
+            ],
             [value for value in columns.values() if isinstance(value, str)],
         )
 

@@ -72,10 +72,10 @@ class TopicTable(UnshardedTable):
         ``before`` and ``after`` run in the same transaction. Raises TopicExists.
         """
         now = self._now()
-        marks, values = _literals(topic, _FIELDS)
+        placeholders, values = _literals(topic, _FIELDS)
         insert = (
             f"INSERT INTO {self._table} ({','.join(_FIELDS)},gmt_create,gmt_modified,version) "
-            f"SELECT {','.join(marks)},{now},{now},0 FROM (SELECT 1 AS one) AS one "
+            f"SELECT {','.join(placeholders)},{now},{now},0 FROM (SELECT 1 AS one) AS one "
             f"WHERE NOT EXISTS (SELECT 1 FROM {self._retired} WHERE biz_type={topic.biz_type:d}) AND {where}"
         )
         statements = [*before, Statement(insert, [*values, *params]), *after]
@@ -107,8 +107,8 @@ class TopicTable(UnshardedTable):
                 largest = max(topic.consumed, changed.slot_amount)
                 changed = replace(changed, former_slots=0 if largest == changed.slot_amount else largest)
             names = (*changes, "former_slots")
-            marks, params = _literals(changed, names)
-            sets = [f"{field}={mark}" for field, mark in zip(names, marks, strict=True)]
+            placeholders, params = _literals(changed, names)
+            sets = [f"{field}={placeholder}" for field, placeholder in zip(names, placeholders, strict=True)]
             if self._update(",".join(sets), f"name=%s AND version={version:d}", *params, name):
                 return changed
         raise self._keeps_changing(f"topic {name!r}")
@@ -207,13 +207,13 @@ def _typed(changes: dict[str, Any]) -> dict[str, Any]:
 
 def _literals(topic: Topic, names: tuple[str, ...]) -> tuple[list[str], list[Param]]:
     """Return fields of a topic as SQL: numbers as literals, texts as parameters."""
-    marks: list[str] = []
+    placeholders: list[str] = []
     params: list[Param] = []
     for name in names:
         value = getattr(topic, name)
         if isinstance(value, str):
-            marks.append("%s")
+            placeholders.append("%s")
             params.append(str(value))
         else:
-            marks.append(f"{value:d}" if isinstance(value, int) else f"{value!r}")
-    return marks, params
+            placeholders.append(f"{value:d}" if isinstance(value, int) else f"{value!r}")
+    return placeholders, params
