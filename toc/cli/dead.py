@@ -155,14 +155,14 @@ def purge(
 
 def _newest(center: TimeoutCenter, wanted: Selection, limit: int) -> Iterator[list[TaskRow]]:
     """Yield at most ``limit`` rows, in pages that are not empty."""
-    place = None
+    cursor = None
     while limit:
-        page = center.store.selections.newest(wanted, place, min(limit, PAGE))
+        page = center.store.selections.newest(wanted, cursor, min(limit, PAGE))
         if page.rows:
             yield page.rows
         limit -= len(page.rows)
-        place = page.next
-        if place is None:
+        cursor = page.next
+        if cursor is None:
             return
 
 

@@ -115,7 +115,7 @@ def http_processes(
         )
     listener = listen(address, port)
     scheme = "http" if tls_cert is None else "https"
-    say(f"gateway at {scheme}://{_place(listener)}, its documentation at /docs")
+    say(f"gateway at {scheme}://{_address_of(listener)}, its documentation at /docs")
     command = [sys.executable, "-m", toc.gateway.process.__name__, "--listen", str(listener.fileno())]
     if tls_cert is not None and tls_key is not None:
         command += ["--tls-cert", str(tls_cert.absolute()), "--tls-key", str(tls_key.absolute())]
@@ -138,21 +138,21 @@ def with_dialects(
     except ValueError as exc:
         raise InvalidInput(f"--dialect-from: {exc}; write a network such as 10.0.0.0/8") from exc
     command, descriptors = list(beside.command), list(beside.descriptors)
-    for name, place in named.items():
-        host, _, digits = place.rpartition(":")
+    for name, where in named.items():
+        host, _, digits = where.rpartition(":")
         try:
             address, port = ip_address(host.removeprefix("[").removesuffix("]")), int(digits)
         except ValueError as exc:
             raise InvalidInput(
-                f"--{name} {shown(place)}: write a numeric address and a port, such as 127.0.0.1:9277"
+                f"--{name} {shown(where)}: write a numeric address and a port, such as 127.0.0.1:9277"
             ) from exc
         if not address.is_loopback and not allowed:
             raise ConfigError(
-                f"--{name} {place} is not loopback, and anyone who reaches the port may use it: name the "
+                f"--{name} {where} is not loopback, and anyone who reaches the port may use it: name the "
                 f"networks that may with --dialect-from"
             )
         listener = listen(address, port)
-        say(f"{name} at http://{_place(listener)}")
+        say(f"{name} at http://{_address_of(listener)}")
         descriptors.append(listener.detach())
         command += ["--dialect", f"{name}={descriptors[-1]}"]
     for network in allowed:
@@ -175,6 +175,6 @@ def listen(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
     return listener
 
 
-def _place(listener: socket.socket) -> str:
+def _address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -123,15 +123,15 @@ class Service:
         """Run what asks ZooKeeper and Redis."""
         return await self._run("cluster", do, *args, **kwargs)
 
-    async def _run(self, place: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._asked[place] >= THREADS + MOST_WAITING:
+    async def _run(self, pool: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._asked[pool] >= THREADS + MOST_WAITING:
             raise Busy("too many requests wait for a server; try again in a moment")
-        return await self._begin(place, partial(do, *args, **kwargs))
+        return await self._begin(pool, partial(do, *args, **kwargs))
 
-    async def _begin(self, place: str, do: Callable[[], R]) -> R:
-        threads = self._threads.get(place)
+    async def _begin(self, pool: str, do: Callable[[], R]) -> R:
+        threads = self._threads.get(pool)
         if threads is None:
-            threads = self._threads[place] = ThreadPoolExecutor(THREADS, f"toc-{place}")
+            threads = self._threads[pool] = ThreadPoolExecutor(THREADS, f"toc-{pool}")
         refused = False
 
         def run() -> R:
@@ -144,12 +144,12 @@ class Service:
         except RuntimeError as exc:  # can't start new thread
             refused = True
             raise Busy("this process can start no further thread; try again in a moment") from exc
-        self._asked[place] += 1
-        work.add_done_callback(lambda _: self._ended(place))
+        self._asked[pool] += 1
+        work.add_done_callback(lambda _: self._ended(pool))
         return await asyncio.shield(work)
 
-    def _ended(self, place: str) -> None:
-        self._asked[place] -= 1
+    def _ended(self, pool: str) -> None:
+        self._asked[pool] -= 1
 
     # --- topics
 

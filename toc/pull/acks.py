@@ -58,22 +58,22 @@ class Call:
         """The result of each lease of the call."""
         self._left = count
 
-    def put(self, place: int, result: object) -> None:
+    def put(self, index: int, result: object) -> None:
         """Record the result of one lease."""
-        self.results[place] = result
+        self.results[index] = result
         self._left -= 1
         if not self._left and not self.done.done():
             self.done.set_result(None)
 
 
 class Ask(NamedTuple):
-    """One lease, what is asked about it, and where its result goes: to a place in a call, or nowhere."""
+    """One lease, what is asked about it, and where its result goes: to a position in a call, or nowhere."""
 
     kind: Kind
     lease: PullLease
     wish: NackWish | int | None = None
     call: Call | None = None
-    place: int = 0
+    position: int = 0
 
 
 class AnswerThreads:
@@ -195,15 +195,15 @@ def tell(
 ) -> None:
     """Give each ask its result or its error, on its call's loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, int, object]]] = {}
-    for job_id, (_, _, _, call, place) in asks.items():
+    for job_id, (_, _, _, call, index) in asks.items():
         if call is not None:
             result = failed[job_id] if job_id in failed else results.get(job_id)
-            by_loop.setdefault(call.loop, []).append((call, place, result))
+            by_loop.setdefault(call.loop, []).append((call, index, result))
     for loop, some in by_loop.items():
         with suppress(RuntimeError):  # it is closed
             loop.call_soon_threadsafe(_resolve, some)
 
 
 def _resolve(found: Sequence[tuple[Call, int, object]]) -> None:
-    for call, place, result in found:
-        call.put(place, result)
+    for call, index, result in found:
+        call.put(index, result)

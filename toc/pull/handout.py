@@ -278,9 +278,9 @@ def _items(wanted: Mapping[int, Assigned], ttrs: Mapping[int, int]) -> list[Hand
             entry.topic.biz_type,
             entry.topic.retries,
             min(ttrs[job_id], entry.topic.max_runtime * 1000),
-            drawn[NONCE_BYTES * place : NONCE_BYTES * (place + 1)],
+            drawn[NONCE_BYTES * index : NONCE_BYTES * (index + 1)],
         )
-        for place, (job_id, (entry, _)) in enumerate(wanted.items())
+        for index, (job_id, (entry, _)) in enumerate(wanted.items())
     ]
 
 

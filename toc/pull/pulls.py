@@ -233,7 +233,7 @@ class Pulls:
         call = Call(len(some))
         asks: list[Ask] = []
         known: set[int] = set()
-        for place, one in enumerate(some):
+        for index, one in enumerate(some):
             try:
                 lease = one if isinstance(one, PullLease) else PullLease.parse(one)
                 if lease.biz_type not in known:
@@ -241,11 +241,11 @@ class Pulls:
                         await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
                     known.add(lease.biz_type)
             except TocError as exc:
-                call.put(place, exc)
+                call.put(index, exc)
             else:
-                asks.append(Ask(kind, lease, wish, call, place))
+                asks.append(Ask(kind, lease, wish, call, index))
         for ask, error in self._answers.put(asks):
-            call.put(ask.place, error)
+            call.put(ask.position, error)
         await call.done
         return call.results
 

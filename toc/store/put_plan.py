@@ -73,7 +73,7 @@ class Plan:
     """What the transaction of a put does, besides inserting ``stored.inserted``.
 
     ``request`` is stored with the answer. ``lock`` keeps others from using the name. ``ended`` are rows that
-    lose it. ``changes`` are guarded: if ``telling``, the place of one of them, matches no row, none of them
+    lose it. ``changes`` are guarded: if ``telling``, the index of one of them, matches no row, none of them
     changes anything.
     """
 
@@ -291,10 +291,10 @@ class Planner:
                     )
                 )
         telling: list[int | None] = [None] * len(plans)
-        for place in sorted(range(len(plans)), key=lambda place: self._order(plans[place].asked.row)):
-            plan = plans[place]
+        for index in sorted(range(len(plans)), key=lambda index: self._order(plans[index].asked.row)):
+            plan = plans[index]
             if plan.telling is not None:
-                telling[place] = len(statements) + plan.telling
+                telling[index] = len(statements) + plan.telling
             statements += plan.changes
         for table in sorted(inserted):
             rows = sorted(inserted[table], key=self._order)

@@ -199,13 +199,13 @@ class DialectTasks:
             self._service.pulls.release(got)
             raise Busy("too many bytes are being sent")
         found: list[tuple[Delivered, bytes]] = []
-        for place, one in enumerate(got):
+        for index, one in enumerate(got):
             try:
                 found.append((one, await self.body(one.task)))
             except BodyGone:
                 self._service.pulls.release([one])
             except BaseException:
-                self._service.pulls.release(got[place:])
+                self._service.pulls.release(got[index:])
                 self._service.pulls.release(seen for seen, _ in found)
                 raise
         return found

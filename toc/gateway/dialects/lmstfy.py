@@ -357,12 +357,12 @@ class Lmstfy(Dialect):
         wanted = await self._selection(asked, status)
         if wanted is None:
             return []
-        selections, place = self.service.center.store.selections, None
+        selections, cursor = self.service.center.store.selections, None
         while True:
-            page = await self.service.at_all_for_dialect(selections.page, wanted, place, limit)
+            page = await self.service.at_all_for_dialect(selections.page, wanted, cursor, limit)
             if page.rows or page.next is None:
                 return page.rows
-            place = page.next
+            cursor = page.next
 
     async def _count(self, asked: Asked, status: TaskStatus) -> int:
         wanted = await self._selection(asked, status)

@@ -223,11 +223,11 @@ class Guard:
     def _ours(self, host: str) -> bool:
         """Whether a Host header is ours: a numeric address cannot be led elsewhere, a name can."""
         try:
-            place = urlsplit(f"//{host.strip()}")
-            name = place.hostname or ""
+            parts = urlsplit(f"//{host.strip()}")
+            name = parts.hostname or ""
         except ValueError:
             return False
-        if "@" in place.netloc:
+        if "@" in parts.netloc:
             return False
         if name.rstrip(".") in self._hosts:
             return True
