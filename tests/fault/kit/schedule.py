@@ -89,14 +89,18 @@ def schedule(seed: int, seconds: float) -> list[Step]:
     while at < seconds - QUIET_AFTER:
         if not deck:
             deck = dice.sample(sorted(KINDS), len(KINDS))
+        left = seconds - QUIET_AFTER - at
         free = {
-            kind: [target for target in KINDS[kind].targets if busy.get(target, 0.0) <= at] for kind in deck
+            kind: [target for target in KINDS[kind].targets if busy.get(target, 0.0) <= at]
+            for kind in deck
+            if KINDS[kind].shortest
+            <= left  # none is cut short: a handler that holds on cannot be told to end
         }
-        kind = next((kind for kind in reversed(deck) if free[kind]), None)
+        kind = next((kind for kind in reversed(deck) if free.get(kind)), None)
         if kind is not None:
             deck.remove(kind)
             lasts = dice.uniform(KINDS[kind].shortest, KINDS[kind].longest)
-            lasts = round(min(lasts, seconds - QUIET_AFTER - at), 1)
+            lasts = round(min(lasts, left), 1)
             target = dice.choice(free[kind])
             steps.append(Step(round(at, 1), lasts, kind, target, dice.randrange(100)))
             busy[target] = at + lasts + 1.5  # its processes come up again
