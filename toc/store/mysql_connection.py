@@ -170,10 +170,9 @@ class MySqlConnection(pymysql.connections.Connection):
         if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
             self._waits = waits
             driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
+            # The driver's own reads do not know the kernel's timeouts: from here on, only ``answers`` reads.
             driver._rfile.close()
-            driver._rfile = (
-                None  # the driver's own reads do not know those: from here on only ``batch`` reads
-            )
+            driver._rfile = None
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         settings = repr(sorted(sslp.items()))
