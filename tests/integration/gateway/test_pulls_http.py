@@ -140,7 +140,7 @@ def test_once_a_pause_is_answered_no_pull_gets_a_task_and_acks_go_on(gateway: Ga
     lease = one(gateway)["lease"]
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(pull, gateway, wait=5)
-        time.sleep(0.3)  # it waits by then; if it does not, the test checks less
+        assert until(lambda: arrived(gateway.port, 2), 10)
         assert gateway.call("POST", f"/v1/topics/{TOPIC}:pause").body["paused"]
         gateway.submit(TOPIC, delay=0.01)
         assert waiting.result().body == {"tasks": []}

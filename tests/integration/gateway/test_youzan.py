@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from harness.dialect import Raw, ask, port_of, receive, send
+from harness.dialect import Raw, arrived, ask, port_of, receive, send
 from harness.gateway import Gateway
 from harness.patience import until
 
@@ -253,7 +253,7 @@ def test_pop_takes_the_topics_in_their_order(youzan: Client) -> None:
 
 def test_a_pop_waits_for_its_job_even_on_a_topic_that_is_not_there_yet(youzan: Client) -> None:
     with send(youzan.port, "POST", "/pop", b'{"topic":"new-topic"}') as link:
-        time.sleep(1.2)
+        assert until(lambda: arrived(youzan.port, 1))
         pushed = time.time()
         youzan.push("first", topic="new-topic", delay=1, body="x")
         assert receive(link).json["data"] == {"id": "first", "body": "x"}
@@ -318,7 +318,7 @@ def test_a_push_replaces_the_pending_job_of_its_id_under_any_topic(youzan: Clien
 
 def test_a_client_that_leaves_a_pop_loses_nothing(youzan: Client) -> None:
     with send(youzan.port, "POST", "/pop", b'{"topic":"left"}'):
-        time.sleep(1)
+        assert until(lambda: arrived(youzan.port, 1))
     youzan.push("kept", topic="left", delay=1)
     assert youzan.pop("left")["id"] == "kept"
 
