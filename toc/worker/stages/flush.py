@@ -1,7 +1,7 @@
 """Flush: write the outcome of tries to rows, then move their index entries.
 
 Each flush takes all tries of one database server that ended since the last one. It writes the rows of
-successes in one transaction and those of failures in another, then moves their entries. The row always comes
+successes, of retries and of deaths, in a transaction each, then moves their entries. The row always comes
 first: a crash in between leaves an entry that the next row check corrects.
 """
 
