@@ -68,9 +68,8 @@ def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
     root = f"/toc/{contract.env['TOC_CLUSTER']}"
     first = contract.start("host-a", processes=2)
     contract.wait(lambda: _task_slots(client, root) == TASK_SLOTS, "every slot is claimed")
-    workers = client.get_children(f"{root}/workers")
-    assert len(workers) == 2
-    for worker in workers:
+    contract.wait(lambda: len(client.get_children(f"{root}/workers")) == 2, "both workers are registered")
+    for worker in client.get_children(f"{root}/workers"):
         data, stat = client.get(f"{root}/workers/{worker}")
         assert stat.ephemeralOwner
         facts = json.loads(data)

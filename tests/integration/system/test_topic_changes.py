@@ -150,10 +150,14 @@ def test_a_feature_waits_until_the_last_member_of_an_earlier_version_is_gone(
     onlooker.start()
     try:
         hosts.start("new-host", processes=1)
+        workers = Paths.of("", zookeeper_root).directory("workers")
+        (ours,) = hosts.wait(
+            lambda: onlooker.exists(workers) and onlooker.get_children(workers),
+            "its worker is registered",
+            10,
+        )
         center.catalog.refresh()
         center.require(Feature.DELIVERY)
-        workers = Paths.of("", zookeeper_root).directory("workers")
-        (ours,) = onlooker.get_children(workers)
         announced = json.loads(onlooker.get(f"{workers}/{ours}")[0])
         assert (announced["features"], announced["serves"]) == (sorted(KNOWN), ["handler"])
 
