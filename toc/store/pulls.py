@@ -257,13 +257,11 @@ class Pulls:
                         else f"next_time={server.from_now(delay_ms)}"
                     )
                     updates.append(
-                        Statement(  # [rule: living-lease]
+                        Statement(
                             f"UPDATE {self._shards.names[table]} SET {end},{_freed(server, mark)},"
                             f"gmt_modified={changed}"
                             f"{_noted(server, row, error, stamp)},last_error=%s "
-                            f"WHERE job_id={job_id:d} AND status={PENDING} AND version={lease.version:d} "
-                            f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} "
-                            f"AND next_time>{now}",
+                            f"WHERE {_lives(lease, now)}",
                             (error_text(error),),
                         )
                     )
@@ -291,9 +289,7 @@ class Pulls:
                         Statement(
                             f"UPDATE {self._shards.names[table]} SET next_time={server.greatest}(next_time,"
                             f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) "
-                            f"WHERE job_id={job_id:d} AND status={PENDING} AND version={lease.version:d} "
-                            f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} "
-                            f"AND next_time>{now}"
+                            f"WHERE {_lives(lease, now)}"
                         )
                     )
             found: dict[int, int | None] = {job_id: None for part in ids.values() for job_id in part}
@@ -449,6 +445,14 @@ def _by_version(
 
 def _those(job_ids: Sequence[int]) -> str:
     return f"job_id IN ({sql.numbers(job_ids)})"
+
+
+def _lives(lease: PullLease, now: str) -> str:
+    """The condition that a row has this lease, and that its ttr has not ended."""
+    return (  # [rule: living-lease]
+        f"job_id={lease.job_id:d} AND status={PENDING} AND version={lease.version:d} "
+        f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} AND next_time>{now}"
+    )
 
 
 def _of_nonces(leases: Mapping[int, PullLease], job_ids: Sequence[int]) -> str:
