@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pymysql
-from pymysql.constants import CLIENT, COMMAND, CR, ER
+from pymysql.constants import CLIENT, COMMAND, CR, ER, SERVER_STATUS
 from sqlalchemy.engine import URL
 
 from toc.config import URL_FLAGS
@@ -101,6 +101,9 @@ def connector(
             limit, *_ = connection.batch(session)
             connection.first_answer = time.monotonic() - began
             connection.max_packet = int(limit.rows[0][0])
+            # From the greeting the driver knows the server's own sql_mode, by which it would escape texts.
+            driver: Any = connection
+            driver.server_status &= ~SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES
         except _NONSENSE as exc:  # a damaged answer
             connection.close()
             raise pymysql.err.OperationalError(

@@ -40,7 +40,8 @@ def moved(server: DatabaseServer, due: str) -> str:
     now = server.from_now(0)
     held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"
     asked = f"WHEN lease_owner IS NULL AND lease_until>{now} THEN lease_until"
-    # MySQL assigns from left to right, SQLite all at once: no value may read a column assigned before it.
+    # MySQL assigns from left to right, SQLite all at once. ``asked`` reads lease_until after its assignment,
+    # but only where that has left it as it was.
     return (  # [rule: consumer-first]
         f"lease_until=CASE {held} ELSE lease_until END,"
         f"next_time={server.greatest}({due},CASE {held} {asked} ELSE {due} END),{FREE}"
@@ -157,7 +158,7 @@ class Pulls:
                     f"gmt_modified={stamp} WHERE {_those(part)} AND {_of_nonces(by_id, part)} "
                     f"AND version={version:d} AND status={PENDING} AND next_time>{now}"
                 )
-                for (table, version), part in _by_version(ids, by_id).items()
+                for (table, version, _biz_type), part in _alike(ids, by_id).items()
             ]
             return self._after(server, ids, updates)
 
@@ -189,24 +190,23 @@ class Pulls:
         by it."""
         in_time = f" AND next_time>{server.from_now(0)}"
 
-        def end(part: Sequence[int], table: int, version: int, more: str) -> Statement:
-            ended, types = server.instant(stamp), sql.numbers({leases[job_id].biz_type for job_id in part})
+        def end(part: Sequence[int], table: int, version: int, biz_type: int, more: str) -> Statement:
+            ended = server.instant(stamp)
             return Statement(  # [rule: ack-of-version]
                 f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,"
                 f"next_time={ended},pull_nonce={_bytes(mark)},"
                 f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
-                f"AND biz_type IN ({types}) AND attempts>0{more}"
+                f"AND biz_type={biz_type:d} AND attempts>0{more}"
             )
 
-        groups = _by_version(ids, leases)
+        groups = _alike(ids, leases)
         updates = [
-            end(part, table, version, f" AND {_of_nonces(leases, part)}{in_time}")
-            for (table, version), part in groups.items()
+            end(part, *group, f" AND {_of_nonces(leases, part)}{in_time}") for group, part in groups.items()
         ]
         results = server.run(updates, transaction=True, patient=True, outwait=False)
         outcomes = dict.fromkeys((job_id for part in ids.values() for job_id in part), AckOutcome.ACKED)
         doubtful: dict[int, list[int]] = {}
-        for ((table, _version), part), result in zip(groups.items(), results, strict=True):
+        for ((table, *_), part), result in zip(groups.items(), results, strict=True):
             if result.matched != len(part):
                 doubtful.setdefault(table, []).extend(part)
         if doubtful:
@@ -219,7 +219,7 @@ class Pulls:
         ids: Mapping[int, Sequence[int]],
         leases: Mapping[int, PullLease],
         mark: bytes,
-        end: Callable[[Sequence[int], int, int, str], Statement],
+        end: Callable[[Sequence[int], int, int, int, str], Statement],
     ) -> dict[int, AckOutcome]:
         """End the pending ones of rows that may not have ended. Returns the outcome of each."""
         before = self._read(server, ids)
@@ -227,10 +227,8 @@ class Pulls:
             table: [job_id for job_id in part if job_id in before and before[job_id].status == PENDING]
             for table, part in ids.items()
         }
-        late = _by_version(pending, leases)
-        server.run(
-            [end(part, table, version, "") for (table, version), part in late.items()], transaction=True
-        )
+        late = _alike(pending, leases)
+        server.run([end(part, *group, "") for group, part in late.items()], transaction=True)
         asked = {job_id for part in late.values() for job_id in part}
         after = self._read(server, ids)
         return {
@@ -433,13 +431,15 @@ def _acked(row: PullRow | None, lease: PullLease, mark: bytes, *, late: bool) ->
     return _ENDED.get(row.status, AckOutcome.UNKNOWN)
 
 
-def _by_version(
+def _alike(
     ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]
-) -> dict[tuple[int, int], list[int]]:
-    groups: dict[tuple[int, int], list[int]] = {}
+) -> dict[tuple[int, int, int], list[int]]:
+    """Return the ids by table, and by the version and biz_type that their leases name."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
     for table, part in ids.items():
         for job_id in part:
-            groups.setdefault((table, leases[job_id].version), []).append(job_id)
+            lease = leases[job_id]
+            groups.setdefault((table, lease.version, lease.biz_type), []).append(job_id)
     return groups
 
 

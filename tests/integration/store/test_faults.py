@@ -28,7 +28,7 @@ from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskRow, TaskStatus, encode_attribute
 from toc.model.verdict import Failure, Nack
 from toc.store import mysql_connection
 from toc.store.batch import Finish, Guard
@@ -58,6 +58,29 @@ def test_sessions_are_set_as_the_design_says(mysql_place: Any) -> None:
     assert (session["autocommit"], session["character_set_client"]) == ("ON", "utf8mb4")
     assert "STRICT_ALL_TABLES" in session["sql_mode"]
     shards.close()
+
+
+def test_texts_are_escaped_as_the_session_reads_them_whatever_the_servers_own_mode_is(
+    mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    with root.connect() as connection:
+        usual = connection.exec_driver_sql("SELECT @@GLOBAL.sql_mode").scalar_one()
+        connection.exec_driver_sql("SET GLOBAL sql_mode = 'NO_BACKSLASH_ESCAPES'")
+    store = mysql_place.open()
+    try:
+        row = new_row(attribute=encode_attribute({"said": 'say "hi"', "path": "C:\\new"}))
+        store.insert(row)
+        error = f"a path ends in \\', status=2 WHERE job_id={row.job_id};-- "
+        assert store.fail([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, error)]) == {
+            row.job_id: Guard.APPLIED
+        }
+        found = store.get(row.job_id)
+        assert found is not None
+        assert (found.attribute, found.status, found.last_error) == (row.attribute, TaskStatus.PENDING, error)
+    finally:
+        store.close()
+        with root.connect() as connection:
+            connection.exec_driver_sql("SET GLOBAL sql_mode = %s", (usual,))
 
 
 def test_connections_that_the_server_closed_are_replaced_unnoticed(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from toc.dev.local.process import until
 from toc.model.clock import Clock
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
@@ -85,6 +86,25 @@ def test_of_two_acks_in_one_millisecond_one_has_ended_the_task(
     here.close()
     there.close()
     assert outcomes == [AckOutcome.ACKED, AckOutcome.ALREADY]
+
+
+def test_a_lease_that_names_another_topic_ends_nothing_beside_a_late_ack_either(
+    store: Store, new_row: NewRow
+) -> None:
+    now = int(time.time() * 1000)
+    rows = [new_row("one table", action_time=now - 10, biz_type=45) for _ in range(2)]
+    store.insert_many(rows)
+    late, other = rows
+    _, lease = hand_out(store, [late], ttr_ms=1)[late.job_id]
+    hand_out(store, [other])
+    assert lease is not None
+    assert until(lambda: not store.pulls.read([late.job_id])[late.job_id].living, 10)
+    forged = PullLease(other.job_id, 0, 46, 0, bytes(16))
+    assert store.pulls.ack([lease, forged]) == {
+        late.job_id: AckOutcome.LATE,
+        other.job_id: AckOutcome.UNKNOWN,
+    }
+    assert store.pulls.read([other.job_id])[other.job_id].status == TaskStatus.PENDING
 
 
 @pytest.mark.parametrize("dead", [False, True])
