@@ -79,7 +79,8 @@ class CallersTransaction:
                     lambda text: connection.exec_driver_sql(text).first()
                 )
             theirs = connection.info["toc_server"]
-        if server not in self._identities:
+        if theirs is not None and theirs != self._identities.get(server):
+            # Also if they differ: after a failover another server answers under its name.
             self._identities[server] = server.identity(lambda text: server.run([Statement(text)])[0].rows[0])
         if theirs is None or theirs != self._identities[server]:
             raise WrongShardConnection(
@@ -104,5 +105,13 @@ def _look(connection: Connection, server: DatabaseServer, name: str, row: TaskRo
 
 def _run(connection: Connection, statement: Statement) -> CursorResult[Any]:
     driver = connection.dialect.loaded_dbapi  # the dialect's own style can be chosen by the caller
-    mark = "?" if driver.paramstyle == "qmark" else "%s"
-    return connection.exec_driver_sql(statement.sql.replace("%s", mark), tuple(statement.params))
+    if driver.paramstyle == "qmark":
+        return connection.exec_driver_sql(statement.sql.replace("%s", "?"), tuple(statement.params))
+    # The caller's connection may have another character set, which would change texts or refuse them.
+    texts = tuple(_utf8mb4(value) if isinstance(value, str) else "%s" for value in statement.params)
+    others = tuple(value for value in statement.params if not isinstance(value, str))
+    return connection.exec_driver_sql(statement.sql % texts, others)
+
+
+def _utf8mb4(text: str) -> str:
+    return f"_utf8mb4 X'{text.encode().hex()}'"

@@ -321,6 +321,45 @@ def test_a_row_of_the_callers_transaction_is_there_when_that_commits(
     assert store.get(row.job_id) == row
 
 
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3"])
+def test_a_text_is_stored_unchanged_whatever_the_callers_character_set_is(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow, charset: str
+) -> None:
+    engine = create_engine(mysql_place.urls[0], connect_args={"charset": charset})
+    row = new_row(attribute='{"a":"é日🕰"}')
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET sql_mode = ''")  # a strict one would refuse what it cannot store
+        mysql_store.insert_with(connection, row)
+        connection.commit()
+    engine.dispose()
+    found = mysql_store.get(row.job_id)
+    assert found is not None
+    assert found.attribute == row.attribute
+
+
+def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_name(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow
+) -> None:
+    def submit() -> None:
+        engine = create_engine(mysql_place.urls[0])
+        with engine.connect() as connection:
+            mysql_store.insert_with(connection, new_row())
+            connection.commit()
+        engine.dispose()
+
+    submit()
+    root = create_engine(mysql_place.root_url, isolation_level="AUTOCOMMIT")
+    with root.connect() as connection:
+        usual = connection.exec_driver_sql("SELECT @@GLOBAL.server_id").scalar_one()
+        connection.exec_driver_sql(f"SET GLOBAL server_id = {usual + 1}")
+        mysql_store.close()  # a failover ends connections
+        try:
+            submit()
+        finally:
+            connection.exec_driver_sql(f"SET GLOBAL server_id = {usual}")
+    root.dispose()
+
+
 def test_a_row_of_the_callers_transaction_goes_with_it(store: Store, engine: Any, new_row: NewRow) -> None:
     row = new_row()
     with engine.connect() as connection:
