@@ -64,7 +64,11 @@ class Indexing:
         queues = self._center.queues.within(PATIENCE_SECONDS)
         if self._paused:
             at = self._center.clock.monotonic()
-            paused = self._paused = {node: end for node, end in self._paused.items() if end > at}
+            paused = self._paused = {
+                node: end
+                for node, end in list(self._paused.items())
+                if end > at  # others add to it
+            }
             entries = {
                 slot: some
                 for slot, some in entries.items()
@@ -128,15 +132,15 @@ class Indexing:
 
     def move(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
         """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""
-        topic = self._center.catalog.of_type(row.biz_type)
-        if topic is None:
-            return None
-        slot = topic.slot(row.slot_crc, row.slot_amount)
         try:
+            topic = self._center.catalog.of_type(row.biz_type)
+            if topic is None:
+                return None
+            slot = topic.slot(row.slot_crc, row.slot_amount)
             if beyond_horizon(topic, due, now):  # it waits in MySQL alone
                 return self._center.queues.cancel(slot, row.job_id)
             return self._center.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
-        except IndexUnavailable as exc:
+        except (IndexUnavailable, StoreUnavailable) as exc:  # the latter: its topic cannot be looked up
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None
 
@@ -144,7 +148,11 @@ class Indexing:
         """Remove cancelled tasks from the index; return its replies, without those of nodes out of reach."""
         slots: dict[int, Slot] = {}
         for row in rows:
-            topic = self._center.catalog.of_type(row.biz_type)
+            try:
+                topic = self._center.catalog.of_type(row.biz_type)
+            except StoreUnavailable as exc:
+                log.warning("index_not_told", job_id=row.job_id, error=str(exc))
+                continue
             if topic is not None:
                 slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
         replies = self._center.queues.cancel_many(slots)
