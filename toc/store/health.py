@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Exchange, Locked, Refused, Statement
+from toc.store.server import DatabaseServer, Exchange, Locked, PoolExhausted, Refused, Statement, Transient
 
 log = get_logger(__name__)
 
@@ -227,6 +227,8 @@ class Health:
                 log.warning("table_refused", table=self._names[table], writes_only=writes, error=str(exc))
                 self._mark(table, exc, None, writes=writes)
                 continue
+            except (Transient, PoolExhausted):
+                return  # this says nothing about the server: later callers find out for themselves
             except StoreUnavailable as exc:
                 self.mark_away(exc)
                 return
@@ -242,14 +244,21 @@ class Health:
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
         self._closed.clear()
+        self._forget()
 
     def after_fork(self) -> None:
         """In a forked child: forget all marks; no thread probes."""
         self._lock = threading.Lock()
         self._thread, self._closed = None, threading.Event()
-        self.away, self.owing, self._average = None, 0, None
-        self._marks, self._probes, self._questions, self._tell_back = {}, {}, [], []
+        self.owing, self._average = 0, None
+        self._tell_back = []
         self._heard_at = float("-inf")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove all marks: without the thread that probes nothing would."""
+        self.away = None
+        self._marks, self._probes, self._questions = {}, {}, []
 
     # --- the thread that probes
 
@@ -309,7 +318,7 @@ class Health:
                 probe.results()
             else:
                 self._server.run([self._probe(table, writes=writes)], outwait=False)
-        except (Locked, Refused):
+        except (Transient, Refused, PoolExhausted):  # still locked or refused, or it could not be asked
             with self._lock:
                 self._marks[table, writes] = self._marks.pop((table, writes))  # others have their turn
             return

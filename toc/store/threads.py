@@ -45,8 +45,13 @@ class Threads:
                 thread = threading.Thread(
                     target=_serve, args=[self._work, self._idle], name=self._name, daemon=True
                 )
-                thread.start()
-                self._threads.append(thread)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system allows no more: the present ones do the work
+                    if not self._threads:
+                        raise
+                else:
+                    self._threads.append(thread)
         self._work.put((do, outcome))
 
         def result() -> R:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pymysql
 import pytest
+import structlog
 from fault.kit.proxy import Proxy
 from harness.machine import Machine
 from harness.secured import root_url
@@ -81,6 +82,52 @@ def test_texts_are_escaped_as_the_session_reads_them_whatever_the_servers_own_mo
         store.close()
         with root.connect() as connection:
             connection.exec_driver_sql("SET GLOBAL sql_mode = %s", (usual,))
+
+
+def test_a_store_that_is_closed_while_a_server_is_away_works_again(
+    through_proxy: Store, proxy: Proxy, new_row: NewRow
+) -> None:
+    row = new_row()
+    through_proxy.insert(row)
+    proxy.refuse()
+    for _ in range(2):  # the second one only reads the mark
+        assert through_proxy.read_each([row.job_id]).unanswered
+    through_proxy.close()
+    proxy.accept()
+    assert through_proxy.read_each([row.job_id])[row.job_id] == row
+
+
+def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
+    mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    store = mysql_place.open(pool_size=3, connect_timeout=0.2, read_timeout=1.2)
+    row = new_row()
+    store.insert(row)
+    table = table_of_job(row.job_id, 16)
+    server, name = store._shards.server_of[table], store._shards.names[table]
+    with root.connect() as connection, ThreadPoolExecutor(3) as callers:
+
+        def occupy(seconds: float) -> None:
+            """Use all connections that there may be."""
+            sleeps = [Statement(f"SELECT SLEEP({seconds})")] * 4
+            for busy in [callers.submit(server.run, sleeps) for _ in range(3)]:
+                busy.result()
+
+        occupy(0.05)
+        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
+        with structlog.testing.capture_logs() as logs:
+            store.check_tries([row.job_id], lambda _ids, _rows: None)
+            assert until(lambda: "table_locked" in told(logs), 10)
+            occupy(0.8)  # for longer than a question about the table waits for a connection
+            connection.exec_driver_sql("UNLOCK TABLES")
+            assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)
+    assert "database_away" not in told(logs)
+    store.close()
+
+
+def told(logs: Sequence[Any]) -> set[str]:
+    """The events that were logged."""
+    return {line["event"] for line in logs}
 
 
 def test_connections_that_the_server_closed_are_replaced_unnoticed(

@@ -1,0 +1,36 @@
+"""The threads of the store."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from toc.store.threads import Threads
+
+
+def test_work_is_done_by_the_threads_that_there_are_if_no_other_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads(3, "toc-store")
+    assert threads.begin(lambda: 1)() == 1
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    release = threading.Event()
+    ends = [threads.begin(release.wait), threads.begin(lambda: 2), threads.begin(lambda: 3)]
+    release.set()
+    assert [end() for end in ends] == [True, 2, 3]
+    monkeypatch.undo()
+    threads.close()
+
+
+def test_an_error_says_so_if_there_is_no_thread_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Threads(3, "toc-store").begin(lambda: 1)
