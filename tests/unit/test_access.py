@@ -135,3 +135,9 @@ def test_a_feature_is_refused_until_every_member_knows_it() -> None:
     for nobody in (None, "", "[]", "{", '{"delivery": 7}'):
         with pytest.raises(FeatureNotReady, match="earlier version"):
             check(Feature.DELIVERY, decode(nobody))
+
+
+@pytest.mark.parametrize("rate", [10**400, float("nan"), float("inf"), 0, -1])
+def test_a_rate_out_of_bounds_is_named(rate: float) -> None:
+    with pytest.raises(InvalidInput, match="rate must be"):
+        Token("n", frozenset({Role.READ}), ("*",), rate=rate)

@@ -315,3 +315,13 @@ def test_a_handler_is_told_the_nominal_time() -> None:
 def test_an_anchor_beyond_the_year_9999_in_utc_is_refused_by_name(far: str) -> None:
     with pytest.raises(InvalidSchedule, match="anchor"):
         Definition("far", "order.close", every=timedelta(hours=1), anchor=datetime.fromisoformat(far))
+
+
+@pytest.mark.parametrize("field", ["window", "jitter", "missed", "anchor"])
+def test_a_change_to_nothing_of_what_must_be_something_is_named(field: str) -> None:
+    with pytest.raises(InvalidSchedule):
+        defined("n", every=60).changed(**{field: None})
+
+
+def test_a_change_of_the_attribute_to_none_empties_it() -> None:
+    assert defined("n", every=60, attribute={"a": 1}).changed(attribute=None).attribute == {}

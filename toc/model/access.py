@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from types import MappingProxyType
 
 from toc.model.errors import InvalidInput, NotGranted, shown
@@ -169,7 +168,7 @@ class Token:
             raise InvalidInput(f"a token needs 1 to {MOST_PATTERNS} patterns of topics; '*' is all", "topics")
         for pattern in self.topics:
             check_pattern(pattern, "topics")
-        if self.rate is not None and not (isfinite(self.rate) and LEAST_RATE <= self.rate <= MOST_RATE):
+        if self.rate is not None and not LEAST_RATE <= self.rate <= MOST_RATE:
             raise InvalidInput(f"rate must be {LEAST_RATE:g} to {MOST_RATE:g} requests a second", "rate")
 
     def lives(self, now_ms: int) -> bool:

@@ -176,7 +176,12 @@ class Definition:
         unknown = changes.keys() - {each.name for each in fields(self)} | ({"name"} & changes.keys())
         if unknown:
             raise InvalidSchedule(f"{', '.join(sorted(unknown))} of a schedule cannot be changed")
-        return replace(self, **changes).check_given(changes)
+        if changes.get("attribute", {}) is None:
+            changes["attribute"] = {}
+        try:
+            return replace(self, **changes).check_given(changes)
+        except TypeError as exc:
+            raise InvalidSchedule(str(exc)) from exc
 
     def check_given(self, given: Collection[str]) -> Self:
         """Return the definition if every field that the caller has set takes effect. Raises

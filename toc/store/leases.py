@@ -69,7 +69,8 @@ class Leases:
         if not foreign:
             return [row._replace(lease=0) if row.lease else row for row in rows]
         left = dict.fromkeys(foreign, 1)  # if the lease is gone by then, the row has changed: look again soon
-        until, now = server.milliseconds("lease_until"), server.milliseconds(server.from_now(0))
+        until = f"COALESCE({server.milliseconds('lease_until')},0)"  # somebody may have emptied it by hand
+        now = server.milliseconds(server.from_now(0))
         ids = self._shards.group(foreign)[server]
         select = sql.select_by_id(server, f"job_id,lease_owner,{until}-{now}", self._shards.names, ids)
         for result in server.run(select):

@@ -8,6 +8,7 @@ from typing import Any
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput, UnknownTemplate, shown
+from toc.model.pattern import check_pattern
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.observe.log import get_logger
@@ -43,7 +44,8 @@ class TemplateTable(UnshardedTable):
         for pattern, policies, most, version in self._rows(select):
             try:
                 found[Template(pattern, json.loads(policies), most)] = version
-            except (ValueError, TypeError, InvalidInput) as exc:  # of a later version, or edited by hand
+            except (ValueError, TypeError, AttributeError, InvalidInput) as exc:
+                # Of a later version, or edited by hand.
                 log.warning("template_not_understood", pattern=pattern, error=str(exc))
         return found
 
@@ -79,6 +81,10 @@ class TemplateTable(UnshardedTable):
 
     def delete(self, pattern: str) -> None:
         """Remove a template. Topics that it has made stay. Raises UnknownTemplate."""
+        try:
+            check_pattern(pattern)  # MySQL takes one with a trailing space for the same pattern
+        except InvalidInput:
+            raise _unknown(pattern) from None
         if not self._write(f"DELETE FROM {self._table} WHERE pattern=%s", [pattern]):
             raise _unknown(pattern)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from toc.model.access import Role, Token
-from toc.model.errors import InvalidInput, UnknownToken
+from toc.model.access import NAME, Role, Token
+from toc.model.errors import InvalidInput, UnknownToken, shown
 from toc.observe.log import get_logger
 from toc.store.server import Param, Statement
 from toc.store.unsharded_table import UnshardedTable
@@ -45,6 +45,8 @@ class TokenTable(UnshardedTable):
 
     def revoke(self, name: str) -> Token:
         """End a token for good and return it. Revoking it again changes nothing. Raises UnknownToken."""
+        if not NAME.fullmatch(name):  # MySQL takes a name with a trailing space for the same name
+            raise _unknown(name)
         update = (
             f"UPDATE {self._table} SET revoked_at={self._now()},version=version+1 "
             "WHERE name=%s AND revoked_at IS NULL"
@@ -52,7 +54,7 @@ class TokenTable(UnshardedTable):
         self._server.run([Statement(update, [name])])
         found = next((token for _, token in self._select("WHERE name=%s", name)), None)
         if found is None:
-            raise UnknownToken(f"there is no token {name!r}; `toc token list` shows all")
+            raise _unknown(name)
         return found
 
     def list(self) -> Sequence[Token]:
@@ -87,3 +89,7 @@ class TokenTable(UnshardedTable):
                 continue
             tokens.append((bytes(sha256), token))
         return tokens
+
+
+def _unknown(name: object) -> UnknownToken:
+    return UnknownToken(f"there is no token {shown(name)}; `toc token list` shows all")

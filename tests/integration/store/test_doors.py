@@ -238,6 +238,21 @@ def test_a_token_is_in_force_from_its_creation_to_its_end_and_stored_nowhere(sto
         store.tokens.revoke("nobody")
 
 
+def test_a_name_with_a_space_behind_it_is_another_name(mysql_store: Store) -> None:
+    """To MySQL it is the same one."""
+    clock = SetClock()
+    mysql_store.tokens.create(
+        Token("spaced", frozenset({Role.READ}), ("*",), created=clock.now), digest(PREFIX + "spaced")
+    )
+    with pytest.raises(UnknownToken):
+        revoke_token(mysql_store, "spaced ")
+    assert {one.name: one.revoked_at for one in mysql_store.tokens.list()}["spaced"] is None
+    mysql_store.templates.create(Template("spaced.*", {"slot_amount": 1}, 5))
+    with pytest.raises(UnknownTemplate):
+        mysql_store.templates.delete("spaced.* ")
+    mysql_store.templates.delete("spaced.*")
+
+
 def test_known_tokens_hold_for_ten_minutes_while_the_table_is_away(
     through_proxy: Store, mysql_store: Store, proxy: Proxy
 ) -> None:

@@ -16,6 +16,7 @@ from toc.model.verdict import CRASHED, Failure, after_expiry
 from toc.store.batch import Finish, Guard
 from toc.store.leases import RAN_OUT
 from toc.store.scan import Position
+from toc.store.server import Statement
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -208,16 +209,25 @@ def test_who_only_renews_takes_no_lease_where_nobody_has_one(one: Store, two: St
     assert taken(one.leases, mine, renew=mine) == set()
 
 
+def test_a_lease_whose_end_was_emptied_by_hand_has_ended(one: Store, two: Store, row: TaskRow) -> None:
+    assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
+    shards = two._shards
+    table = shards.table_of(row.job_id)
+    emptied = f"UPDATE {shards.names[table]} SET lease_until=NULL WHERE job_id={row.job_id:d}"
+    shards.server_of[table].run([Statement(emptied)])
+    assert lease(two, row) == RAN_OUT
+
+
 def test_what_is_counted_as_it_begins_keeps_the_lease_of_its_worker_alone(
     one: Store, two: Store, row: TaskRow
 ) -> None:
     begun = Failure(row.job_id, row.version, row.attempts, row.crashes, 0, 1, row.next_time, "alone")
     assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
-    assert two.count([begun]) == {row.job_id: Guard.LOST}
-    assert one.count([begun]) == {row.job_id: Guard.APPLIED}
+    assert two.charge_runs([begun]) == {row.job_id: Guard.LOST}
+    assert one.charge_runs([begun]) == {row.job_id: Guard.APPLIED}
     assert lease(two, row) > 0
     two.leases.set_dead(["worker-one"])
-    assert two.count([begun._replace(crashes=1, new_crashes=2)]) == {row.job_id: Guard.APPLIED}
+    assert two.charge_runs([begun._replace(crashes=1, new_crashes=2)]) == {row.job_id: Guard.APPLIED}
     assert lease(two, row) == 0
 
 
