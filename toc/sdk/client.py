@@ -380,7 +380,10 @@ class TimeoutCenter:
         return None if row is None else self._task(row)
 
     def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
-        """Return all stored tasks of a biz_id, oldest first. Raises StoreUnavailable."""
+        """Return all stored tasks of a biz_id, oldest first.
+
+        Raises StoreUnavailable; UnreadableTask if the row of one of them cannot be read.
+        """
         biz = BizId.of(biz_id)
         biz_type = None if topic is None else self.catalog.get(topic).biz_type
         self._check_layout()

@@ -41,8 +41,8 @@ ROW_BYTES = 300
 MAX_DELAY_SECONDS = 1e12
 """Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
 
-EARLIEST_MS = to_ms(datetime(1000, 1, 1, tzinfo=UTC))
-"""The first instant of MySQL's DATETIME. Instant topics take due times in the past, down to this one."""
+EARLIEST_MS = 0
+"""The earliest instant that is accepted, on instant topics: scans of rows begin here."""
 LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
 """The latest instant that is accepted: the last day that a DATETIME can hold."""
 
@@ -147,9 +147,8 @@ class RowMaker:
         if action_time is not None:
             due = _instant_ms(action_time, "action_time")
         elif delay is not None:
-            due = now + 1 + _delay_ms(delay)  # + 1: now is rounded down, and a deadline is never early
-            if due == now + 1 and delay in (0, timedelta(0)):
-                due = now
+            wait = _delay_ms(delay)
+            due = now + 1 + wait if wait else now  # + 1: now is rounded down, and a deadline is never early
         elif topic is not None and topic.topic_type is TopicType.INSTANT:
             return now
         else:
@@ -166,7 +165,8 @@ class RowMaker:
             )
         if due < EARLIEST_MS:
             raise InvalidInput(
-                f"action_time {action_time} is before the year 1000, which MySQL cannot store", "action_time"
+                f"action_time {action_time} is before 1970; give a later one, or none to run it now",
+                "action_time",
             )
         if due - now > max_delay_ms + 1:
             raise InvalidDelay(
