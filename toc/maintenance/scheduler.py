@@ -31,7 +31,7 @@ from toc.model.schedule import step
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow
-from toc.store.schedule_rows import Stored
+from toc.store.schedule_rows import StoredSchedule
 from toc.store.schedules import DueSchedule, Move
 from toc.store.shards import OF_TABLES, Trouble
 from toc.store.store import Store
@@ -190,7 +190,7 @@ class Scheduler:
         except OverflowError as exc:
             return self._stuck(stored, now, f"its row is damaged, a time is out of range: {exc}")
 
-    def _stuck(self, stored: Stored, now: int, why: str) -> Move:
+    def _stuck(self, stored: StoredSchedule, now: int, why: str) -> Move:
         """Put a schedule off that cannot be moved on here."""
         SCHEDULES_STUCK.of().add()
         if self._complains(("schedule", stored.name)):

@@ -86,7 +86,6 @@ class TopicCatalog:
         topic = self.known().get(name) if isinstance(name, str) else None
         if topic is None:
             check_topic_name(name)
-        if topic is None:
             topic = self.read_through().get(name)
         elif self._stale():
             self._refresh_soon()

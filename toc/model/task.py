@@ -26,7 +26,6 @@ UNLIMITED = 65_535
 MAX_ATTEMPTS = 65_535
 """Largest value of the column. Further tries of a task reuse the last 31 numbers, in turn."""
 MAX_ATTRIBUTE_CHARS = 4096
-MAX_ATTRIBUTE_BYTES = 4 * MAX_ATTRIBUTE_CHARS
 _ATTRIBUTES = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 """Made once: ``json.dumps`` would make one for each attribute."""
 
@@ -158,7 +157,7 @@ class Task(NamedTuple):
     starting at 1. ``biz_id`` is the int or text that was submitted. ``version`` counts reschedules and
     redrives. ``tries`` is the number of all its tries; 0: that of its topic; 65,535: no limit. No try starts
     after ``expires_at`` (aware UTC); ``expired``: the task ended because of it. ``redrives``: how many of
-    ``version`` are redrives; 0 unless the task is that of a try.
+    ``version`` are redrives; known only of the task that a handler gets, otherwise 0.
 
     A handler gets the ``body`` with its task. For a task that was looked up, the first use reads it.
     """
@@ -380,7 +379,7 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
         raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
     if not same:
         raise InvalidAttribute("attribute changes when it is stored as JSON: use string keys and lists")
-    if len(text) > MAX_ATTRIBUTE_CHARS or size > MAX_ATTRIBUTE_BYTES:
+    if len(text) > MAX_ATTRIBUTE_CHARS:
         raise InvalidAttribute(
             f"attribute has {len(text)} characters ({size} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} characters "
             f"are allowed: keep the payload elsewhere and put its id here"

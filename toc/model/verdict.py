@@ -33,8 +33,6 @@ from toc.model.topic import MAX_RETRIES, Delivery, Topic
 
 MAX_CRASHES = 60_000
 """Largest value of the column. Further crashes of a task are not counted."""
-MAX_BACKED_OFF = 30
-"""Tries after which the backoff grows no more: 2**30 s is beyond any cap."""
 CRASHED = "the worker that ran it died or fell silent"
 
 
@@ -374,5 +372,5 @@ def after_nack(row: PullRow, topic: Topic, *, delay_ms: int | None, dead: bool, 
     Without a delay the topic's backoff applies. The nack of the last try makes the task dead.
     """
     dead = dead or is_last(row, topic)
-    delay = topic.retry_delay_ms(min(row.attempts, MAX_BACKED_OFF)) if delay_ms is None else delay_ms
+    delay = topic.retry_delay_ms(row.attempts) if delay_ms is None else delay_ms
     return Nack(row, dead, 0 if dead else delay, error)

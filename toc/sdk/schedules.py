@@ -43,7 +43,7 @@ from toc.model.schedule import (
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic
 from toc.store.occurrences import Planned, occurrence_key
-from toc.store.schedule_rows import Stored
+from toc.store.schedule_rows import StoredSchedule
 from toc.store.store import Store
 
 TRIES = 10
@@ -323,7 +323,7 @@ class Schedules:
                 failed[name] = exc
         return failed
 
-    def _reconcile(self, wanted: Definition, stored: Stored | None) -> None:
+    def _reconcile(self, wanted: Definition, stored: StoredSchedule | None) -> None:
         if stored is None:
             try:
                 self._create(wanted, paused=False)
@@ -396,14 +396,14 @@ class Schedules:
                 return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
-    def _begin(self, stored: Stored) -> Stored:
+    def _begin(self, stored: StoredSchedule) -> StoredSchedule:
         """Take the first step of what is stored by now: if it fails, workers take it."""
         try:
             return self._step(stored)
         except StoreUnavailable:
             return stored
 
-    def _step(self, stored: Stored, ahead: int = 0) -> Stored:
+    def _step(self, stored: StoredSchedule, ahead: int = 0) -> StoredSchedule:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
 
         If another process has taken it, or the topic takes no tasks, there is none to take: workers continue.
@@ -422,10 +422,10 @@ class Schedules:
         for move in moved.done:
             with contextlib.suppress(StoreUnavailable):  # the sweep does it
                 self._index(move.rows)
-            return Stored(stored.name, stored.text, move.state._replace(version=stored.state.version + 1))
+            return stored._replace(state=move.state._replace(version=stored.state.version + 1))
         return table.get(stored.name) or stored
 
-    def _planned(self, stored: Stored, now: int) -> Sequence[Planned]:
+    def _planned(self, stored: StoredSchedule, now: int) -> Sequence[Planned]:
         """Return the occurrences that are tasks already and due in more than NEAR_MS.
 
         They are sorted by nominal time.
@@ -435,7 +435,9 @@ class Schedules:
             return []
         return self._store().schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
 
-    def _last(self, stored: Stored, planned: Sequence[Planned], rows: Mapping[int, TaskRow]) -> int | None:
+    def _last(
+        self, stored: StoredSchedule, planned: Sequence[Planned], rows: Mapping[int, TaskRow]
+    ) -> int | None:
         """Return the job_id of the last occurrence after ``planned`` are cancelled.
 
         ``rows`` replace some of them. The overlap of the next occurrence is judged by this task,
@@ -458,7 +460,7 @@ class Schedules:
     def _topic(self, name: str) -> Topic | None:
         return self._catalog().known().get(name) or self._catalog().refresh().get(name)
 
-    def _stored(self, name: str) -> Stored:
+    def _stored(self, name: str) -> StoredSchedule:
         return need(self._store().schedules.get(check_schedule_name(name)), name)
 
 
@@ -479,7 +481,7 @@ def define(
         raise InvalidSchedule(str(exc).removeprefix("Definition.__init__() ")) from exc
 
 
-def _schedule(stored: Stored) -> Schedule:
+def _schedule(stored: StoredSchedule) -> Schedule:
     state: State = stored.state
 
     def at(instant: int | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""Many tasks in one round trip per server: read, finish, fail, die, redrive, count.
+"""Many tasks in one round trip per server: read, finish, fail, die, redrive, charge.
 
 Every update is guarded by what its caller had read, so it can be sent twice, and every outcome of a guard has
 a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status, next_time)
@@ -210,8 +210,8 @@ class Batches(Tries):
         no other worker has leased."""
         return self._fail(items, self.leases.free)  # [rule: lease-fence]
 
-    def count(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Count tries that begin, on rows that are unchanged. They keep this worker's lease."""
+    def charge_runs(self, items: Sequence[Failure]) -> Answers[Guard]:
+        """Charge tries that begin, on rows that are unchanged. They keep this worker's lease."""
         return self._fail(items, self.leases.free, self.leases.kept())
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:

@@ -45,7 +45,8 @@ class EndedRows:
         """Return rows that ended more than ``keep`` ms ago, by ``now`` (ms) and by the clock of their server.
 
         For each (table, status): the rows after its cursor, in order, at most ``limit``. Also the instant
-        (ms) before which all servers say that, and the tables that do not answer.
+        (ms) by which rows had to have ended, by the slowest clock that was asked, and the tables that do not
+        answer.
         """
         before = now - keep
         by_table: dict[int, Mapping[int, Cursor]] = {}

@@ -16,7 +16,7 @@ import json
 from typing import Any, NamedTuple
 
 from toc.model.wire import instant
-from toc.store.schema import MAX_ERROR_CHARS, MAX_HISTORY_CHARS
+from toc.store.schema import ERROR_COLUMN_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import DatabaseServer
 
 LINE_CHARS = 200
@@ -68,7 +68,7 @@ def added(server: DatabaseServer, failed: FailedTry) -> str:
 
 def error_text(error: str) -> str:
     """Truncate an error for ``last_error``, without characters that UTF-8 cannot encode."""
-    return error[:MAX_ERROR_CHARS].encode(errors="replace").decode()
+    return error[:ERROR_COLUMN_CHARS].encode(errors="replace").decode()
 
 
 def parse(text: str | None) -> list[FailedTry]:

@@ -16,7 +16,7 @@ from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic
 from toc.store import rows as sql
-from toc.store.schedule_rows import Stored
+from toc.store.schedule_rows import StoredSchedule
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
@@ -47,7 +47,7 @@ class Occurrences:
         self._job_ids = job_ids
         self._clock = clock
 
-    def ended(self, stored: Stored) -> bool:
+    def ended(self, stored: StoredSchedule) -> bool:
         """Whether the task of the last occurrence has ended, or is gone."""
         if stored.state.last_job_id is None:
             return True
@@ -58,7 +58,7 @@ class Occurrences:
         )
         return not self._shards.server_of[table].run([Statement(select)])[0].rows
 
-    def planned(self, stored: Stored, biz_type: int, later_than: int) -> list[Planned]:
+    def planned(self, stored: StoredSchedule, biz_type: int, later_than: int) -> list[Planned]:
         """Return the occurrences whose tasks have not started and are due later than this (ms).
 
         Leaves out those of a backfill, unless they were moved by hand.
@@ -89,7 +89,7 @@ class Occurrences:
                     found.append(one)
         return sorted(found, key=lambda planned: planned.nominal)
 
-    def last_but(self, stored: Stored, biz_type: int, planned: Sequence[Planned]) -> int | None:
+    def last_but(self, stored: StoredSchedule, biz_type: int, planned: Sequence[Planned]) -> int | None:
         """Return the job_id of the last occurrence by nominal time, without those in ``planned``, that is a
         task of this biz_type; or None."""
         table, prefix = self._table_of(stored.name), f"{stored.state.schedule_id}/"
@@ -104,7 +104,7 @@ class Occurrences:
         with sql.understood():
             return int(result.rows[0][0]) if result.rows else None
 
-    def present(self, stored: Stored, nominals: Sequence[int]) -> set[int]:
+    def present(self, stored: StoredSchedule, nominals: Sequence[int]) -> set[int]:
         """Return the nominal times (ms) among these that have a task, in any state, also on a topic that the
         schedule had before."""
         table = self._table_of(stored.name)

@@ -100,7 +100,7 @@ class Pulls:
             updates = []
             for (table, biz_type, retries, ttr_ms), some in groups.items():
                 tries = f"CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
-                nonces = " ".join(f"WHEN {item.job_id:d} THEN {_bytes(item.nonce)}" for item in some)
+                nonces = " ".join(f"WHEN {item.job_id:d} THEN {sql.literal(item.nonce)}" for item in some)
                 # MySQL assigns from left to right: what reads the old nonce comes before the new one.
                 updates.append(
                     Statement(  # [rule: one-hand-out]
@@ -194,7 +194,7 @@ class Pulls:
             ended = server.instant(stamp)
             return Statement(  # [rule: ack-of-version]
                 f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,"
-                f"next_time={ended},pull_nonce={_bytes(mark)},"
+                f"next_time={ended},pull_nonce={sql.literal(mark)},"
                 f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
                 f"AND biz_type={biz_type:d} AND attempts>0{more}"
             )
@@ -339,7 +339,7 @@ class Pulls:
             for table, part in ids.items():
                 for job_id in part:
                     row, status, expired, error = by_id[job_id]
-                    nonce = f"pull_nonce={_bytes(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
+                    nonce = f"pull_nonce={sql.literal(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
                     why = f"expires_at<{now}" if expired else "pull_written=1"
                     noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
                     updates.append(
@@ -451,17 +451,13 @@ def _lives(lease: PullLease, now: str) -> str:
     """The condition that a row has this lease, and that its ttr has not ended."""
     return (  # [rule: living-lease]
         f"job_id={lease.job_id:d} AND status={PENDING} AND version={lease.version:d} "
-        f"AND biz_type={lease.biz_type:d} AND pull_nonce={_bytes(lease.nonce)} AND next_time>{now}"
+        f"AND biz_type={lease.biz_type:d} AND pull_nonce={sql.literal(lease.nonce)} AND next_time>{now}"
     )
 
 
 def _of_nonces(leases: Mapping[int, PullLease], job_ids: Sequence[int]) -> str:
     """The condition that each row has its lease's nonce: no two hand-outs ever draw the same."""
-    return f"pull_nonce IN ({','.join(_bytes(leases[job_id].nonce) for job_id in job_ids)})"
-
-
-def _bytes(value: bytes) -> str:
-    return f"X'{value.hex()}'"
+    return f"pull_nonce IN ({','.join(sql.literal(leases[job_id].nonce) for job_id in job_ids)})"
 
 
 def _freed(server: DatabaseServer, mark: int) -> str:

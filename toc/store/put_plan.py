@@ -20,7 +20,7 @@ from toc.store import bodies, requests
 from toc.store import rows as sql
 from toc.store.leases import LEASED_IS_TRIED
 from toc.store.pulls import moved
-from toc.store.requests import LOCKS, literal
+from toc.store.requests import LOCKS
 from toc.store.same_task import same_task
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Shards
@@ -155,7 +155,7 @@ class Planner:
         telling = len(changes)
         body = "NULL,body_sha256=NULL"
         if row.body_sha256 is not None:
-            body = f"{row.body_length:d},body_sha256={literal(row.body_sha256)}"
+            body = f"{row.body_length:d},body_sha256={sql.literal(row.body_sha256)}"
         expiry = server.instant(row.expires_at) if row.expires_at else "NULL"
         more = f"attribute=%s,tries={row.tries:d},expires_at={expiry},body_length={body},"
         changes.append(new_version(server, name, seen, row.action_time, now, more, [row.attribute]))
@@ -228,7 +228,7 @@ class Planner:
         table = self._shards.table_of(row.job_id)
         name, request_name = self._shards.names[table], self._shards.request_names[table]
         number = int.from_bytes(hashlib.sha256(row.dedup_key.encode() + b"%d" % row.biz_id).digest()[:4])
-        stripe = literal(hashlib.sha256(b"lock%d" % (number % LOCKS)).digest())
+        stripe = sql.literal(hashlib.sha256(b"lock%d" % (number % LOCKS)).digest())
         into = f"INSERT INTO {request_name} (request_key,payload,gmt_create)"
         values = f"{stripe},{stripe},{server.instant(now)}"
         statements = [Statement(server.or_lock(f"{into} VALUES ({values})"))]

@@ -61,7 +61,7 @@ class Requests:
             for home, part in parts.items():
                 name = self._shards.request_names[home]
                 values = ",".join(
-                    f"({literal(one.key)},{literal(one.payload)},{server.from_now(0)})"
+                    f"({sql.literal(one.key)},{sql.literal(one.payload)},{server.from_now(0)})"
                     for _, one in sorted(part.items())
                 )
                 insert = f"INSERT INTO {name} (request_key,payload,gmt_create) VALUES {values}"
@@ -117,7 +117,7 @@ def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence
 
 def select(name: str, wanted: Iterable[Request]) -> Statement:
     """Return the SELECT for ``answered``."""
-    keys = ",".join(literal(one.key) for one in wanted)
+    keys = ",".join(sql.literal(one.key) for one in wanted)
     return Statement(f"SELECT request_key,payload,answer FROM {name} WHERE request_key IN ({keys})")
 
 
@@ -163,13 +163,8 @@ _COLUMNS = "(request_key,payload,answer,gmt_create)"
 
 
 def _values(server: DatabaseServer, request: Request, now: int) -> str:
-    return f"{literal(request.key)},{literal(request.payload)},%s,{server.instant(now)}"
+    return f"{sql.literal(request.key)},{sql.literal(request.payload)},%s,{server.instant(now)}"
 
 
 def _answer(put: Put) -> str:
     return json.dumps({"job_id": str(put.job_id), "outcome": put.outcome.value})
-
-
-def literal(value: bytes) -> str:
-    """Return bytes as SQL."""
-    return f"X'{value.hex()}'"

@@ -77,6 +77,11 @@ class understood:  # noqa: N801 - reads like a function
             ) from exc
 
 
+def literal(value: bytes) -> str:
+    """Return bytes as SQL."""
+    return f"X'{value.hex()}'"
+
+
 def numbers(values: Iterable[int]) -> str:
     """``1,2,3``. Raises on anything but integers, so that nothing else gets into SQL."""
     return ",".join(map(int.__repr__, values))

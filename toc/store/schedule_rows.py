@@ -1,4 +1,4 @@
-"""The rows of the schedule tables: which columns they have, and how a row becomes a Stored."""
+"""The rows of the schedule tables: which columns they have, and how a row becomes a StoredSchedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _definition(name: str, text: str) -> Definition:
     return Definition.of_json(name, text)
 
 
-class Stored(NamedTuple):
+class StoredSchedule(NamedTuple):
     """A stored schedule. ``text`` is its definition as stored."""
 
     name: str
@@ -57,10 +57,10 @@ def columns(server: DatabaseServer) -> str:
     return ",".join(["s.name", "s.definition", *columns])
 
 
-def stored_of(row: Sequence[object]) -> Stored:
+def stored_of(row: Sequence[object]) -> StoredSchedule:
     """Return the schedule in a row with ``columns``."""
     with sql.understood():
         name, text, *values = row
         numbers = [None if value is None else int(str(value)) for value in values]
         state = State._make(numbers)
-        return Stored(str(name), str(text), state._replace(paused=bool(state.paused)))
+        return StoredSchedule(str(name), str(text), state._replace(paused=bool(state.paused)))

@@ -21,7 +21,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.store import rows as sql
 from toc.store.occurrences import UNTOUCHED, Occurrences, Planned
-from toc.store.schedule_rows import COLUMNS, FIXED, Stored, columns, literal, stored_of
+from toc.store.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, literal, stored_of
 from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement, Transient
 from toc.store.shards import Shards, Trouble
 
@@ -34,7 +34,7 @@ class DueSchedule(NamedTuple):
     """A schedule that needs a step, whether the task of its last occurrence has ended, and the time (ms): by
     this host's clock, or by its server's if that is behind."""
 
-    stored: Stored
+    stored: StoredSchedule
     ended: bool
     now: int
 
@@ -50,7 +50,7 @@ class Due(NamedTuple):
 class Move(NamedTuple):
     """A schedule as it was read, its new state, and the tasks to insert with it."""
 
-    stored: Stored
+    stored: StoredSchedule
     state: State
     rows: Sequence[TaskRow]
 
@@ -90,11 +90,11 @@ class ScheduleTable:
         with sql.understood():
             return int(result.rows[0][0])
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredSchedule | None:
         """Return the schedule of a name, or None."""
         return self.named([name])[0].get(name)
 
-    def named(self, names: Iterable[str]) -> tuple[dict[str, Stored], dict[str, Trouble]]:
+    def named(self, names: Iterable[str]) -> tuple[dict[str, StoredSchedule], dict[str, Trouble]]:
         """Return the schedules of these names, and the names whose servers do not answer.
 
         Raises only if no server answers.
@@ -104,7 +104,7 @@ class ScheduleTable:
             table = self.table_of(name)
             by_table[table] = (*by_table.get(table, ()), name)
 
-        def send(server: DatabaseServer, part: Mapping[int, tuple[str, ...]]) -> list[Stored]:
+        def send(server: DatabaseServer, part: Mapping[int, tuple[str, ...]]) -> list[StoredSchedule]:
             statements = [
                 Statement(
                     f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s "
@@ -123,10 +123,10 @@ class ScheduleTable:
         failed = {name: error for table, error in parts.failed.items() for name in by_table[table]}
         return {stored.name: stored for part in parts.results for stored in part}, failed
 
-    def page(self, after: str = "", limit: int = 1000) -> list[Stored]:
+    def page(self, after: str = "", limit: int = 1000) -> list[StoredSchedule]:
         """Return the first ``limit`` schedules by name whose name is greater than ``after``."""
 
-        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[Stored]:
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[StoredSchedule]:
             selects = [
                 f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
                 f"ORDER BY name LIMIT {limit:d}"
@@ -209,7 +209,7 @@ class ScheduleTable:
 
     # --- writing
 
-    def create(self, definition: Definition, state: State) -> Stored:
+    def create(self, definition: Definition, state: State) -> StoredSchedule:
         """Add a schedule. Raises ScheduleExists."""
         table, text = self.table_of(definition.name), definition.to_json()
         server = self._shards.server_of[table]
@@ -237,10 +237,10 @@ class ScheduleTable:
                 if attempt == TRIES - 1:
                     raise
                 continue  # sent again: if it is there, it is ours
-            return Stored(definition.name, text, state)
+            return StoredSchedule(definition.name, text, state)
         raise StoreUnavailable(f"{server.name}: schedule {definition.name!r} keeps changing; try again")
 
-    def move(self, stored: Stored, step: Step, topic: Topic) -> Move:
+    def move(self, stored: StoredSchedule, step: Step, topic: Topic) -> Move:
         """Return what ``advance`` needs to take a step."""
         rows = [
             self.occurrences.row(stored.definition, step.state, occurrence, topic) for occurrence in step.made
@@ -264,22 +264,22 @@ class ScheduleTable:
 
     def change(
         self,
-        stored: Stored,
+        stored: StoredSchedule,
         definition: Definition,
         state: State,
         cancelled: Sequence[Planned] = (),
         instead: Iterable[TaskRow] = (),
-    ) -> Stored | None:
+    ) -> StoredSchedule | None:
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
         ``instead``: tasks that replace some of them. Returns None if another process has changed the
         schedule, or one of the occurrences, since it was read.
         """
         text = definition.to_json()
-        after = Stored(stored.name, text, state._replace(version=stored.state.version + 1))
+        after = StoredSchedule(stored.name, text, state._replace(version=stored.state.version + 1))
         return after if self._change(stored, state, cancelled, instead, text=text) else None
 
-    def delete(self, stored: Stored, cancelled: Sequence[Planned] = ()) -> bool:
+    def delete(self, stored: StoredSchedule, cancelled: Sequence[Planned] = ()) -> bool:
         """Delete a schedule, and cancel occurrences that have not started. Returns whether it did.
 
         False: another process has changed or deleted it, or one of the occurrences, since it was read.
@@ -288,7 +288,7 @@ class ScheduleTable:
 
     def _change(
         self,
-        stored: Stored,
+        stored: StoredSchedule,
         state: State,
         cancelled: Sequence[Planned],
         instead: Iterable[TaskRow] = (),
@@ -415,7 +415,7 @@ class ScheduleTable:
                 continue
         raise Transient(f"{server.name}: schedule {move.stored.name!r} keeps changing; try again")
 
-    def _ours(self, table: int, stored: Stored, change_id: int) -> Statement:
+    def _ours(self, table: int, stored: StoredSchedule, change_id: int) -> Statement:
         """Return a FROM clause that yields the row only if its own transaction has changed it."""
         return Statement(
             f"{self._shards.schedule_names[table]} WHERE name=%s AND version={stored.state.version + 1:d} "
@@ -427,7 +427,7 @@ class ScheduleTable:
         self,
         server: DatabaseServer,
         table: int,
-        stored: Stored,
+        stored: StoredSchedule,
         state: State,
         change_id: int,
         text: str | None = None,

@@ -30,7 +30,7 @@ from sqlalchemy.types import TypeEngine
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import MAX_ATTRIBUTE_CHARS
 
-MAX_ERROR_CHARS = 1024
+ERROR_COLUMN_CHARS = 1024
 """Characters kept of a task's last error."""
 
 MAX_HISTORY_CHARS = 4000
@@ -110,7 +110,7 @@ def task_table(metadata: MetaData, table: int) -> Table:
         Column("slot_crc", _U32, nullable=False),
         Column("slot_amount", _U16, nullable=False),
         Column("dedup_key", _KEY),
-        Column("last_error", String(MAX_ERROR_CHARS)),
+        Column("last_error", String(ERROR_COLUMN_CHARS)),
         Column("lease_owner", _U64),
         Column("lease_until", _INSTANT),
         Column("history", String(MAX_HISTORY_CHARS)),

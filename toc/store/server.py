@@ -33,7 +33,7 @@ is a moment in which other threads take the interpreter."""
 
 
 class Statement(NamedTuple):
-    """SQL with ``%s`` for parameters. SQL without parameters may hold no ``%``."""
+    """SQL with ``%s`` for each parameter, and no other ``%``."""
 
     sql: str
     params: Sequence[Param] = ()

@@ -7,7 +7,7 @@ No lock on a gap outlives its statement, because it would block every insert int
 inserted, its dedup_key is looked up by the whole key at READ COMMITTED. This locks, and waits for, only the
 row with that key. (At REPEATABLE READ, a locking read that finds nothing locks the gap before the next row
 until the transaction ends. An INSERT that meets a duplicate does so at any level. InnoDB's rules are the same
-in MySQL 8.) One case is left: an INSERT that meets a key which came between look-up and INSERT.
+in MySQL 8.) One case still locks a gap: an INSERT that meets a key which came between look-up and INSERT.
 """
 
 from __future__ import annotations

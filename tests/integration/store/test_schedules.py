@@ -16,7 +16,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.store.occurrences import occurrence_key
-from toc.store.schedule_rows import Stored
+from toc.store.schedule_rows import StoredSchedule
 from toc.store.schedules import Move
 from toc.store.store import Store
 
@@ -29,12 +29,12 @@ def made(store: Store, name: str) -> list[TaskRow]:
     return sorted(store.find(BizId.of(name)), key=lambda row: row.dedup_key or "")
 
 
-def new(store: Store, name: str, schedule_id: int = 11, now: int = NOW, **options: Any) -> Stored:
+def new(store: Store, name: str, schedule_id: int = 11, now: int = NOW, **options: Any) -> StoredSchedule:
     definition = Definition(name, "t", every=options.pop("every", 10), **(ROOMY | options))
     return store.schedules.create(definition, new_state(definition, schedule_id, now))
 
 
-def take(store: Store, stored: Stored, now: int) -> Move:
+def take(store: Store, stored: StoredSchedule, now: int) -> Move:
     ended = store.schedules.occurrences.ended(stored)
     return store.schedules.move(stored, step(stored.definition, stored.state, now, ended=ended), TOPIC)
 

@@ -296,7 +296,7 @@ class Quarantine:
         with self._counting:
             if entry.settled:
                 return False  # abandoned meanwhile
-            guards = self.store.count([_change(row, counted, ALONE)])
+            guards = self.store.charge_runs([_change(row, counted, ALONE)])
             if guards.get(entry.job_id) is Guard.APPLIED:
                 entry.row = counted
                 return True
