@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,37 @@ def test_a_table_whose_file_is_lost_makes_no_task_of_another_table_late(
 
     run(system, damaged, lambda number: number == 2, line, seconds=6)
     assert "database_away" not in system.daemons[0].log.read_text()
+
+
+def test_tables_that_are_missing_make_no_task_of_another_table_late_and_end_no_process(
+    build: Build, clean_redis: RedisServer, servers: tuple[MariaDB, MariaDB], verdict: Verdict
+) -> None:
+    """Somebody drops them while what works through all tables, purging and giving up slots, has work."""
+    line = verdict(29, "tables are missing", "dropped on one server while slots are narrowed and rows purged")
+    system = build(clean_redis.url, database_urls=[server.url for server in servers], tables=TABLES)
+    center, database = system.center, f"{system.settings.database_prefix}1"
+    store, gone = center.store, [f"{database}.{name}" for name in ("timeout_task_0003", "timeout_body_0001")]
+    ended = center.submit("test.sync", biz_id=_biz_id(1), delay=3600, body=b"x", content_type="text/plain")
+    center.cancel(ended)
+    two_days = "next_time = next_time - INTERVAL 2 DAY"
+    aged = f"UPDATE {database}.timeout_task_0001 SET {two_days} WHERE job_id={ended}"
+
+    @contextmanager
+    def dropped() -> Iterator[None]:
+        daemon = system.daemons[0]
+        before = daemon.workers()
+        with session(servers[1], aged, *(f"RENAME TABLE {name} TO {name}_kept" for name in gone)):
+            store.topics.alter("test.sync", retention=86_400)
+            store.topics.alter("test.batch", slot_amount=4)
+            for event in ("purge_failed", "slots_not_given_up"):
+                system.wait(partial(daemon.events, event), f"{event} is logged", 30)
+            yield
+        with session(servers[1], *(f"RENAME TABLE {name}_kept TO {name}" for name in gone)):
+            store.ended.delete({ended: 1})  # nobody has submitted it, as far as the verdict knows
+        assert daemon.workers() == before
+        assert not daemon.events("thread_died")
+
+    run(system, dropped, lambda number: number == 3, line, seconds=4)
 
 
 @pytest.mark.parametrize("how", [hanging, killed], ids=["hangs", "is killed"])

@@ -830,6 +830,19 @@ def test_a_rebuild_without_redis_says_what_is_not_indexed_and_ends_with_4(
     assert "out of reach" in toc.err
 
 
+def test_a_rebuild_without_some_tables_indexes_what_the_others_have_and_ends_with_3(
+    toc: Toc, center: TimeoutCenter, topic: str
+) -> None:
+    job_ids = center.submit_many([NewTask(topic, n, delay=600) for n in range(50)])
+    table = center.store._shards.table_of(job_ids[0])
+    left = sum(center.store._shards.table_of(job_id) != table for job_id in job_ids)
+    server, name = center.store._shards.servers[0], center.store._shards.names[table]
+    server.run([Statement(f"ALTER TABLE {name} RENAME TO gone")])
+    assert 0 < left < 50
+    assert toc.json("rebuild", code=3)["rows"] == left
+    assert name in toc.err
+
+
 # --- servers that are missing or not ready ----------------------------------------------------------------
 
 

@@ -9,8 +9,10 @@ import typer
 from toc.cli.options import Json, flag, option
 from toc.cli.output import progress_bar, say, show_one
 from toc.cli.values import opened
+from toc.model.errors import SchemaBehind, StoreUnavailable
 
 if TYPE_CHECKING:
+    from toc.maintenance.sweep import SweepCounts
     from toc.model.topic import Topic
     from toc.sdk.client import TimeoutCenter
 
@@ -20,7 +22,8 @@ def sweep(
 ) -> None:
     """Add the entries that Redis lacks, according to the rows. Workers always do so; this works without them.
 
-    Without --once it runs until Ctrl-C. Exits with 4 if a Redis server was out of reach.
+    Without --once it runs until Ctrl-C. Exits with 4 if some rows could not be indexed: a Redis server is out
+    of reach, or keys there are not toc's.
     """
     from toc.operate import admin
 
@@ -36,7 +39,7 @@ def rebuild(topic: str | None = option("NAME", "Only this topic."), as_json: Jso
     """Fill the index from the rows at full speed, earliest due first. Harmless at any time.
 
     Workers do so by themselves when Redis has lost data; use this when none runs, or to be sure. Exits with 4
-    if a Redis server was out of reach.
+    if some rows could not be indexed: a Redis server is out of reach, or keys there are not toc's.
     """
     from toc.operate import admin
 
@@ -48,12 +51,22 @@ def rebuild(topic: str | None = option("NAME", "Only this topic."), as_json: Jso
 def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> None:
     from toc.operate import admin
 
-    with progress_bar("rows") as progress:
-        counts = admin.refill(
-            center,
-            topic=topic,
-            progress=lambda part, seen: progress(part, f"{seen.rows:,} rows, {seen.added:,} added"),
-        )
+    counts: SweepCounts | None = None
+    failure: StoreUnavailable | SchemaBehind | None = None
+    with progress_bar("rows") as bar:
+
+        def progress(part: float, seen: SweepCounts) -> None:
+            nonlocal counts
+            counts = seen
+            bar(part, f"{seen.rows:,} rows, {seen.added:,} added")
+
+        try:
+            admin.refill(center, topic=topic, progress=progress)
+        except (StoreUnavailable, SchemaBehind) as exc:
+            failure = exc
+    if counts is None:  # nothing was read
+        assert failure is not None  # noqa: S101 - there is a table
+        raise failure
     left = counts.failed + counts.broken
     show_one({"rows": counts.rows, "added": counts.added, "not_indexed": left}, as_json=as_json)
     if counts.broken:
@@ -63,5 +76,8 @@ def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> Non
         )
     if counts.failed:
         say(f"{counts.failed} rows could not be indexed: some Redis servers are out of reach; run it again")
+    if failure is not None:
+        say("some tables were not read, and what they hold was not indexed; run it again")
+        raise failure
     if left:
         raise typer.Exit(4)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.errors import IndexUnavailable, StoreUnavailable
+from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
 from toc.model.topic import Topic
 from toc.observe.log import get_logger
 from toc.store.store import Store
@@ -63,7 +63,7 @@ class FormerSlots:
         for key, topic in passes.items():
             try:
                 going_on = self._step(topic, self._passes[key]) or going_on
-            except StoreUnavailable as exc:
+            except (StoreUnavailable, SchemaBehind) as exc:
                 log.warning("slots_not_given_up", topic=topic.name, error=str(exc))
         took = self.clock.monotonic() - began
         return took * REST if going_on else max(took * REST, LOOK_SECONDS)

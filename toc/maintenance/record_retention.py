@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
 from toc.store.rows import PURGED_TOGETHER
 from toc.store.store import Store
@@ -60,7 +60,7 @@ class RecordRetention:
         self._due[records] = now + EVERY_SECONDS
         try:
             deleted = records.purge(records.keep_ms)
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, SchemaBehind) as exc:
             if records.audit:
                 log.warning("audit_not_purged", error=str(exc))
             else:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
 from toc.store.ended import FINAL, Cursor
@@ -109,7 +109,7 @@ class Retention:
         step = self._steps.popleft()
         try:
             self._take(step)
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, SchemaBehind) as exc:
             log.warning("purge_failed", tables=len(step.tables), error=str(exc))
             # Skip the other tables of that server. The next cycle continues at the same positions.
             own = next(tables for tables in self._servers if step.tables[0] in tables)
@@ -120,7 +120,7 @@ class Retention:
     def _read_retired(self) -> None:
         try:
             found = self._store.topics.retired() if self._tables else self._retired
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, SchemaBehind) as exc:
             log.warning("purge_failed", tables=0, error=str(exc))
             return  # what was read before still holds: no biz_type is ever used again
         retired = {biz_type: max(seconds, LEAST_SECONDS) for biz_type, seconds in found.items()}

@@ -21,7 +21,7 @@ from toc.index.calls import IndexBroken
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
-from toc.model.errors import IndexUnavailable, StoreUnavailable
+from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot, Topic
 from toc.model.verdict import after_expiry, beyond_horizon, entry_score, has_expired
@@ -29,6 +29,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
 from toc.store.batch import Guard
 from toc.store.scan import DueRow, Position
+from toc.store.shards import Trouble
 from toc.store.store import Store
 
 log = get_logger(__name__)
@@ -209,8 +210,8 @@ class Sweep:
         try:
             if self._topics.keep_consuming(topic.name, slot_amount):
                 log.info("slots_consumed_again", topic=topic.name, slots=slot_amount)
-        except StoreUnavailable:
-            pass  # out of reach; the row comes again
+        except (StoreUnavailable, SchemaBehind):
+            pass  # the topic table does not answer; the row comes again
 
     def lost(self, rows: Iterable[DueRow]) -> list[DueRow]:
         """Return those of these due rows that have no entry. Skips rows whose Redis does not answer
@@ -247,8 +248,8 @@ class Sweep:
             return None
         try:
             topic = self._catalog.of_type(row.biz_type)
-        except StoreUnavailable:
-            return None  # the topic table is out of reach; the rows come again
+        except (StoreUnavailable, SchemaBehind):
+            return None  # the topic table does not answer; the rows come again
         if topic is None:
             log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
         return topic
@@ -263,7 +264,7 @@ class Crawl:
     """One pass over all rows of a status in some tables, in steps, each table in order of due time.
 
     ``where`` is an additional SQL condition, ``missing`` is passed to ``Sweep.add``. ``lost``: only rows that
-    have no entry are added. A step that raises StoreUnavailable can be repeated.
+    have no entry are added.
     """
 
     def __init__(
@@ -311,7 +312,11 @@ class Crawl:
         return bool(self._active)
 
     def step(self) -> SweepCounts:
-        """Read and index the next rows. Raises StoreUnavailable; Locked, if only locked tables are left."""
+        """Read and index the next rows.
+
+        Raises the error if none of this step's tables answers; they then come after all others, so calling it
+        again goes on with those.
+        """
         starts = {
             table: self._active.get(table) or self._broken_off.pop(table, self._from)
             for table in self.reading
@@ -367,14 +372,27 @@ def sweep_all(
 ) -> SweepCounts:
     """Run every pass once over these tables without rests: pending rows, soonest first, then dead ones.
 
-    ``progress`` gets the completed part, 0 to 1, and the counts so far. Raises StoreUnavailable.
+    ``progress`` gets the completed part, 0 to 1, and the counts so far. If some tables do not answer, it goes
+    through all others, then raises StoreUnavailable or SchemaBehind.
     """
     crawls = restore_passes(sweep, tables, where=where)
     total = SweepCounts()
+    failure: Trouble | None = None
     for crawl in crawls:
-        while crawl.tables_left:
-            counts = crawl.step()
+        silent: set[int] = set()
+        """Tables that did not answer, since one of this pass did."""
+        while crawl.tables_left > len(silent):
+            reading = crawl.reading
+            try:
+                counts = crawl.step()
+            except (StoreUnavailable, SchemaBehind) as exc:
+                failure = failure or exc
+                silent.update(reading)
+                continue
+            silent.clear()
             total = SweepCounts(*(a + b for a, b in zip(total, counts, strict=True)))
             left = sum(other.tables_left for other in crawls)
             progress(1 - left / max(1, len(crawls) * len(tables)), total)
+    if failure is not None:
+        raise failure
     return total

@@ -491,7 +491,7 @@ class Sweeper:
         """
         try:
             crawl.step()
-        except OF_TABLES:  # only failing tables are left
+        except OF_TABLES:  # none of these tables answers; others come next
             return crawl, began + RETRY_SECONDS
         done = 1 - crawl.tables_left / max(1, crawl.tables)
         until = began if crawl.amid else pass_began + every * done

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from toc.config import Settings
@@ -17,7 +18,14 @@ from toc.index.queues import Queues
 from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import Sweeper
 from toc.model.catalog import REFRESH_SECONDS
-from toc.model.errors import IndexUnavailable, InvalidInput, StoreUnavailable, UnknownTask, UnknownTopic
+from toc.model.errors import (
+    IndexUnavailable,
+    InvalidInput,
+    SchemaBehind,
+    StoreUnavailable,
+    UnknownTask,
+    UnknownTopic,
+)
 from toc.model.features import Feature
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow
@@ -196,7 +204,8 @@ def refill(
 ) -> SweepCounts:
     """Index every row that belongs in the index, of one topic or of all, at full speed, soonest first.
 
-    ``progress`` gets the part done (0 to 1) and the counts so far. Raises StoreUnavailable.
+    ``progress`` gets the part done (0 to 1) and the counts so far. If some tables do not answer, it goes
+    through all others, then raises StoreUnavailable or SchemaBehind.
     """
     center.catalog.refresh()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
@@ -205,23 +214,32 @@ def refill(
 
 
 def sweep_on(center: TimeoutCenter) -> None:
-    """Sweep all tables at the pace of a worker, until interrupted."""
+    """Sweep all tables at the pace of a worker, until interrupted. Raises what ends one of its threads."""
     center.catalog.refresh()
     layout = center.store.tables_of_server()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
 
+    ended: SimpleQueue[BaseException] = SimpleQueue()
+
     def run(sweeper: Sweeper) -> None:
-        while True:
-            time.sleep(sweeper.run_once())
+        try:
+            while True:
+                time.sleep(sweeper.run_once())
+        except BaseException as exc:
+            ended.put(exc)
 
     for tables in layout:
         sweeper = Sweeper(sweep)
         sweeper.add(tables)
         threading.Thread(target=run, args=[sweeper], daemon=True).start()
     while True:
-        time.sleep(REFRESH_SECONDS)
-        with suppress(StoreUnavailable):
-            center.catalog.refresh()
+        try:
+            error = ended.get(timeout=REFRESH_SECONDS)
+        except Empty:
+            with suppress(StoreUnavailable, SchemaBehind):
+                center.catalog.refresh()
+        else:
+            raise error  # else it would look alive, and sweep nothing there
 
 
 # --- slots ------------------------------------------------------------------------------------------------

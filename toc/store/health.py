@@ -223,6 +223,8 @@ class Health:
                     continue
             except Locked:
                 probe = None
+            except SchemaBehind:
+                continue  # callers of the table get the reason
             except Refused as exc:
                 log.warning("table_refused", table=self._names[table], writes_only=writes, error=str(exc))
                 self._mark(table, exc, None, writes=writes)

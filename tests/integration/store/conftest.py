@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,19 @@ class Place(NamedTuple):
         options = {"clock": Clock(), **options}
         urls = options.pop("urls", self.urls)
         return Store(urls, databases=self.databases, tables=self.tables, prefix=self.prefix, **options)
+
+    @contextmanager
+    def without(self, name: str) -> Iterator[None]:
+        """While a table, named as in SQL, is missing."""
+        engine = create_engine(self.root_url or self.urls[0], isolation_level="AUTOCOMMIT")
+        kept = name.replace("timeout_", "kept_")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {name} RENAME TO {kept}")
+            try:
+                yield
+            finally:
+                connection.exec_driver_sql(f"ALTER TABLE {kept} RENAME TO {name}")
+        engine.dispose()
 
 
 @pytest.fixture(scope="module")

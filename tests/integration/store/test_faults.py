@@ -510,6 +510,27 @@ def test_a_table_that_is_gone_fails_its_own_tasks_alone(
     store.close()
 
 
+def test_one_table_is_locked_and_another_missing_and_the_others_are_written(
+    mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    store: Store = mysql_place.open()
+    rows = [new_row(biz_id=number) for number in range(64)]
+    store.insert_many(rows)
+    by_table: dict[int, set[int]] = {}
+    for row in rows:
+        by_table.setdefault(table_of_job(row.job_id, mysql_place.tables), set()).add(row.job_id)
+    sick = sorted(by_table.keys() & store.tables_of_server()[0])[:2]
+    locked, missing = (store._shards.names[table] for table in sick)
+    with ThreadPoolExecutor(4) as pool:  # whoever asks what fails has a connection of its own to do so
+        list(pool.map(store.get, [row.job_id for row in rows]))
+    with root.connect() as holder, mysql_place.without(missing):
+        holder.exec_driver_sql(f"LOCK TABLES {locked} WRITE")
+        finished = store.finish([(row.job_id, 0) for row in rows])
+        holder.exec_driver_sql("UNLOCK TABLES")
+    assert finished.unanswered.keys() == by_table[sick[0]] | by_table[sick[1]]
+    store.close()
+
+
 def _works(call: Callable[[], object]) -> bool:
     try:
         call()

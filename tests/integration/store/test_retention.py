@@ -241,6 +241,23 @@ def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purge
     store.close()
 
 
+def test_a_missing_table_ends_no_loop_and_what_needs_it_is_purged_when_it_is_back(
+    place: Any, fresh_store: Store, old_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, topic=3600)
+    content = Content("a/b", b"")
+    body = {"body_length": 0, "body_sha256": content.fingerprint()}
+    rows = [old_row(2 * HOUR, biz_type=7, biz_id=n, **body) for n in range(50)]
+    fresh_store.insert_many(rows, contents={content.fingerprint(): content})
+    shards, table = fresh_store._shards, table_of_job(rows[0].job_id, len(purging.tables))
+    with place.without(shards.body_names[table]), place.without(shards.first("timeout_retired")):
+        purging.cycle()
+        assert ids(rows[0]) <= purging.left(rows) < ids(*rows), "only what needs the table is left"
+    purging.cycle()
+    purging.cycle()
+    assert purging.left(rows) == set()
+
+
 def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, brief=3600)
     content = Content("a/b", b"")

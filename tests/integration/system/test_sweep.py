@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from math import inf
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -27,9 +30,12 @@ from toc.maintenance.sweeper import (
     Sweeper,
 )
 from toc.model.clock import Clock
+from toc.model.errors import SchemaBehind
+from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Slot
 from toc.observe.metrics import SWEEP_ADDED
+from toc.operate import admin
 from toc.sdk.submission import RowMaker
 from toc.store.store import Store
 
@@ -361,6 +367,17 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
     raise AssertionError("not all are indexed")
 
 
+def test_while_the_topic_table_is_missing_rows_of_topics_that_are_known_are_indexed(bench: Bench) -> None:
+    bench.settled()
+    store, known = bench.center.store, bench.row(NewTask("test.sync", 1, delay=1.0))
+    wide = bench.row(NewTask("test.sync", 2, delay=1.0))._replace(slot_amount=64)  # of a former slot_amount
+    store.insert_many([bench.row(NewTask("test.sync", 3, delay=1.0))._replace(biz_type=99), wide, known])
+    name = store._shards.first("timeout_topic")
+    with _without(bench, name):
+        bench.run(5)
+    assert bench.indexed([known.job_id, wide.job_id]) == {known.job_id, wide.job_id}
+
+
 def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
     bench: Bench, clean_redis: RedisServer
 ) -> None:
@@ -511,6 +528,58 @@ def test_one_pass_over_everything_indexes_everything_and_counts(bench: Bench) ->
     assert parts == sorted(parts)
     assert parts[-1] == 1
     assert sweep_all(bench.sweep, tables) == (2550, 50, 0, 0)
+
+
+def test_one_pass_over_everything_goes_on_without_the_tables_that_do_not_answer(bench: Bench) -> None:
+    tables = bench.center.store.tables
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=10) for n in range(200)))
+    seen = SweepCounts()
+
+    def progress(_part: float, counts: SweepCounts) -> None:
+        nonlocal seen
+        seen = counts
+
+    gone = {0, 3}  # the first of the first step, and one in the middle
+    with ExitStack() as stack:
+        for table in gone:
+            stack.enter_context(_without(bench, bench.center.store._shards.names[table]))
+        with pytest.raises(SchemaBehind, match="timeout_task_0000"):
+            sweep_all(bench.sweep, tables, progress=progress)
+    others = {job_id for job_id in job_ids if table_of_job(job_id, len(tables)) not in gone}
+    assert seen == (len(others), len(others), 0, 0)
+    assert bench.indexed(job_ids) == others
+
+
+def test_a_sweep_of_which_a_thread_dies_ends_with_its_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(_sweeper: Sweeper) -> float:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr(Sweeper, "run_once", defect)
+    ended: SimpleQueue[BaseException] = SimpleQueue()
+
+    def sweep() -> None:
+        try:
+            admin.sweep_on(bench.center)
+        except BaseException as exc:
+            ended.put(exc)
+
+    threading.Thread(target=sweep, daemon=True).start()
+    assert isinstance(ended.get(timeout=60), LookupError)
+
+
+@contextmanager
+def _without(bench: Bench, name: str) -> Iterator[None]:
+    """While a table, named as in SQL, is missing."""
+    server = bench.center.store._shards.servers[0]._connect_within(5)
+    kept = name.replace("timeout_", "kept_")
+    try:
+        server.batch([f"RENAME TABLE {name} TO {kept}"])
+        yield
+        server.batch([f"RENAME TABLE {kept} TO {name}"])
+    finally:
+        server.close()
 
 
 def _die(store: Store, rows: Any) -> None:

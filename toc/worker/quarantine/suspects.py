@@ -31,7 +31,7 @@ from typing import Any
 from toc.loop import Loop
 from toc.model.body import Body
 from toc.model.clock import Clock, RateLimit
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.raised import Raised, overran
 from toc.model.task import TryRow
 from toc.model.topic import Slot
@@ -281,7 +281,7 @@ class Quarantine:
         """Whether its last crashes were runs alone. If not, the limit was lowered after they happened."""
         try:
             whole = self.store.get(entry.job_id)
-        except StoreUnavailable:
+        except (StoreUnavailable, SchemaBehind):
             return False
         return whole is not None and whole.last_error == ALONE
 
