@@ -956,6 +956,10 @@ def test_a_topic_is_delivered_otherwise_and_deleted_at_the_command_line(
     assert "is not paused" in toc.refused("topic", "alter", topic, "--delivery", "pull", code=1)
     assert "--wait goes with --delivery" in toc.refused("topic", "alter", topic, "--retries", 3, "--wait")
     toc.ok("topic", "pause", topic)
+    alter = ("topic", "alter", topic, "--delivery", "pull")
+    assert "retries must be" in toc.refused(*alter, "--retries", 99)
+    assert "no target 'none'" in toc.refused(*alter, "--target", "none")
+    assert toc.json("topic", "show", topic)["delivery"] == "handler", "it was refused as a whole"
     changed = toc.json("topic", "alter", topic, "--delivery", "pull", "--wait", "--retries", 3)
     assert (changed["delivery"], changed["retries"]) == ("pull", 3)
     assert (
@@ -978,6 +982,8 @@ def test_a_topic_is_delivered_otherwise_and_deleted_at_the_command_line(
         ("topic.alter", "failed"),
         ("topic.alter", "failed"),
         ("topic.pause", "done"),
+        ("topic.alter", "failed"),
+        ("topic.alter", "failed"),
         ("topic.alter", "done"),
         ("topic.delete", "failed"),
         ("topic.delete", "done"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -246,6 +247,10 @@ def _alter(center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait
     if wait and delivery is None:
         raise InvalidInput("--wait goes with --delivery")
     if delivery is not None:
+        # Refuse the rest first: a refusal must not leave half of what was asked.
+        replace(admin.get_topic(center.store, name), **rest)
+        if rest.get("target"):
+            center.store.targets.get(rest["target"])
         with progress_bar(name) as bar:
             topic = topics.change_delivery(
                 center, name, delivery, wait=wait, progress=lambda text: bar(0.0, text)
