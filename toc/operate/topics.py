@@ -97,9 +97,12 @@ def change_delivery(
     topic, version = _paused(center.store, name, "its delivery")
     if topic.delivery is delivery:
         return topic
-    progress("until every worker has noticed the pause")
-    time.sleep(NOTICED_SECONDS)
+    noticed = False
     while True:
+        if not noticed:
+            progress("until every worker has noticed the pause")
+            time.sleep(NOTICED_SECONDS)
+            noticed = True
         if not (wait and (prepared := prepared_of(center, topic))):  # cheaper to ask than the rows
             found = use_of(center, topic)
             if not found.prepared and not found.rows.held:
@@ -114,6 +117,7 @@ def change_delivery(
         time.sleep(LOOK_SECONDS)
         if center.store.topics.get_with_version(name)[1] != version:
             topic, version = _paused(center.store, name, "its delivery")
+            noticed = False  # it may have been resumed, and paused again just now
     if not center.store.topics.deliver(name, version, delivery):
         raise TopicInUse(f"topic {name!r} was changed meanwhile, and its delivery was not; try again")
     return center.store.topics.get_with_version(name)[0]

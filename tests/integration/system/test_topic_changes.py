@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from harness.system import System
 from toc import NewTask, TimeoutCenter
 from toc.coordination.znodes import Paths
 from toc.dev.local.servers import RedisServer, ZooKeeper
+from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import FeatureNotReady, TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.features import KNOWN, Feature
 from toc.model.topic import Delivery, Topic
@@ -58,8 +60,12 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     waiting.start()
     hosts.wait(lambda: any("1 tasks" in text for text in told), "it waits for the task", 10)
     assert not changed
+    _resume(hosts, "test.sync")
+    _pause(hosts, "test.sync")
+    paused_again = time.monotonic()
     end.touch()
     waiting.join(30)
+    assert time.monotonic() - paused_again > NOTICED_SECONDS, "no worker may take by what it read before"
     assert [topic.delivery for topic in changed] == [Delivery.PULL]
     assert not hosts.pending([running])
 
