@@ -24,11 +24,13 @@ from harness.system import buried
 
 from toc.cli.main import main
 from toc.config import Settings
+from toc.coordination.operator import Operator
 from toc.dev.local.process import free_port
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.index.messages import Peek
 from toc.model.clock import from_ms
 from toc.model.task import NewTask, TaskStatus
+from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
@@ -939,6 +941,11 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     assert "not a slot" in toc.refused("pin", topic, "host2")
     toc.ok("unpin", topic, 3)
     assert "was not pinned" in toc("unpin", f"{topic}_2").err
+    with Operator(zookeeper.url, cluster=zookeeper_root) as operator:
+        for gone in (Slot(topic, 9), Slot("deleted", 0)):
+            operator.pin(gone, "host2", by="ann")
+            toc.ok("unpin", gone)
+    assert [each["what"] for each in toc.json("intents")] == ["drain"]
     toc.ok("undrain", "host1")
     assert "drained hosts: none" in toc.refused("undrain", "host1", code=1)
     assert toc.json("rebalance", "--dry-run") == []

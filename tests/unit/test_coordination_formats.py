@@ -15,6 +15,9 @@ from toc.coordination.znodes import (
     Paths,
     assignment_data,
     decode,
+    first_candidate,
+    host_of,
+    instant,
     member_data,
     member_of,
     owners_of,
@@ -74,11 +77,30 @@ def test_a_member_without_a_sane_weight_is_none(weight: object) -> None:
         ("order.close", None),
         ("order.close_x", None),
         ("_3", None),
+        ("order.close_03", None),
+        ("order.close_\u0663", None),
+        ("order.close_1000000", None),
+        ("order.close_" + "9" * 5000, None),
     ],
 )
 def test_a_slot_is_known_by_its_nodes_name(name: str, slot: Slot | None) -> None:
     assert slot_of(name) == slot
     assert slot is None or str(slot) == name
+
+
+@pytest.mark.parametrize("at", [10**17, -1, "now", None, 1e12])
+def test_an_instant_that_cannot_be_shown_is_none(at: object) -> None:
+    assert instant({"at": at}, "at") == 0
+    assert instant({"at": 253_402_300_799_999}, "at") == 253_402_300_799_999
+
+
+def test_a_worker_is_named_after_its_host_whatever_dashes_that_has() -> None:
+    assert host_of("web-1-0-6666c6d2.0bab8c1a") == "web-1"
+
+
+def test_the_candidate_with_the_lowest_number_leads() -> None:
+    assert first_candidate(["aa-0000000010", "ff-0000000009", "0-0000000011"]) == "ff-0000000009"
+    assert first_candidate([]) == ""
 
 
 def test_paths_stand_under_the_chroot_and_the_cluster() -> None:

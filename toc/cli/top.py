@@ -109,6 +109,7 @@ class _Owners:
 
     def read(self) -> list[WorkerNow]:
         """Return the workers. Raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable."""
+        from toc.coordination.znodes import host_of
         from toc.operate import admin
         from toc.operate.cluster import open_operator
         from toc.operate.top import WorkerNow
@@ -116,7 +117,7 @@ class _Owners:
         center, settings = self._center, self._center.settings
         if settings.zookeeper is None:
             owned = admin.local_workers(center.store, center.queues)
-            return [WorkerNow(name, name.rsplit("-", 2)[0], count) for name, count in sorted(owned.items())]
+            return [WorkerNow(name, host_of(name), count) for name, count in sorted(owned.items())]
         if self._operator is None:
             self._operator = open_operator(settings).__enter__()
         try:

@@ -97,13 +97,14 @@ def workers(as_json: Json = False) -> None:
 
     settings = load_settings()
     if settings.zookeeper is None:
+        from toc.coordination.znodes import host_of
         from toc.operate import admin
 
         with opened() as center:
             owned = admin.local_workers(center.store, center.queues)
         show(
             [
-                {"worker": worker, "host": worker.rsplit("-", 2)[0], "owned": count}
+                {"worker": worker, "host": host_of(worker), "owned": count}
                 for worker, count in sorted(owned.items())
             ],
             as_json=as_json,

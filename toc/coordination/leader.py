@@ -17,7 +17,7 @@ from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.cut_off import CutOff
 from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
-from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, slot_of
+from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, first_candidate, slot_of
 from toc.model.clock import Clock
 from toc.model.features import KNOWN, Lacking, lacking
 from toc.observe.log import get_logger
@@ -126,7 +126,7 @@ class Leader:
             data = encode(daemon=self.name, features=sorted(KNOWN))
             self.session.create_sequential(self.paths.node("leader", self._token), data)
             names = self.session.children(directory, self.watches["leader"])
-        first = min(names, key=lambda name: name.rpartition("-")[2], default="")
+        first = first_candidate(names)
         led = self.leading
         self._node = self.paths.node("leader", first) if first.startswith(self._token) else None
         if self.leading and not led:

@@ -18,6 +18,7 @@ from toc.coordination.znodes import (
     check_node_name,
     decode,
     encode,
+    first_candidate,
     instant,
     member_of,
     owners_of,
@@ -102,7 +103,7 @@ class Operator:
             for slot, claim in read_claims(self._session, self._paths).items()
         )
         candidates = self._session.children(self._paths.directory("leader"))
-        leader = min(candidates, key=lambda name: name.rpartition("-")[2], default="").rpartition("-")[0]
+        leader = first_candidate(candidates).rpartition("-")[0]
         rows = []
         for name, node in self._session.nodes(self._paths.directory("workers")).items():
             if member := member_of(name, node.data):

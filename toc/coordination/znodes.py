@@ -32,7 +32,8 @@ cluster runs two versions while it is upgraded.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
@@ -40,6 +41,10 @@ from typing import Any, NamedTuple
 from toc.coordination.assignment import Member
 from toc.model.errors import InvalidInput, shown
 from toc.model.topic import Delivery, Slot
+
+_NUMBER = re.compile("0|[1-9][0-9]{0,5}")
+_YEAR_10000 = 253_402_300_800_000
+"""The first instant (ms) that Python's datetime cannot hold."""
 
 DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
 
@@ -76,7 +81,17 @@ def check_node_name(what: str, name: str) -> str:
 def slot_of(name: str) -> Slot | None:
     """Return the slot that a node is named after, or None."""
     topic, _, number = name.rpartition("_")
-    return Slot(topic, int(number)) if topic and number.isdecimal() else None
+    return Slot(topic, int(number)) if topic and _NUMBER.fullmatch(number) else None
+
+
+def host_of(worker_id: str) -> str:
+    """Return the host of a worker_id."""
+    return worker_id.rsplit("-", 2)[0]
+
+
+def first_candidate(names: Iterable[str]) -> str:
+    """Return the candidate that leads, of the nodes ``leader/{session}-{n}``: "" if there is none."""
+    return min(names, key=lambda name: name.rpartition("-")[2], default="")
 
 
 def encode(**values: object) -> bytes:
@@ -94,9 +109,9 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def instant(values: dict[str, Any], key: str) -> int:
-    """Return an instant (ms) in a node's data; 0 if there is none."""
+    """Return an instant (ms) in a node's data; 0 if there is none that can be shown."""
     value = values.get(key)
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and 0 <= value < _YEAR_10000 else 0
 
 
 def member_data(member: Member, joined: int) -> bytes:

@@ -6,10 +6,10 @@ refused, unless the caller says that it will come later (``absent``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from toc.coordination.operator import Move, Operator
+from toc.coordination.znodes import slot_of
 from toc.model.errors import InvalidInput, UnknownHost, shown
 from toc.model.topic import Delivery, Slot
 from toc.operate import admin
@@ -18,7 +18,6 @@ from toc.store.store import Store
 
 NAMED = 20
 """How many hosts a message names at most."""
-_NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class Placement:
@@ -65,14 +64,19 @@ class Placement:
 
     def pin(self, slot: str, target: str, *, absent: bool = False) -> None:
         """Put a slot, such as order.close_3, on a worker or host. Raises UnknownTopic."""
-        wanted = self._slot(slot)
-        self._is_there(target, absent=absent)
+        wanted = _slot(slot)
+        topic = admin.get_topic(self._store, wanted.topic)
+        if wanted.number >= topic.consumed:
+            raise InvalidInput(
+                f"{topic.name} has slots 0 to {topic.consumed - 1}, not {wanted.number}", "slot"
+            )
+        self._is_there(target, absent=absent, workers=True)
         with audited(self._store, self._by, "slot.pin", slot, to=target):
             self._operator.pin(wanted, target, by=self._by)
 
     def unpin(self, slot: str) -> bool:
-        """Let a slot go where balance puts it. Returns False if it was not pinned. Raises UnknownTopic."""
-        wanted = self._slot(slot)
+        """Let a slot go where balance puts it, also one that is gone. Returns False if it was not pinned."""
+        wanted = _slot(slot)
         with audited(self._store, self._by, "slot.unpin", slot):
             return self._operator.unpin(wanted)
 
@@ -90,27 +94,30 @@ class Placement:
             record["moves"] = len(moves)
         return moves
 
-    def _is_there(self, target: str, *, absent: bool = False, hint: str = "") -> bool:
-        rows = self._operator.workers()
-        hosts = {row.host for row in rows}
-        if target in hosts or any(row.worker_id == target for row in rows):
+    def _is_there(
+        self, target: str, *, absent: bool = False, workers: bool = False, hint: str = ""
+    ) -> bool:
+        """Whether a host has a worker now. With ``workers`` the target may be a worker too."""
+        host_of = {row.worker_id: row.host for row in self._operator.workers()}
+        hosts = set(host_of.values())
+        if target in hosts or (workers and target in host_of):
             return True
+        if target in host_of:
+            raise UnknownHost(f"{shown(target)} is a worker, not a host: give its host, {host_of[target]}")
         if not absent:
             raise UnknownHost(
                 f"{shown(target)} has no worker now; hosts with workers: {some(hosts)}; {hint or self._hint}"
             )
         return False
 
-    def _slot(self, name: str) -> Slot:
-        topic_name, _, number = name.rpartition("_")
-        if not topic_name or not _NUMBER.fullmatch(number):
-            raise InvalidInput(
-                f"{shown(name)} is not a slot; write it as `toc slots` does: order.close_3", "slot"
-            )
-        topic = admin.get_topic(self._store, topic_name)
-        if int(number) >= topic.consumed:
-            raise InvalidInput(f"{topic_name} has slots 0 to {topic.consumed - 1}, not {number}", "slot")
-        return Slot(topic_name, int(number))
+
+def _slot(name: str) -> Slot:
+    slot = slot_of(name)
+    if slot is None:
+        raise InvalidInput(
+            f"{shown(name)} is not a slot; write it as `toc slots` does: order.close_3", "slot"
+        )
+    return slot
 
 
 def some(names: Iterable[str]) -> str:

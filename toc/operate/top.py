@@ -236,7 +236,10 @@ def _scrape(addresses: Sequence[str]) -> dict[str, Values | str]:
 
 
 def _scrape_one(address: str) -> Values | str:
-    connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # direct: no proxy from the environment
+    try:
+        connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # direct: no proxy from the environment
+    except HTTPException:
+        return "not an address"  # ZooKeeper has what anybody may have written there
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
@@ -245,7 +248,7 @@ def _scrape_one(address: str) -> Values | str:
         return decode(response.read().decode())
     except OSError as exc:
         return f"no answer ({exc})"
-    except (HTTPException, LookupError, ValueError):
+    except (HTTPException, LookupError, ValueError, OverflowError):  # OverflowError: no port is that large
         return "the server there is not a toc daemon"
     finally:
         connection.close()

@@ -10,9 +10,10 @@ from harness.gateway import Gateway
 from harness.system import System
 
 from toc import Topic
+from toc.coordination.operator import Operator
 from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Slot
 
 
 @pytest.fixture
@@ -70,6 +71,17 @@ def test_hosts_are_drained_and_weighed_and_slots_pinned(cluster: System) -> None
         assert here.call("POST", "/v1/hosts/gate:unweight").body["changed"] is True
         assert here.call("GET", "/v1/intents").body["intents"] == []
         assert here.call("POST", "/v1/hosts/later:drain", {"absent": True}).body["present"] is False
+        worker = here.call("GET", "/v1/slots?topic=mail.send").body["slots"][0]["owner"]
+        for change, body in (("drain", {"absent": True}), ("weight", {"weight": 2}), ("undrain", {})):
+            refused = here.call("POST", f"/v1/hosts/{worker}:{change}", body)
+            assert refused.status == 404, "it would do nothing"
+            assert f"give its host, {worker.partition('-')[0]}" in refused.body["detail"]
+        pinned = here.call("POST", "/v1/slots/mail.send_3:pin", {"target": worker})
+        assert pinned.body == {"slot": "mail.send_3", "target": worker}
+        with Operator(cluster.settings.zookeeper or "", cluster=cluster.settings.cluster) as operator:
+            operator.pin(Slot("deleted", 7), "gate", by="ann")
+        for slot in ("mail.send_3", "deleted_7"):
+            assert here.call("POST", f"/v1/slots/{slot}:unpin").body["changed"] is True
         for path, body, status, field in (
             ("/v1/hosts/nobody:drain", {}, 404, None),
             ("/v1/hosts/gate:weight", {"weight": 0}, 422, "weight"),
