@@ -34,6 +34,7 @@ from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
+from toc.operate.top import Top
 from toc.sdk.client import TimeoutCenter
 from toc.store.server import DatabaseServer, Result, Statement
 
@@ -885,6 +886,27 @@ def test_a_zookeeper_out_of_reach_is_named(toc: Toc, topic: str, monkeypatch: py
     monkeypatch.setenv("TOC_CONNECT_TIMEOUT", "1")
     for words in (["workers"], ["slots"], ["drain", "h"], ["rebalance"]):
         assert address in toc.refused(*words, code=4)
+
+
+def test_top_says_at_every_look_that_zookeeper_is_out_of_reach_and_ends_with_4(
+    toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("TOC_ZOOKEEPER", address)
+    monkeypatch.setenv("TOC_CONNECT_TIMEOUT", "0.5")
+    for words in (["--once"], ["--json"]):
+        assert toc("top", *words, "--interval", 0.1).code == 4
+        assert address in toc.out, "it asks ZooKeeper again only after a while"
+        assert topic in toc.out
+        assert toc.err.startswith("error: ZooKeeper at ")
+
+
+def test_what_is_no_address_of_a_daemon_is_said_by_top(center: TimeoutCenter) -> None:
+    """Anybody may have written it in ZooKeeper."""
+    wrong = ["host:abc", "127.0.0.1:99999"]
+    picture = Top(center, daemons=lambda _: wrong, workers=lambda: []).look()
+    assert picture.silent == wrong
+    assert [line.partition(": ")[0] for line in picture.trouble if line.startswith(tuple(wrong))] == wrong
 
 
 def test_a_schema_that_is_behind_says_to_upgrade(

@@ -39,7 +39,7 @@ def top(
     Rates and lateness come from the daemons' /metrics: those of --daemon, else those that the daemons
     announce in ZooKeeper (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.
 
-    With --once or --json it exits with 1 if a daemon did not answer.
+    With --once or --json it exits with 4 if the workers could not be read, with 1 if a daemon did not answer.
     """
     from toc.operate.top import Top
 
@@ -60,6 +60,8 @@ def top(
                 else:
                     to = console()
                     to.print(_drawn(picture, center.settings.cluster, to))
+                if view.workers_error is not None:
+                    raise view.workers_error
                 if picture.silent:
                     say(f"no answer from {', '.join(picture.silent)}: their numbers are missing")
                     raise typer.Exit(1)

@@ -108,6 +108,8 @@ class Top:
         self._read_workers = workers
         self._workers: Sequence[WorkerNow] = ()
         self._workers_at = float("-inf")
+        self.workers_error: CoordinationUnavailable | IndexUnavailable | StoreUnavailable | None = None
+        """Why the workers could not be read the last time; None if they were."""
         self._at: float | None = None
         self._before: dict[str, Values] = {}
 
@@ -154,10 +156,12 @@ class Top:
         began = time.monotonic()
         if began >= self._workers_at:
             try:
-                self._workers = self._read_workers()
+                self._workers, self.workers_error = self._read_workers(), None
             except (CoordinationUnavailable, IndexUnavailable, StoreUnavailable) as exc:
-                trouble.append(str(exc).splitlines()[0])
+                self.workers_error = exc
             self._workers_at = began + OWNERS_SHARE * (time.monotonic() - began)
+        if self.workers_error is not None:
+            trouble.append(str(self.workers_error).splitlines()[0])
         return self._workers
 
     def _depths(self, trouble: list[str]) -> dict[str, list[Peek]]:
