@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,36 @@ def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) 
     lines = doctor.examine(system.center)
     drained = having(lines, Level.REFUSE, "every host that handles it is drained (host-a)")
     assert {line.of for line in drained} == {"test.sync", "test.async", "test.batch", "test.doomed"}
+
+
+def test_a_topic_that_stays_in_no_assignment_is_told(system: System) -> None:
+    system.create_topics(slots=2)
+    daemon = system.start(processes=1)
+    held = "every slot is held"
+    system.wait(lambda: having(doctor.examine(system.center), Level.OK, held), "all is well", 20)
+    os.kill(daemon.process.pid, signal.SIGSTOP)  # it leads, and assigns nothing meanwhile
+    try:
+        system.center.store.topics.create(Topic("test.new", 77, 2))
+        lines = doctor.examine(system.center)
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    missing = having(lines, Level.WARN, "it is missing from the assignment")
+    assert [line.of for line in missing] == ["test.new_0", "test.new_1"]
+    assert not having(lines, Level.OK, held)
+
+
+def test_without_zookeeper_the_claims_on_slots_are_counted(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path) as stack:
+        settings = Settings(**stack.settings)
+        Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
+        with TimeoutCenter(settings) as center:
+            topic = Topic("order.close", 1, 4)
+            center.store.topics.create(topic)
+            center.queues.claim(topic.slots()[:3], "host1-0-1")
+            (line,) = having(doctor.examine(center), Level.WARN, "1 workers hold 3 claims on 4 slots")
+            assert line.do
+            center.queues.claim(topic.slots(), "host1-0-1")
+            assert having(doctor.examine(center), Level.OK, "1 workers hold 4 claims on 4 slots")
 
 
 def test_servers_that_are_set_wrongly_are_named_with_what_to_set(

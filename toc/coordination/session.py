@@ -212,7 +212,7 @@ class Session:
 
     def replace(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
         """Create a node. One that exists is deleted in the same transaction, so that a watch on its directory
-        always fires."""
+        always fires. Raises CoordinationUnavailable also if the directory is gone."""
         while True:
             [there] = self.read([path])
 
@@ -223,8 +223,14 @@ class Session:
                 transaction.create(path, data, ephemeral=ephemeral)
                 return transaction.commit_async()
 
-            if _committed(*self._all([anew])):
+            [result] = self._all([anew])
+            if _committed(result):
                 return
+            if there is None and isinstance(result[-1], kazoo_errors.NoNodeError):
+                raise CoordinationUnavailable(
+                    f"ZooKeeper at {self.address.hosts} lost the directory of {path}: "
+                    f"the daemons make it again"
+                )
 
     def write_guarded(self, guard: str, changes: Sequence[tuple[str, bytes | None, int]]) -> list[int | None]:
         """Write nodes, each only while ``guard`` exists and the node has the version given (-1: none yet).

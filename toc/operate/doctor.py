@@ -188,10 +188,13 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
         owned = admin.local_workers(center.store, center.queues)
     except TocError as exc:
         return [*lines, *_unless_said(known, "workers", exc)]
-    slots = sum(topic.consumed for topic in topics)
     if not owned:
         return [*lines, _nobody()]
-    what = f"{len(owned)} workers hold claims on {slots} slots"
+    held, slots = sum(owned.values()), sum(topic.consumed for topic in topics)
+    what = f"{len(owned)} workers hold {held} claims on {slots} slots"
+    if held < slots:
+        do = "if it lasts: does the app have a handler for every topic? See the daemon's log"
+        return [*lines, Line(Level.WARN, "workers", "-", what, do)]
     return [*lines, Line(Level.OK, "workers", "-", what, "")]
 
 
@@ -210,8 +213,8 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
             moving = _moving(rows, topics)
             if moving:
                 time.sleep(MOVE_SECONDS)
-                rows = [row for row in operator.slots() if (row.topic, row.number) in moving]
-                moving = _moving(rows, topics, missing=False)
+                again = _moving(operator.slots(), topics)
+                moving = {slot: why for slot, why in again.items() if slot in moving}
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
         return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
@@ -241,9 +244,7 @@ def _open(nodes: list[str]) -> Iterator[Line]:
         yield Line(Level.WARN, "zookeeper", "-", what, do)
 
 
-def _moving(
-    rows: Iterable[SlotRow], topics: list[Topic], *, missing: bool = True
-) -> dict[tuple[str, int], str]:
+def _moving(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[tuple[str, int], str]:
     """Return the slots that the assigned worker does not own, with the reason."""
     amounts = {topic.name: topic.consumed for topic in topics}
     found = {
@@ -251,11 +252,10 @@ def _moving(
         for row in rows
         if row.state is SlotState.MOVING and (row.topic in amounts or row.topic == TABLES)
     }
-    if missing:
-        seen = {(row.topic, row.number) for row in rows}
-        for name, amount in amounts.items():
-            absent = {(name, number) for number in range(amount)} - seen
-            found |= dict.fromkeys(absent, "it is missing from the assignment")
+    seen = {(row.topic, row.number) for row in rows}
+    for name, amount in amounts.items():
+        absent = {(name, number) for number in range(amount)} - seen
+        found |= dict.fromkeys(absent, "it is missing from the assignment")
     return found
 
 

@@ -596,6 +596,8 @@ def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons
         assert one.write_guarded(f"{node}0", [(path, b"{}", version)]) == [None]  # no such leader
         assert daemons.read("assignment/order.close") == there
         assert one.write_guarded(node, [(path, data, version)]) == [version + 1]
+        with pytest.raises(CoordinationUnavailable, match="lost the directory"):
+            one.replace(f"{root}/gone/w1", b"{}", ephemeral=True)
     finally:
         one.stop()
 
