@@ -16,6 +16,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NAME_HINT = "letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit"
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
+MAX_SLOTS = MAX_TABLES
+"""Most slots of a topic. A slot is chosen by the same checksum as a table, so it is bounded as they are."""
 MAX_RETRIES = 31
 MOST_DOUBLINGS = 900
 """Most times that the backoff is doubled. 2.0**900 is far beyond any cap, and still fits in a
@@ -100,7 +102,7 @@ class Topic:
     def __post_init__(self) -> None:
         check_topic_name(self.name, "name")
         _whole("biz_type", self.biz_type, 0, MAX_BIZ_ID)
-        _whole("slot_amount", self.slot_amount, 1, MAX_TABLES)
+        _whole("slot_amount", self.slot_amount, 1, MAX_SLOTS)
         if not is_power_of_two(self.slot_amount):
             raise InvalidTopic(
                 f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024", "slot_amount"
@@ -111,7 +113,7 @@ class Topic:
         _whole("horizon", self.horizon, 1, 10 * 366 * 86_400)
         _whole("retention", self.retention, 0, 10 * 366 * 86_400)
         _whole("concurrency", self.concurrency, 0, 100_000)
-        _whole("former_slots", self.former_slots, 0, MAX_TABLES)
+        _whole("former_slots", self.former_slots, 0, MAX_SLOTS)
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
         if self.target != "" and not (isinstance(self.target, str) and NAME.fullmatch(self.target)):

@@ -22,9 +22,8 @@ from typing import NamedTuple
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import IndexUnavailable, TocError, TopicInUse
 from toc.model.features import Feature
-from toc.model.sharding import MAX_TABLES
 from toc.model.task import TaskStatus
-from toc.model.topic import Delivery, Slot, Topic
+from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic
 from toc.operate import bulk
 from toc.operate.admin import TABLES_COUNTED
 from toc.sdk.client import TimeoutCenter
@@ -196,7 +195,7 @@ def _forget(center: TimeoutCenter, topic: Topic) -> None:
         time.sleep(LOOK_SECONDS)
     if center.store.topics.get(topic.name) is not None:
         return
-    failed = center.queues.forget_slots(Slot(topic.name, number) for number in range(MAX_TABLES))
+    failed = center.queues.forget_slots(Slot(topic.name, number) for number in range(MAX_SLOTS))
     if failed:
         raise IndexUnavailable(
             f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which does no harm: "
