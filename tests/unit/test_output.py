@@ -110,6 +110,13 @@ def test_a_watched_slot_takes_one_line_and_its_ids_and_lateness_are_whole(width:
         assert "to host2-0-5e6f7a8b: balance" in found[6][0]
 
 
+def test_wide_characters_take_two_cells_each() -> None:
+    records = [{"topic": "订单关闭" * 4, "error": "x" * 30}, {"topic": "a", "error": "b"}]
+    for width in (70, 74, 80):
+        lines = printed(table(records, width)[0], width)
+        assert any("订单关闭" * 4 in line for line in lines), "there is room for it"
+
+
 def test_a_table_that_fits_no_terminal_is_printed_and_nothing_of_it_is_cut_off() -> None:
     drawn, lacks = table(SLOTS, 40, SPARE)
     assert tuple(lacks) == SPARE

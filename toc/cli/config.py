@@ -23,10 +23,11 @@ def show_config(as_json: Json = False) -> None:
         print_json(settings.masked())
         return
     path = config_file()
+    given = {name.upper() for name, value in os.environ.items() if value}  # lower case counts too
     records = []
     for name, value in settings.masked().items():
         variable = f"TOC_{name.upper()}"
-        source = "environment" if os.environ.get(variable) else str(path)
+        source = "environment" if variable in given else str(path)
         records.append(
             {
                 "setting": variable,

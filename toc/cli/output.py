@@ -187,6 +187,7 @@ def table(
     Text. ``cut`` is a column of sentences that are shortened with an ellipsis, so that each record takes one
     line.
     """
+    from rich.cells import cell_len
     from rich.table import Table
 
     texts = {key: [str(_shown(record[key])) for record in records] for key in records[0]}
@@ -212,11 +213,11 @@ def table(
     else:
         numeric = set(keys) - set(words)
     if fits and cut in room:
-        room[cut] = min(room[cut] + left, max(map(len, [_title(cut), *texts[cut]])))
+        room[cut] = min(room[cut] + left, max(map(cell_len, [_title(cut), *texts[cut]])))
     drawn = Table() if gap == 3 else Table(box=None, pad_edge=False, collapse_padding=gap == 1)
     for key in keys:
         # If all columns fit, only sentences share the space left, and no id is broken.
-        fixed = key == cut or (fits and all(len(text) <= room[key] for text in texts[key]))
+        fixed = key == cut or (fits and all(cell_len(text) <= room[key] for text in texts[key]))
         drawn.add_column(
             _title(key),
             justify="right" if key in numeric else "left",
@@ -241,9 +242,11 @@ def _least_width(text: str, sentence: int, *, whole: bool) -> int:
 
     A text that may be cut (not ``whole``) needs half a sentence's width at most.
     """
+    from rich.cells import cell_len
+
     if not whole:
-        return min(len(text), _SENTENCE // 2)
-    return max([min(len(text), sentence), *map(len, text.split())])
+        return min(cell_len(text), _SENTENCE // 2)
+    return max([min(cell_len(text), sentence), *map(cell_len, text.split())])
 
 
 def _shown(value: Any) -> Text:

@@ -81,7 +81,7 @@ def read_orders(path: Path) -> list[Order]:
     """Read orders from a CSV file: order_id, purchased_at, approved_at, delivered_at. Raises InvalidInput."""
     orders = []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             missing = {"order_id", "purchased_at", "approved_at", "delivered_at"} - set(
                 reader.fieldnames or ()

@@ -173,7 +173,7 @@ def _name(status: TaskStatus | None) -> str:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the nearest-rank quantile in milliseconds; 0 when there are no values."""
+    """Return the nearest-rank quantile in seconds; 0 when there are no values."""
     if not ordered:
         return 0.0
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 6)
