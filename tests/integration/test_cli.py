@@ -22,6 +22,7 @@ import pytest
 from harness.secured import migrating
 from harness.system import buried
 
+from toc.cli.dev import _create_topics
 from toc.cli.main import main
 from toc.config import Settings
 from toc.coordination.operator import Operator
@@ -30,7 +31,7 @@ from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.index.messages import Peek
 from toc.model.clock import from_ms
 from toc.model.task import NewTask, TaskStatus
-from toc.model.topic import Slot
+from toc.model.topic import Slot, Topic
 from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
@@ -330,6 +331,16 @@ def test_tries_and_expiry_are_given_shown_and_moved(toc: Toc, topic: str) -> Non
     assert moved["rescheduled"] == 2
     assert toc.json("get", job_id)["expires_at"] == later.replace("+00:00", ".000Z")
     assert toc.json("cancel", job_id)["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("command", [["cancel"], ["reschedule", "--delay", "1h"]])
+def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
+    toc: Toc, center: TimeoutCenter, topic: str, command: list[str]
+) -> None:
+    pending, cancelled = (center.submit(topic, biz_id=1, delay=60) for _ in range(2))
+    center.cancel(cancelled)
+    for job_id, count in ((pending, 1), (cancelled, 0), (pending ^ 1, 0)):
+        assert toc.json(*command, job_id, "--dry-run") == {f"would_{command[0]}": count}
 
 
 def test_all_tasks_of_a_biz_id_on_a_topic_are_cancelled_at_once(toc: Toc, topic: str) -> None:
@@ -904,7 +915,7 @@ def test_top_says_at_every_look_that_zookeeper_is_out_of_reach_and_ends_with_4(
 def test_what_is_no_address_of_a_daemon_is_said_by_top(center: TimeoutCenter) -> None:
     """Anybody may have written it in ZooKeeper."""
     wrong = ["host:abc", "127.0.0.1:99999"]
-    picture = Top(center, daemons=lambda _: wrong, workers=lambda: []).look()
+    picture = Top(center, daemons=lambda _: wrong, workers=list).look()
     assert picture.silent == wrong
     assert [line.partition(": ")[0] for line in picture.trouble if line.startswith(tuple(wrong))] == wrong
 
@@ -972,6 +983,20 @@ def test_what_operators_ask_of_a_cluster_stands_in_zookeeper(
     assert "drained hosts: none" in toc.refused("undrain", "host1", code=1)
     assert toc.json("rebalance", "--dry-run") == []
     assert toc.json("workers") == []
+
+
+def test_dev_gives_a_new_topic_no_number_that_a_deleted_one_had(
+    toc: Toc, topic: str, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, gone = center.store, Topic("gone", 1, 1, paused=True)
+    store.topics.create(gone)
+    assert store.topics.close("gone", 0)
+    assert store.topics.retire(gone, 1)
+    lines = "import toc", "center = toc.TimeoutCenter()", "center.handler('made')(print)"
+    (tmp_path / "app_of_dev.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _create_topics("app_of_dev:center")
+    assert {each["name"]: each["biz_type"] for each in toc.json("topic", "list")} == {topic: 7, "made": 2}
 
 
 # --- templates, tokens, the audit --------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from toc.cli.bulk import check_rate
 from toc.cli.main import main
-from toc.cli.values import attribute, biz_id, duration, instant, whole_seconds
+from toc.cli.values import attribute, biz_id, duration, instant, who, whole_seconds
 from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput
 
 HEAVY = ("alembic", "hiredis", "kazoo", "pydantic", "pymysql", "redis", "sqlalchemy")
@@ -190,3 +193,26 @@ def test_config_show_masks_passwords_and_tells_the_source(
     assert "environment" in lines["TOC_REDIS_URL"]
     assert "toc.toml" in lines["TOC_TABLES"]
     assert "default" in lines["TOC_DATABASES"]
+
+
+def test_config_show_tells_of_a_variable_in_lower_case(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("toc_tables", "16")
+    assert main(["config", "show"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "TOC_TABLES" in line]
+    assert "16" in line
+    assert "environment" in line
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-10, 0.0009, -1.0, 1.1e6, float("nan"), float("inf")])
+def test_a_rate_at_which_nothing_would_ever_end_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidInput, match=r"0\.001 to 1000000"):
+        check_rate(rate)
+    check_rate(0.001)
+
+
+def test_the_operator_is_the_user_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "mallory")
+    assert who().partition("@")[0] == pwd.getpwuid(os.getuid()).pw_name

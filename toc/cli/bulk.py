@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -71,8 +70,8 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
 
 def check_rate(rate: float | None) -> None:
     """Raise InvalidInput unless the rate is allowed."""
-    if rate is not None and not (isfinite(rate) and 0 < rate <= 1e6):
-        raise InvalidInput(f"--rate must be more than 0 and at most 1000000 per second, not {rate:g}")
+    if rate is not None and not 0.001 <= rate <= 1e6:  # nor NaN
+        raise InvalidInput(f"--rate must be 0.001 to 1000000 per second, not {rate:g}")
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -265,7 +265,7 @@ def _create_topics(app: str) -> None:
 
     center = load_app(app)
     known = {topic.name: topic for topic in center.store.topics.list()}
-    numbers = {topic.biz_type for topic in known.values()}
+    numbers = {topic.biz_type for topic in known.values()} | set(center.store.topics.retired())
     for name in sorted(set(center.handlers) - set(known)):
         number = next(n for n in range(1, len(numbers) + 2) if n not in numbers)
         numbers.add(number)

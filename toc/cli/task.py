@@ -198,7 +198,7 @@ def cancel(
     check_rate(rate)
     with opened(account=not one) as center:
         if dry_run:
-            chosen = [job_id] if job_id is not None else _pending(center, Filters(topic, biz, text))
+            chosen = _would_change(center, job_id, Filters(topic, biz, text))
             show_one({"would_cancel": len(chosen)}, as_json=as_json)
             return
         if job_id is not None:
@@ -280,7 +280,7 @@ def reschedule(
     with opened(account=not one) as center:
         due = _due(center, delay, action_time)
         if not one or dry_run:
-            chosen = [job_id] if job_id is not None else _pending(center, Filters(topic, biz, text))
+            chosen = _would_change(center, job_id, Filters(topic, biz, text))
             if dry_run:
                 show_one({"would_reschedule": len(chosen)}, as_json=as_json)
             else:
@@ -318,6 +318,14 @@ def _reschedule_many(
     steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
     account.follow(center, "tasks.reschedule", steps)
     _tell(account, "rescheduled", as_json=as_json)
+
+
+def _would_change(center: TimeoutCenter, job_id: int | None, filters: Filters) -> Sequence[int]:
+    """Return the pending tasks of a command: one if it is named, else all that the filters select."""
+    if job_id is None:
+        return _pending(center, filters)
+    row = center.store.get(job_id)
+    return [job_id] if row is not None and row.status == TaskStatus.PENDING else []
 
 
 def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
+import pwd
 import re
 import socket
 import sys
@@ -200,9 +200,9 @@ def audited(
 
 
 def who() -> str:
-    """Return the operator as ``user@host``."""
+    """Return the operator as ``user@host``: the user of the operating system, whatever LOGNAME says."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # in a container the user may have no name
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container the user may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

@@ -94,9 +94,7 @@ class Placement:
             record["moves"] = len(moves)
         return moves
 
-    def _is_there(
-        self, target: str, *, absent: bool = False, workers: bool = False, hint: str = ""
-    ) -> bool:
+    def _is_there(self, target: str, *, absent: bool = False, workers: bool = False, hint: str = "") -> bool:
         """Whether a host has a worker now. With ``workers`` the target may be a worker too."""
         host_of = {row.worker_id: row.host for row in self._operator.workers()}
         hosts = set(host_of.values())
