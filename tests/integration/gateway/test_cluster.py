@@ -72,8 +72,8 @@ def test_hosts_are_drained_and_weighed_and_slots_pinned(cluster: System) -> None
         assert here.call("GET", "/v1/intents").body["intents"] == []
         assert here.call("POST", "/v1/hosts/later:drain", {"absent": True}).body["present"] is False
         worker = here.call("GET", "/v1/slots?topic=mail.send").body["slots"][0]["owner"]
-        for change, body in (("drain", {"absent": True}), ("weight", {"weight": 2}), ("undrain", {})):
-            refused = here.call("POST", f"/v1/hosts/{worker}:{change}", body)
+        for change, wish in (("drain", {"absent": True}), ("weight", {"weight": 2}), ("undrain", {})):
+            refused = here.call("POST", f"/v1/hosts/{worker}:{change}", wish)
             assert refused.status == 404, "it would do nothing"
             assert f"give its host, {worker.partition('-')[0]}" in refused.body["detail"]
         pinned = here.call("POST", "/v1/slots/mail.send_3:pin", {"target": worker})
