@@ -14,6 +14,8 @@ from toc import TaskStatus
 from toc.dev.local.servers import RedisServer
 
 APP = "fault.apps.hostile:center"
+NO_MESSAGES = ("a number", "no fields", "deep nesting", "no reason")
+"""As in that app."""
 
 
 def test_a_process_that_a_handler_has_left_no_descriptors_is_replaced_and_nobody_else_is_charged(
@@ -64,6 +66,30 @@ def test_a_process_whose_descriptors_a_handler_has_closed_ends_at_once(
     assert system.late(load.job_ids)[-1] < 3000 + 1000 * line.slack
     rows = system.center.store.read(load.job_ids).values()
     assert all(row.attempts <= 1 for row in rows), "charged as for any death of their process"
+
+
+def test_a_handler_that_writes_to_the_line_to_the_daemon_ends_its_own_process_alone(
+    build: Build, clean_redis: RedisServer, verdict: Verdict
+) -> None:
+    line = verdict(34, "a handler writes to its daemon", "what is JSON and no message")
+    system = build(clean_redis.url)
+    daemon = system.start(processes=2, app=APP)
+    job_ids = []
+    with Load(system.client, rate=30):
+        for n, what in enumerate(NO_MESSAGES, 1):
+            attribute = {"deed": f"write {what} to the link"}
+            job_ids.append(system.client.submit("test.sync", biz_id=n, delay=0.1, attribute=attribute))
+            system.wait(lambda: len(daemon.events("worker_killed")) == n, "its process was killed", 20)  # noqa: B023
+            system.wait(lambda: len(daemon.events("worker_ready")) == n + 2, "it is replaced", 20)  # noqa: B023
+            assert daemon.process.poll() is None
+        system.wait(lambda: not system.pending(job_ids), "all have ended", 20)
+    reasons = [event["reason"] for event in daemon.events("worker_killed")]
+    died = len(daemon.events("worker_died"))
+    line.prove(
+        all(reason.startswith("it sent a malformed message") for reason in reasons) and died == len(reasons),
+        f"{died} processes were killed, each for the message that it sent",
+    )
+    line.judge(system, within=15, at_most=100)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from harness.patience import until
 
 from toc import Topic
 from toc.model.topic import Backoff, TopicType
+from toc.worker import control
 from toc.worker.control import ControlPipe
 
 TOPIC = Topic("order.close", 7, 16, TopicType.INSTANT, backoff=Backoff.IMMEDIATE, paused=True, horizon=60)
@@ -62,3 +63,30 @@ def test_fields_that_this_version_lacks_or_the_other_one_are_left_out() -> None:
     values = TOPIC.values()
     del values["paused"]
     assert Topic.of({**values, "colour": "green"}) == Topic.of({**values, "paused": False})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"1", b"null", b"[]", b"{}", b'{"kind": 1}', b"[" * 100_000, b"no JSON", b"", b"\xff", b"1" * 5000],
+)
+def test_a_line_that_is_no_message_is_malformed_and_the_next_one_is_read(line: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, closing(ControlPipe(ours)) as daemon:
+        theirs.sendall(line + b"\n")
+        with pytest.raises(ValueError, match=r"."):
+            daemon.receive()
+        theirs.sendall(b'{"kind":"left"}\n')
+        assert daemon.receive() == [{"kind": "left"}]
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_LINE_BYTES", 1_000_000)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with theirs, closing(ControlPipe(ours)) as daemon:
+        for _ in range(10):
+            assert theirs.send(b"x" * 100_000) == 100_000
+            assert daemon.receive() == []
+        theirs.send(b"x")
+        with pytest.raises(ValueError, match="without an end"):
+            daemon.receive()

@@ -31,6 +31,9 @@ from typing import Any
 
 from toc.model.topic import Slot
 
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""A line that is longer than this is no message. The longest holds a task's body."""
+
 
 class ControlPipe:
     """One end of the channel. Any thread may call ``send``; only the thread that waits on
@@ -40,7 +43,8 @@ class ControlPipe:
         sock.setblocking(True)
         self._socket = sock
         self._lock = threading.Lock()
-        self._buffer = b""
+        self._buffer = bytearray()
+        """The beginning of a line whose end has not arrived."""
         self._unsent = b""
         self.closed = False
         """Whether the other end is closed."""
@@ -69,7 +73,9 @@ class ControlPipe:
     def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived. Sets ``closed`` when no more can come.
 
-        Raises ValueError for malformed data.
+        Raises ValueError if one of them is no JSON object with a ``kind``, or longer than
+        MAX_LINE_BYTES; all that have arrived are lost then. Whether a message has the fields of
+        its kind is for the caller to find out.
         """
         try:
             data = self._socket.recv(1 << 20, socket.MSG_DONTWAIT)
@@ -80,8 +86,16 @@ class ControlPipe:
         if not data:
             self.closed = True
             return []
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        end, *others = data.split(b"\n")
+        self._buffer += end
+        if not others:
+            if len(self._buffer) > MAX_LINE_BYTES:
+                self._buffer.clear()
+                raise ValueError("a line without an end")
+            return []
+        lines = [bytes(self._buffer), *others[:-1]]
+        self._buffer = bytearray(others[-1])
+        return [_message(line) for line in lines]
 
     def first(self) -> dict[str, Any] | None:
         """Return the message that was sent before this end was used; None if there is none.
@@ -103,6 +117,16 @@ class ControlPipe:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("too deeply nested") from None
+    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+        raise ValueError("no message")  # noqa: TRY004 - the data is malformed, not our argument
+    return message
 
 
 def pack(slots: Iterable[Slot]) -> list[tuple[str, int]]:

@@ -174,6 +174,23 @@ async def _crowd_the_loop() -> None:
     await asyncio.gather(*(_never_sleep(until) for _ in range(2000)))
 
 
+WRITTEN_SECONDS = 30.0
+"""How long a handler goes on that has written to the link, unless its process is killed for it."""
+NO_MESSAGES = {
+    "a number": b"1",
+    "no fields": b'{"kind":"beat"}',
+    "deep nesting": b"[" * 100_000,
+    "no reason": b'{"kind":"unfit"}',
+}
+
+
+def _write_to_the_link(line: bytes) -> None:
+    """As a handler does that takes the descriptor for its own."""
+    descriptor = int(sys.argv[sys.argv.index("--link") + 1])
+    os.write(descriptor, line + b"\n")
+    time.sleep(WRITTEN_SECONDS)
+
+
 DEADLY: dict[str, Callable[[], object]] = {
     # PyDLL, unlike CDLL, keeps the interpreter.
     "hold the interpreter": lambda: ctypes.PyDLL(None).sleep(3600),
@@ -181,6 +198,7 @@ DEADLY: dict[str, Callable[[], object]] = {
     **{f"exit {code}": partial(os._exit, code) for code in EXIT_CODES},
     # As programs do that become daemons, but in a copy.
     "close from 3": lambda: os.closerange(3, 65535),
+    **{f"write {what} to the link": partial(_write_to_the_link, line) for what, line in NO_MESSAGES.items()},
 }
 OTHERS: dict[str, Callable[[], object]] = {
     "raise SystemExit": lambda: sys.exit(2),

@@ -209,17 +209,15 @@ class Daemon:
 
     def _listen(self, child: WorkerProcess) -> None:
         try:
-            messages = child.link.receive()
-        except ValueError:  # a handler can write to any descriptor of its process
-            self._kill(child, "it sent a malformed message")
-            return
-        for message in messages:
-            self._hear(child, message)
+            for message in child.link.receive():
+                self._hear(child, message)
+        except (ValueError, KeyError, TypeError) as exc:  # a handler can write to any descriptor
+            self._kill(child, f"it sent a malformed message ({type(exc).__name__})")
 
     def _hear(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
         if kind == "unfit":
-            child.unfit = message
+            child.unfit = {name: message[name] for name in ("error", "exit_code", "wrong")}
             return
         child.beat = time.monotonic()
         child.silence.broken()
