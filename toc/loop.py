@@ -1,6 +1,6 @@
 """Loop: a thread that calls a function ``run_once`` repeatedly. Every internal loop is one.
 
-Other functions here watch threads, and the callbacks and tasks of event loops.
+Other functions here watch threads, and the callbacks and tasks of event loops, or end the process.
 
 A process with a dead loop would look healthy and do nothing. So a loop that ends without being told to
 ends its process.
@@ -9,6 +9,7 @@ ends its process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -129,6 +130,15 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
         last_words.join(LAST_WORDS_SECONDS)
     finally:
         os._exit(EXIT_THREAD_DIED)
+
+
+def leave_process(code: int) -> NoReturn:
+    """End the process in good order, even if threads of handlers or of the application never end."""
+    try:
+        logging.shutdown()
+        close_log()
+    finally:
+        os._exit(code)
 
 
 def watch_threads() -> None:

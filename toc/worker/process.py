@@ -8,21 +8,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import logging
 import mmap
 import os
 import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from toc.coordination.presence import Presence
-from toc.loop import end_process, watch_threads
+from toc.loop import end_process, leave_process, watch_threads
 from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
-from toc.observe.log import close_log, configure, detach
+from toc.observe.log import configure, detach
 from toc.sdk.client import TimeoutCenter, apart
 from toc.worker import copies, descriptors, interpreter, limits, stdio
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
@@ -81,7 +80,7 @@ def main() -> None:
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=isinstance(exc, InvalidInput))
         print(f"error: {exc}", file=sys.stderr)
-        _end(exc.exit_code)
+        leave_process(exc.exit_code)
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads that the application has started
     limits.keep()
@@ -99,7 +98,7 @@ def main() -> None:
     if center.tracing is not None:
         center.tracing.flush()
     presence.close()
-    _end(0)
+    leave_process(0)
 
 
 def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHandlers:
@@ -127,15 +126,6 @@ def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str | None:
         return None
     center.catalog.learn(map(Topic.of, first["topics"]))
     return str(first["identity"])
-
-
-def _end(code: int) -> NoReturn:
-    """End the process, even if threads of handlers or of the application never end."""
-    try:
-        logging.shutdown()
-        close_log()
-    finally:
-        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from toc.store.leases import Leases
 from toc.store.shards import Answers, Trouble
 from toc.store.tries import TakeTries
 from toc.worker.quarantine import suspects
+from toc.worker.quarantine.child import Told
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
 from toc.worker.stages.flush import RETRY_SECONDS
@@ -351,12 +352,12 @@ class ScriptedChild:
     def send(self, kind: str, **_: object) -> None:
         self.ran = kind == "run"
 
-    def hear(self, *_: float) -> dict[str, object]:
+    def hear(self, *_: float) -> Told:
         """What it says: that it is ready, then how the task ended."""
         if not self.ran:
-            return {"topics": [TOPIC]}
+            return Told("ready", frozenset([TOPIC]))
         self._runs()
-        return {"kind": "processed", "dropped": 0}
+        return Told("processed")
 
 
 def test_a_run_alone_without_redis_keeps_its_lease(

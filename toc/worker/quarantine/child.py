@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from toc.model.raised import Raised
 from toc.worker import stdio
 from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
@@ -24,6 +26,19 @@ FLUSH_SECONDS = 0.001
 """Pause between attempts to send the rest of a message."""
 TAKE_SECONDS = 10.0
 """How long the child may take to read a message."""
+
+
+class Told(NamedTuple):
+    """A message of the child."""
+
+    kind: str
+    """``ready``, or how its task ended: ``processed``, ``failed``, ``retry``, ``dead``."""
+    topics: frozenset[str] = frozenset()
+    """The topics that it has handlers for, if it is ready."""
+    dropped: int = 0
+    """How many lines of the log it has dropped since its last message."""
+    error: Raised | None = None
+    """What the handler raised."""
 
 
 class IsolatedProcess:
@@ -57,7 +72,7 @@ class IsolatedProcess:
         self._link = ControlPipe(ours)
         self._lock = threading.Lock()
         self._reaped = False
-        self._heard: deque[dict[str, Any]] = deque()
+        self._heard: deque[Told] = deque()
         self._silence = Silence()
         self.fresh = True
         """Whether it has run nothing yet."""
@@ -74,7 +89,7 @@ class IsolatedProcess:
                 return
             time.sleep(FLUSH_SECONDS)
 
-    def hear(self, seconds: float, patience: float | None = None) -> dict[str, Any] | None:
+    def hear(self, seconds: float, patience: float | None = None) -> Told | None:
         """Return its next message; None if it has ended, or after ``seconds``.
 
         With ``patience``, None is also returned after a silence of that many seconds (``silent``).
@@ -106,10 +121,12 @@ class IsolatedProcess:
         """Read its messages. Returns whether there were any."""
         try:
             messages = self._link.receive()
-        except ValueError:  # its handler can write to any descriptor, also to the link
+            self._heard += [
+                _told(message, ready=self.fresh) for message in messages if message["kind"] != "beat"
+            ]
+        except (ValueError, KeyError, TypeError):  # its handler can write to any descriptor, also to the link
             self.kill()
             return True
-        self._heard += (message for message in messages if message["kind"] != "beat")
         return bool(messages)
 
     @property
@@ -139,3 +156,13 @@ class IsolatedProcess:
             self._reaped = True
         os.close(self._pidfd)
         return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _told(message: Mapping[str, Any], *, ready: bool) -> Told:
+    kind = message["kind"]
+    if (kind == "ready") != ready:
+        raise ValueError("not what is expected of it now")
+    if ready:
+        return Told(kind, frozenset(message["topics"]))
+    error = None if kind == "processed" else Raised(**message["raised"])
+    return Told(kind, dropped=int(message["dropped"]), error=error)

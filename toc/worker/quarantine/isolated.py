@@ -20,6 +20,7 @@ from base64 import b64decode
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from toc.loop import leave_process
 from toc.model.body import Body, Content
 from toc.model.errors import TocError
 from toc.model.handler import Handler
@@ -81,15 +82,21 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return {"kind": kind, "raised": what._asdict()}
 
 
-def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
-    """Run tasks until the worker closes its end, or a handler leaves the process no descriptors."""
+def serve(link: ControlPipe, handlers: Mapping[str, Handler], runner: asyncio.Runner) -> bool:
+    """Run tasks until the worker closes its end.
+
+    Returns False at once if a handler has taken from the process what the next task may need:
+    descriptors, or the executor of its event loop.
+    """
     dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
     threading.Thread(target=_beat, args=[link], name="toc-beat", daemon=True).start()
-    with asyncio.Runner() as runner, selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ)
         copies.runs_here(runner.get_loop())
-        while not link.closed and not descriptors.short():
+        while not link.closed:
+            if descriptors.short():
+                return False
             selector.select()
             for message in link.receive():
                 row = TryRow._make(message["row"])
@@ -99,7 +106,8 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler]) -> None:
                 stdio.restore()  # the next task must not find streams that this one closed
                 link.send(outcome.pop("kind"), dropped=dropped.take(), **outcome)
                 if executor_gone(runner.get_loop()):
-                    return  # the next task must not fail because of it
+                    return False
+    return True
 
 
 def _body(packed: tuple[str, str] | None) -> Body | None:
@@ -150,7 +158,10 @@ def main() -> None:
         handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
     link = ControlPipe(sock)
     copies.keep_apart(link.close)
-    serve(link, handlers)
+    with asyncio.Runner() as runner:
+        if not serve(link, handlers, runner):
+            # Closing the runner would wait for its executor's threads. Meanwhile the next task would be sent.
+            leave_process(0)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from toc.loop import Loop
 from toc.model.body import Body
@@ -40,7 +39,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Guard
 from toc.store.store import Store
-from toc.worker.quarantine.child import IsolatedProcess
+from toc.worker.quarantine.child import IsolatedProcess, Told
 from toc.worker.silence import patience
 from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.early import EarlyEntries
@@ -205,15 +204,14 @@ class Quarantine:
             self._judge(entry, row, child, bodies.get(entry.job_id))
 
     def _judge(self, entry: Entry, before: TryRow, child: IsolatedProcess, body: Body | None) -> None:
-        fresh, message, how = self._try(entry, before, child, body)
+        fresh, told, how = self._try(entry, before, child, body)
         if not fresh and how:
             # The cause may be something that earlier tasks left in that child: only a fresh one convicts.
             again = self._ready_child(entry.topic.name)
             if again is not None and not entry.settled:
-                fresh, message, how = self._try(entry, before, again, body)
-        if message is not None:
-            error = None if message["kind"] == "processed" else Raised(**message["raised"])
-            self._report(entry, error, message["kind"])
+                fresh, told, how = self._try(entry, before, again, body)
+        if told is not None:
+            self._report(entry, told.error, told.kind)
         elif not how:
             self._end_child()
             self._report(entry, overran(entry.topic.max_runtime), "overdue")
@@ -227,23 +225,23 @@ class Quarantine:
 
     def _try(
         self, entry: Entry, row: TryRow, child: IsolatedProcess, body: Body | None
-    ) -> tuple[bool, dict[str, Any] | None, str]:
+    ) -> tuple[bool, Told | None, str]:
         """Run the task. Returns whether the child was fresh, its message, and how it ended without one."""
         fresh, child.fresh = child.fresh, False
         limit = entry.topic.max_runtime
         content = None if body is None else [body.content.content_type, b64encode(body.content.data).decode()]
         child.send("run", topic=entry.topic.name, row=list(row), body=content, seconds=limit)
         clean_up = CLEAN_UP_SECONDS + CANCEL_SECONDS if entry.handler.is_async else 0.0
-        message = child.hear(limit + clean_up, patience(limit))
+        told = child.hear(limit + clean_up, patience(limit))
         how = ""
-        if message is not None:
-            LOG_LINES_DROPPED.of().add(message["dropped"])
+        if told is not None:
+            LOG_LINES_DROPPED.of().add(told.dropped)
         elif child.silent:
             how = f"it held the interpreter for {patience(limit):.0f} s"
             self._end_child()
         elif child.dead:
             how = self._end_child()
-        return fresh, message, how
+        return fresh, told, how
 
     def _report(self, entry: Entry, error: Raised | None, outcome: str) -> None:
         if self.inflight.settle(entry):  # false if it was abandoned meanwhile
@@ -264,8 +262,8 @@ class Quarantine:
             return None
         with self._lock:
             self._child = child
-        message = child.hear(READY_SECONDS)
-        if message is not None and topic in message["topics"]:
+        told = child.hear(READY_SECONDS)
+        if told is not None and topic in told.topics:
             return child
         log.warning("quarantine_not_started", error=f"the app was not loaded ({self._end_child()})")
         return None
