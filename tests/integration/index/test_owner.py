@@ -31,6 +31,27 @@ def test_who_asks_no_more_has_it_no_more(queues: Queues, server: RedisServer) ->
     assert queues.own(OURS, "ours")[:2] == (THEIRS, "theirs")
 
 
+def test_a_new_owner_is_not_told_of_itself(queues: Queues, server: RedisServer) -> None:
+    queues.own(OURS, "ours")
+    queues.own(THEIRS, "theirs")
+    at = server.call("HGET", "toc_owner", "at")
+    server.call("HSET", "toc_owner", "at", str(int(str(at)) - OWNER_LAPSE_SECONDS - 1))
+    for owner in (queues.own(THEIRS, "theirs"), queues.owner()):
+        assert owner is not None
+        assert (owner.identity, owner.rival, owner.rival_seconds) == (THEIRS, "", 0)
+
+
+def test_after_the_clock_of_redis_was_set_back_an_owner_that_asks_no_more_loses_it(
+    queues: Queues, server: RedisServer
+) -> None:
+    queues.own(OURS, "ours")
+    now = int(str(server.call("HGET", "toc_owner", "at")))
+    server.call("HSET", "toc_owner", "at", str(now + 3600), "rival", "theirs", "rival_at", str(now + 3600))
+    assert queues.own(THEIRS, "theirs").identity == OURS
+    assert 0 <= int(str(server.call("HGET", "toc_owner", "at"))) - now < 60, "its time runs from now on"
+    assert 0 <= int(str(server.call("HGET", "toc_owner", "rival_at"))) - now < 60
+
+
 def test_namespaces_have_owners_of_their_own(queues: Queues, server: RedisServer) -> None:
     stage = Queues(server.url, namespace="stage")
     queues.own(OURS, "ours")
