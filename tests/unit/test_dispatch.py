@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot, Topic
+from toc.worker.stages import handler_loop
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.feedback import WantedRoom
@@ -96,3 +99,19 @@ def test_room_is_told_of_when_tasks_begin_to_wait_for_others_although_none_has_e
     loop.close()
     turning.join()
     loop._loop.close()
+
+
+def test_a_topic_may_be_given_up_before_the_event_loop_gets_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[BaseException] = []
+    monkeypatch.setattr(handler_loop, "end_process", lambda _, error: ended.append(error))
+    nothing: Any = None
+    handler = Handler(TOPIC.name, call, None, True)
+    loop = HandlerLoop(
+        [handler], 1000, calls=nothing, bodies=nothing, clock=Clock(), wanted=nothing, concurrency=lambda _: 0
+    )
+    loop.limits_changed()
+    assert loop.serve(Handler(TOPIC.name, print, None, False))
+    loop._loop.call_soon(loop._loop.stop)
+    loop._loop.run_forever()
+    loop._loop.close()
+    assert ended == []

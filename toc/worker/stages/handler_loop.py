@@ -230,7 +230,9 @@ class HandlerLoop:
 
     def _start_waiting(self, topic: str) -> None:
         """Start the waiting entries that may run."""
-        line, concurrency = self._lines[topic], self._concurrency(topic)
+        line, concurrency = self._lines.get(topic), self._concurrency(topic)
+        if line is None:
+            return  # the topic was given up meanwhile, so nothing of it waits
         while True:
             with self._lock:
                 most = (concurrency - line.calls) * line.size if concurrency else len(line.waiting)
