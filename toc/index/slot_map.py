@@ -9,7 +9,6 @@ After a fork, the child opens its own connections.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -21,6 +20,7 @@ from redis.exceptions import AskError, RedisError
 from toc.index.connections import NONSENSE, RedisNode, Wire
 from toc.index.url import Address, Location, Topology
 from toc.model.errors import IndexUnavailable
+from toc.model.fork import call_in_children
 
 HASH_SLOTS = 16384
 _MIN_MAP_AGE_S = 0.05
@@ -37,12 +37,12 @@ class RedisNodes:
         self.refusal: str | None = None
         """Why no call may be sent to any server, or None."""
         self._start_anew()
+        call_in_children(self._start_anew)
 
     def __repr__(self) -> str:
         return f"Nodes({', '.join(map(str, self.location.addresses))})"
 
     def _start_anew(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._nodes: dict[Address, RedisNode] = {}
         self._map: list[RedisNode] | None = None
@@ -56,8 +56,6 @@ class RedisNodes:
         """
         if self.refusal is not None:
             raise IndexUnavailable(self.refusal)
-        if self._pid != os.getpid():
-            self._start_anew()
         served = self._map
         if served is None:
             served = self.rediscover()

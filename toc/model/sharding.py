@@ -11,15 +11,14 @@ Changing any of this orphans all existing rows and index entries.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import threading
-import weakref
 import zlib
 from typing import NamedTuple
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidBizId, InvalidKey
+from toc.model.fork import call_in_children
 
 MAX_TABLES = 1024
 JOB_ID_EPOCH_MS = 1_577_836_800_000  # 2020-01-01 UTC
@@ -111,8 +110,7 @@ class JobIds:
         self._clock = clock
         self._lock = threading.Lock()
         self._reset()
-        reset = weakref.WeakMethod(self._reset)
-        os.register_at_fork(after_in_child=lambda: (again := reset()) and again())
+        call_in_children(self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()

@@ -6,10 +6,8 @@ the task is acknowledged all the same, and the sweep indexes it later.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,6 +29,7 @@ from toc.model.errors import (
     StoreUnavailable,
 )
 from toc.model.features import Feature
+from toc.model.fork import call_in_children
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
 from toc.model.task import (
@@ -95,9 +94,11 @@ class TimeoutCenter:
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
         self._layout_checked = False
+        self._new_lock()
+        call_in_children(self._new_lock)
+
+    def _new_lock(self) -> None:
         self._lock = threading.RLock()
-        reference = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _fresh_lock(reference()))
 
     # --- parts, opened on first use
 
@@ -526,8 +527,3 @@ def apart(center: TimeoutCenter) -> TimeoutCenter:
     other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues
     other.schedules.declared, other.schedules.handled = center.schedules.declared, center.schedules.handled
     return other
-
-
-def _fresh_lock(center: TimeoutCenter | None) -> None:
-    if center is not None:
-        center._lock = threading.RLock()

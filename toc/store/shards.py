@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,6 +13,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
@@ -160,7 +159,7 @@ class Shards:
         self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}
         self.topic_server = self.servers[0]
         self._threads = self._new_threads()
-        _fork_safe(weakref.ref(self))
+        call_in_children(self._after_fork)
 
     def first(self, table: str) -> str:
         """The SQL name of a table that only the first database has, on ``topic_server``."""
@@ -311,9 +310,8 @@ class Shards:
         for server in self.servers:
             server.close()
 
-    def after_fork(self) -> None:
-        """In a forked child: leave the parent's connections and threads alone."""
-        self._threads = self._new_threads()
+    def _after_fork(self) -> None:
+        """In a forked child: leave the parent's connections alone."""
         for server in self.servers:
             server.after_fork()
             self.health[server].after_fork()
@@ -333,12 +331,3 @@ def _parse(text: str) -> URL:
     if "@" in (url.host or ""):  # the rest of a password, which must not be resolved or logged as a host
         raise ConfigError('a database URL has an "@" in its password: write it %40')
     return url
-
-
-def _fork_safe(shards: weakref.ref[Shards]) -> None:
-    def after_fork() -> None:
-        alive = shards()
-        if alive is not None:
-            alive.after_fork()
-
-    os.register_at_fork(after_in_child=after_fork)

@@ -7,12 +7,13 @@ through queues written in C.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+from toc.model.fork import call_in_children
 
 R = TypeVar("R")
 
@@ -26,17 +27,15 @@ class Threads:
         self._size = size
         self._name = name
         self._start_anew()
+        call_in_children(self._start_anew)
 
     def _start_anew(self) -> None:
-        self._pid = os.getpid()
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._idle: deque[None] = deque()
         self._threads: list[threading.Thread] = []
 
     def begin(self, do: Callable[[], R]) -> Callable[[], R]:
         """Call ``do`` on a thread. Returns a function that waits and returns or raises its outcome."""
-        if self._pid != os.getpid():
-            self._start_anew()
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         try:
             self._idle.pop()
@@ -102,11 +101,10 @@ class Threads:
     def close(self) -> None:
         """End the threads after the work begun. May be called twice; the object stays usable."""
         threads, work = self._threads, self._work
-        if self._pid == os.getpid():
-            self._start_anew()
-            work.put(None)
-            for thread in threads:
-                thread.join()
+        self._start_anew()
+        work.put(None)
+        for thread in threads:
+            thread.join()
 
     def __del__(self) -> None:
         self._work.put(None)

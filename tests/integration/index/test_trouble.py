@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import statistics
 import struct
@@ -475,6 +476,25 @@ def test_a_forked_child_uses_connections_of_its_own(queues: Queues) -> None:
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b"1"
     assert [job_id for job_id, _ in take(queues).entries] == [2]
+
+
+def test_a_forked_child_does_not_wait_for_what_a_thread_of_its_parent_does() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a sentinel that never answers
+        port = silent.getsockname()[1]
+        queues = Queues(f"redis+sentinel://127.0.0.1:{port}/main")
+        asking = threading.Thread(target=queues.peek, args=[[SLOT]])
+        asking.start()
+        connection, _ = silent.accept()  # so the thread reads the map
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            queues.close()
+            os._exit(0)
+        ended = os.waitpid(child, 0)[1]
+        connection.close()
+    asking.join()
+    queues.close()
+    assert ended == 0, "it waits for a lock"
 
 
 def test_a_unix_socket_works(launch: Launch) -> None:
