@@ -300,6 +300,7 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
         patch.setattr(worker.store, "check_tries", owing)
         meanwhile(patch, worker.queues, "extend", moved_back, worker.take)
         worker.adopter.run_once()
+    worker.clock.slept += 1
     assert until(may_start, PATIENCE), "its row is never read"
     worker.start_and_wait()
     worker.end_and_finish()

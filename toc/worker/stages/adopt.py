@@ -34,13 +34,13 @@ from toc.worker.stages.finish import Finisher
 log = get_logger(__name__)
 
 IDLE_SECONDS = 60.0
-RETRY_MS = 200
+RETRY_SECONDS = 0.2
 """Pause before a node is asked again that failed or was slow."""
 NO_TIMEOUT = 10**9
 """Seconds. No entry is that old, so only those under the claim are listed."""
-MOVING_MS = 50
+MOVING_SECONDS = 0.05
 """When to look for an entry that was not held because the previous try was still being moved."""
-AFTER_LOST_MS = (0, 1000, 4000)
+AFTER_LOST_SECONDS = (0.0, 1.0, 4.0)
 """When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
 
 
@@ -61,8 +61,8 @@ class Adopter:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._looks: list[tuple[int, Slot, int]] = []
-        """Heap of (when, slot, claim): where entries of ours may exist that are not held."""
+        self._looks: list[tuple[float, Slot, int]] = []
+        """Heap of (when (monotonic), slot, claim): where entries of ours may exist that are not held."""
         self._busy = False
         self._taking = True
         self.loop = Loop("adopt", self.run_once, self.let_go.wake)
@@ -84,9 +84,8 @@ class Adopter:
 
     def reply_lost(self, slot: Slot, claim: int) -> None:
         """Look for what a prepare of this slot has taken under this claim number."""
-        now = self.clock.now_ms()
-        for delay in AFTER_LOST_MS:
-            self._look(now + delay, slot, claim)
+        for delay in AFTER_LOST_SECONDS:
+            self._look_in(delay, slot, claim)
 
     def hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
         """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
@@ -101,7 +100,7 @@ class Adopter:
             if what is Held.NEW:
                 held.append(entry)
             elif what is Held.MOVING:
-                self._look(self.clock.now_ms() + MOVING_MS, slot, split(fence).claim)
+                self._look_in(MOVING_SECONDS, slot, split(fence).claim)
             # RUNNING: timed out while this process was paused. It runs on under the new fencing token; its
             # late failure will find another (attempts, crashes) on the row.
         return held
@@ -119,23 +118,23 @@ class Adopter:
         the seconds until the next call."""
         self._busy = True
         found = self.let_go.take()
-        now = self.clock.now_ms()
-        if claims := self._looks_until(now):
-            self._find(claims, found, now)
+        if claims := self._looks_due():
+            self._find(claims, found)
         if found:
-            self._adopt(found, now)
+            self._adopt(found)
         self.let_go.taken_up()
         self._busy = False
         with self._lock:
-            return max(self._looks[0][0] - self.clock.now_ms(), 0) / 1000 if self._looks else IDLE_SECONDS
+            return max(self._looks[0][0] - self.clock.monotonic(), 0.0) if self._looks else IDLE_SECONDS
 
-    def _look(self, at: int, slot: Slot, claim: int) -> None:
+    def _look_in(self, seconds: float, slot: Slot, claim: int) -> None:
         with self._lock:
-            heapq.heappush(self._looks, (at, slot, claim))
+            heapq.heappush(self._looks, (self.clock.monotonic() + seconds, slot, claim))
         self.loop.wake()
 
-    def _looks_until(self, now: int) -> dict[Slot, set[int]]:
+    def _looks_due(self) -> dict[Slot, set[int]]:
         """The slots, with claim numbers, to look at by now."""
+        now = self.clock.monotonic()
         claims: dict[Slot, set[int]] = {}
         with self._lock:
             while self._looks and self._looks[0][0] <= now:
@@ -143,7 +142,7 @@ class Adopter:
                 claims.setdefault(slot, set()).add(claim)
         return claims
 
-    def _find(self, claims: Mapping[Slot, set[int]], found: dict[Slot, dict[int, float]], now: int) -> None:
+    def _find(self, claims: Mapping[Slot, set[int]], found: dict[Slot, dict[int, float]]) -> None:
         """Add what is prepared under these claim numbers to ``found``."""
         results = self.queues.expired(
             [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
@@ -151,18 +150,18 @@ class Adopter:
         for slot, result in results.items():
             if isinstance(result, IndexUnavailable):
                 for claim in claims[slot]:
-                    self._look(now + RETRY_MS, slot, claim)
+                    self._look_in(RETRY_SECONDS, slot, claim)
             else:
                 fences = {job_id: fence_of(score) for job_id, score in result}
                 found[slot] = found.get(slot, {}) | fences
 
-    def _adopt(self, found: Mapping[Slot, Mapping[int, float]], now: int) -> None:
+    def _adopt(self, found: Mapping[Slot, Mapping[int, float]]) -> None:
         """Hold the entries that nobody holds and that are still prepared. Then check them or give
         them back.
 
         Each gets a heartbeat first, since it may be old.
         """
-        kept = self.clock.monotonic()
+        now, kept = self.clock.now_ms(), self.clock.monotonic()
         held: dict[Slot, list[Entry]] = {}
         for slot, fences in found.items():
             free = [(job_id, fence) for job_id, fence in fences.items() if self.inflight.get(job_id) is None]
@@ -177,7 +176,7 @@ class Adopter:
             if isinstance(matched, IndexUnavailable):
                 self.inflight.drop(held[slot])
                 for claim in {split(entry.fence).claim for entry in held[slot]}:
-                    self._look(now + RETRY_MS, slot, claim)
+                    self._look_in(RETRY_SECONDS, slot, claim)
                 continue
             self.inflight.drop(e for e, match in zip(held[slot], matched, strict=True) if not match)
             adopted += [e for e, match in zip(held[slot], matched, strict=True) if match]

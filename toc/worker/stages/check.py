@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import ceil, inf
 
 from toc.model.clock import Clock
 from toc.model.task import TaskStatus, TryRow
@@ -67,16 +68,17 @@ class Checker:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._unread: deque[tuple[int, list[Entry]]] = deque()
-        """Entries with a lease whose rows could not be read, with the time of the next try (ms)."""
+        self._unread: deque[tuple[float, list[Entry]]] = deque()
+        """Entries with a lease whose rows could not be read, with the time of the next try (monotonic)."""
         self._owed: list[Entry] = []
         """Entries of a distant server that wait until it has answered earlier queries."""
-        self._owed_at = 0
-        """When they may be queried, in milliseconds."""
+        self._owed_at = 0.0
+        """When they may be queried (monotonic)."""
         self._unread_since = self._unread_at = float("-inf")
         """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
         self._lump_at = self._lump_left = 0
-        """When the last lump of postponed entries returns (ms), and how many more entries it can hold."""
+        """When the last lump of postponed entries returns (monotonic, in ms), and how many more
+        entries it can hold."""
         self._leaving = threading.Event()
         self._read_step = StepTimer("read")
 
@@ -84,17 +86,24 @@ class Checker:
         """This worker leaves: entries that cannot be decided at once are left to their slot's next owner."""
         self._leaving.set()
 
-    def check_again(self, now: int) -> None:
-        """Check the entries whose retry time has come by now (ms)."""
+    def check_again(self) -> None:
+        """Check the entries whose retry time has come."""
+        if not self._unread and not self._owed:  # the usual case
+            return
+        now = self.clock.monotonic()
         while self._unread and self._unread[0][0] <= now:
             self.check(self._unread.popleft()[1])
         if self._owed and self._owed_at <= now:
             self.check(self._take_owed())
 
     def next_again(self) -> int:
-        """When ``check_again`` has something to do (ms), or NEVER."""
-        unread = self._unread[0][0] if self._unread else NEVER
-        return min(unread, self._owed_at) if self._owed else unread
+        """When ``check_again`` has something to do (ms, by the wall clock as it is now), or NEVER."""
+        at = self._unread[0][0] if self._unread else inf
+        if self._owed:
+            at = min(at, self._owed_at)
+        if at == inf:
+            return NEVER
+        return self.clock.now_ms() + ceil(1000 * max(at - self.clock.monotonic(), 0.0))
 
     def check_taken(self, entries: list[Entry]) -> None:
         """Check entries that were just taken, together with those that wait for their server."""
@@ -198,7 +207,7 @@ class Checker:
         if leased := [entry for entry in entries if entry.may_be_leased]:
             # These are few. If the lease ran out, it would be taken for a crash.
             with self._lock:
-                self._unread.append((at + RETRY_MS, leased))
+                self._unread.append((now + RETRY_MS / 1000, leased))
             self.wake()
         free = [entry for entry in entries if not entry.may_be_leased]
         rest: list[Entry] = []
@@ -211,7 +220,7 @@ class Checker:
             else:
                 with self._lock:
                     self._owed += some
-                    self._owed_at = at + max(SOON_MS, int(error.seconds * 1000))
+                    self._owed_at = now + max(SOON_MS / 1000, error.seconds)
                 self.wake()
         if not rest:
             return
@@ -220,11 +229,12 @@ class Checker:
             log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MOST_RETRY_MS)
-        self.finisher.put_away([(entry, self._lumped(at + wait)) for entry in rest])
+        began = int(1000 * now)
+        self.finisher.put_away([(entry, at + self._lumped(began + wait) - began) for entry in rest])
 
     def _lumped(self, at: int) -> int:
-        """Return when an entry that is to return at ``at`` (ms) returns with its lump: then or a
-        little later."""
+        """Return when an entry that is to return at ``at`` (monotonic, in ms) returns with its
+        lump: then or a little later."""
         with self._lock:
             if at > self._lump_at:
                 self._lump_at, self._lump_left = at + LUMP_MS, LUMP

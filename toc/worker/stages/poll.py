@@ -98,7 +98,7 @@ class Poller:
             self.agenda.hear(self.inbox.take_due())
             self.checker.start(self.early.release(now))
             self._hear_late()
-            self.checker.check_again(now)
+            self.checker.check_again()
             if not self._taking:
                 return self._until_next(now)
             requests = self.agenda.choose(now)
