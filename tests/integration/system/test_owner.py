@@ -21,7 +21,7 @@ from toc.model.task import TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
-from toc.worker.slots import OwnedSlot
+from toc.worker.slots import OwnedSlot, SlotBook
 from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
 from toc.worker.stages.finish import MAX_UNWRITTEN
 from toc.worker.stages.flush import GATHER_BUSY_SECONDS, GATHER_SECONDS
@@ -100,6 +100,34 @@ def test_what_is_dead_no_more_leaves_the_dead_queue(
     assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
     assert sum(line["tasks"] for line in said if line["event"] == "dead_entries_removed") == 3
     assert "dead" in {loop.name for loop in owner.worker.loops}, "a worker does so by itself"
+
+
+def test_a_slot_that_is_claimed_as_a_look_begins_is_peeked_at_soon(
+    owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peeked: list[Slot] = []
+    peek, meanwhile = owner.queues.peek, [OTHER]
+
+    def record(slots: Collection[Slot]) -> Any:
+        peeked.extend(slots)
+        return peek(slots)
+
+    def owned(book: SlotBook) -> dict[Slot, OwnedSlot]:
+        known: dict[Slot, OwnedSlot] = vars(book)["owned"]
+        if meanwhile:
+            owner.own([meanwhile.pop()])
+            owner.reclaimer.look_now()
+        return known
+
+    def replace(book: SlotBook, owned: dict[Slot, OwnedSlot]) -> None:
+        vars(book)["owned"] = owned
+
+    monkeypatch.setattr(owner.queues, "peek", record)
+    monkeypatch.setattr(SlotBook, "owned", property(owned, replace), raising=False)
+    owner.reclaimer.run_once()
+    assert set(owner.book.owned) == {SLOT, OTHER}
+    owner.reclaimer.run_once()
+    assert OTHER in peeked
 
 
 def test_an_entry_without_a_row_that_times_out_alarms(

@@ -93,13 +93,13 @@ class Reclaimer:
 
     def _next_slots(self, now: float) -> list[Slot]:
         """The slots to peek at in this look."""
-        owned = self.book.owned
-        part = max(PEEK_SLOTS, ceil(len(owned) * TICK_SECONDS / PEEK_SECONDS))
-        if self._at_once:
+        at_once = self._at_once
+        if at_once:
             self._at_once = False
             self._peeked_at = float("-inf")
             self._to_peek.clear()
-            part = len(owned)
+        owned = self.book.owned  # not before: slots are claimed first, then look_now is called
+        part = len(owned) if at_once else max(PEEK_SLOTS, ceil(len(owned) * TICK_SECONDS / PEEK_SECONDS))
         if not self._to_peek and now - self._peeked_at >= PEEK_SECONDS:
             self._peeked_at = now
             self._to_peek.extend(owned)
