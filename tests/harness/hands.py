@@ -207,10 +207,10 @@ class Hands(WorkerAtRest):
             self.worker.serve(selector, lambda: self.link.closed)
 
     def stand_still(self, seconds: float) -> None:
-        """Be stopped for a while, as the main thread sees it."""
-        turns = iter((False, True))
-        with _Stopped(self.clock, seconds) as selector:
-            self.worker.serve(selector, lambda: next(turns))
+        """Be stopped for a while."""
+        self.worker.crowding.look()
+        self.clock.slept += seconds
+        self.worker.crowding.look()
 
     def miss_redis(self) -> None:
         """Find that it is out of reach."""
@@ -229,18 +229,6 @@ class Hands(WorkerAtRest):
             loop.stop()
         super().close()
         self.center.close()
-
-
-class _Stopped(selectors.DefaultSelector):
-    """The process is stopped while it waits."""
-
-    def __init__(self, clock: PausedClock, seconds: float) -> None:
-        super().__init__()
-        self._clock, self._seconds = clock, seconds
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:  # noqa: ARG002
-        self._clock.slept += self._seconds
-        return []
 
 
 def submit_due(system: System, body: bytes | None = None) -> int:

@@ -8,6 +8,7 @@ from toc.worker.crowding import (
     LOOK_SECONDS,
     LOOKS,
     OVER_SECONDS,
+    STILL_SECONDS,
     Crowding,
     Relief,
 )
@@ -19,7 +20,13 @@ class Looks:
     def __init__(self) -> None:
         self.now = self.used = 0.0
         self.told: list[bool] = []
-        self.crowding = Crowding(self.told.append, monotonic=lambda: self.now, processor=lambda: self.used)
+        self.stood_still = 0
+        self.crowding = Crowding(
+            self.told.append, self._count, monotonic=lambda: self.now, processor=lambda: self.used
+        )
+
+    def _count(self) -> None:
+        self.stood_still += 1
 
     def look(self, waited: float, times: int, *, computes: float = 1.0) -> list[bool]:
         """Look so many times, each ``waited`` seconds late; ``computes`` is its part of a core."""
@@ -54,6 +61,23 @@ def test_single_halts_do_not_make_it_crowded() -> None:
 
 def test_a_process_that_hardly_computes_stands_still_and_is_not_crowded() -> None:
     assert not Looks().look(2 * CROWDED_SECONDS, 100, computes=0.4)
+
+
+def test_a_stop_is_noticed_wherever_it_comes() -> None:
+    looks = Looks()
+    looks.look(2 * STILL_SECONDS, 1)  # it has just begun to look
+    looks.look(0.9 * STILL_SECONDS, 10)
+    assert looks.stood_still == 0
+    looks.look(1.1 * STILL_SECONDS, 1)
+    assert looks.stood_still == 1
+
+    def used() -> float:
+        looks.now += 3 * STILL_SECONDS  # within a look
+        return 0.0
+
+    looks.crowding = Crowding(looks.told.append, looks._count, monotonic=lambda: looks.now, processor=used)
+    looks.look(0.0, 2)
+    assert looks.stood_still == 2
 
 
 def test_a_process_that_is_crowded_alone_is_relieved() -> None:

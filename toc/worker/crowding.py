@@ -10,6 +10,8 @@ So the process tells its daemon, which moves its slots to the other processes of
 is no longer crowded. No task is charged a try. If several processes are crowded, the cause is the
 load, which needs all of them. A process that hardly uses a processor is not crowded: it or its
 machine is paused.
+
+The thread that looks does nothing else, so it also notices when the process stood still.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ LOOK_SECONDS = 0.25
 """How long a thread sleeps. The look measures how much later than that it runs again."""
 LOOKS = 5
 """How many looks decide. They take a little more than a second, in a crowded process 2 to 4 s."""
+STILL_SECONDS = 1.0
+"""A process in which a look comes later than this was stopped, perhaps with its daemon. Its slots may have
+other owners, which the daemon learns in the next moments."""
 CROWDED_SECONDS = 0.1
 """A process is crowded if the median of its looks is this late. For comparison: with eight threads
 of Python code, on a machine where twenty programs wait for each core, the median is 0.006."""
@@ -33,21 +38,28 @@ LOAD_SECONDS = 60.0
 
 
 class Crowding:
-    """Measures how long threads of this process wait for the interpreter, and tells when that changes."""
+    """Measures how long threads of this process wait for the interpreter, and tells when that changes.
+
+    Calls ``stood_still`` after the process stood still.
+    """
 
     def __init__(
         self,
         tell: Callable[[bool], None],
+        stood_still: Callable[[], None],
         *,
         monotonic: Callable[[], float] = time.monotonic,
         processor: Callable[[], float] = time.process_time,
     ) -> None:
         self._tell = tell
+        self._stood_still = stood_still
         self._monotonic = monotonic
         self._processor = processor
         self._looks: deque[tuple[float, float, float]] = deque(maxlen=LOOKS)
         """For each look: when it ended, how much too late that was, and the processor time used by then."""
         self._asleep = monotonic()
+        self._looked = float("inf")
+        """When the last look began. A stop at any moment is between two of these times."""
         self._last = float("-inf")
         """When the process was last found crowded."""
         self._reported = False
@@ -55,6 +67,9 @@ class Crowding:
     def look(self) -> float:
         """Measure the time since this last returned. Returns the seconds to sleep until the next call."""
         now = self._monotonic()
+        if now - self._looked > LOOK_SECONDS + STILL_SECONDS:  # [rule: stood-still]
+            self._stood_still()
+        self._looked = now
         self._looks.append((now, now - self._asleep - LOOK_SECONDS, self._processor()))
         if self._crowded():
             self._last = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -40,9 +41,6 @@ ORPHAN_SECONDS = 12.0
 until the daemon's ZooKeeper session has ended (10 s at most). Two owners for a while after that are
 harmless: by then the one without a daemon starts nothing without a lease, and takes nothing without
 Redis."""
-STILL_SECONDS = 1.0
-"""A process that oversleeps by more than this was stopped, perhaps with its daemon. Its slots may have other
-owners, which the daemon learns in the next moments."""
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 PROBE_TIMEOUT_SECONDS = 0.5
@@ -187,6 +185,12 @@ class Worker:
             turn_at=lambda: self._turn_at,
             recycle=self._recycle,
         )
+        self.crowding = Crowding(
+            lambda crowded: self._link.send("crowding", crowded=crowded),
+            lambda: self._shared(clock.monotonic() + OWNED_SECONDS),
+            monotonic=clock.monotonic,
+        )
+        self._sharing = threading.Lock()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
 
@@ -232,8 +236,7 @@ class Worker:
             loop.start()
         self._listening.start()
         self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
-        crowding = Crowding(lambda crowded: self._link.send("crowding", crowded=crowded))
-        Loop("crowding", crowding.look).start()
+        Loop("crowding", self.crowding.look).start()
         Loop("beat", self._beat.run_once).start()  # both until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
@@ -251,11 +254,8 @@ class Worker:
             sent = self._link.flush()
             leaving = self._stopping or bool(self._recycling)
             busy = self.handover.under_way or leaving or not sent
-            asleep = self._clock.monotonic()
             ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
-            self._turn_at = awake = self._clock.monotonic()
-            if awake - asleep > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
-                self._shared(awake + OWNED_SECONDS)
+            self._turn_at = self._clock.monotonic()
             for key, _ in ready:
                 if key.fileobj is self._wake_receiver:
                     self._wake_receiver.recv(4096)
@@ -274,9 +274,10 @@ class Worker:
                 self._recycle("SIGTERM was sent to it")
 
     def _shared(self, until: float) -> None:
-        """Note that others may own our slots too, until then (monotonic)."""
+        """Note that others may own our slots too, until then (monotonic). Any thread may call this."""
         inflight = self.pipeline.inflight
-        inflight.shared_until = max(inflight.shared_until, until)
+        with self._sharing:
+            inflight.shared_until = max(inflight.shared_until, until)
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
