@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from harness.hands import SLOT, TOPIC, Hands
@@ -14,6 +17,7 @@ from toc import NewTask, TaskStatus
 from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
 from toc.store.batch import Finish
 from toc.store.shards import Trouble
 from toc.worker.stages import agenda, finish, flush, handler_threads
@@ -115,3 +119,47 @@ def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
     assert not asked
     worker.finish()
     assert asked == [entry.job_id]
+
+
+@pytest.mark.parametrize("by", ["flush", "thread that takes"])
+def test_who_asks_while_a_move_fails_is_not_told_that_nothing_is_left_to_write(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Its slot would be handed over although an entry is still there, or its process would end."""
+    worker, _ = hands
+    submit(system, 1)
+    worker.take()
+    (entry,) = worker.inflight.snapshot()
+    worker.dispatcher.withdraw()
+    looked, failed = threading.Event(), threading.Event()
+    idle: list[bool] = []
+    asks = threading.Thread(target=lambda: idle.append(worker.finisher.idle))
+
+    class Queue(deque[Any]):
+        """Who asks looks into it before the move has failed, and goes on after that."""
+
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            if threading.current_thread() is asks:
+                looked.set()
+                assert failed.wait(PATIENCE)
+            return found
+
+    def rollback(entries: Iterable[Slot]) -> dict[Slot, IndexUnavailable]:
+        worker.inflight.arrived([entry])
+        asks.start()
+        assert until(lambda: looked.is_set() or not asks.is_alive(), PATIENCE)
+        return dict.fromkeys(entries, IndexUnavailable("as the test wants"))
+
+    (flusher,) = worker.finisher.flushers
+    monkeypatch.setattr(flusher, "_moves", Queue())
+    monkeypatch.setattr(worker.queues, "rollback", rollback)
+    if by == "flush":
+        worker.finisher.give_back([entry])
+        flusher.run_once()
+    else:
+        worker.finisher.put_away([(entry, worker.clock.now_ms())])
+    failed.set()
+    asks.join()
+    assert idle == [False]
+    assert not worker.finisher.idle

@@ -7,6 +7,7 @@ first: a crash in between leaves an entry that the next row check corrects.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,11 @@ class Flusher:
         self._outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(topic, outcome) -> tries of the current flush."""
         self._step = StepTimer("finish")
-        self._busy = False
+        self._lock = threading.Lock()
+        self._under_way = 0
+        """How many flushes, and moves on other threads, are under way."""
+        self._begun = 0
+        """How many of these have begun so far."""
         self._flushed_at = 0.0
         self.loop = Loop(self.name, self.run_once)
 
@@ -106,9 +111,13 @@ class Flusher:
 
     def move_now(self, moves: Moves) -> None:
         """Make these moves on the caller's thread. Those that fail are made with the next flush."""
-        failed = self.mover.make(moves)
-        if failed:
-            self.move(failed)
+        self._begin()
+        try:
+            failed = self.mover.make(moves)
+            if failed:
+                self.move(failed)
+        finally:
+            self._end()
 
     @property
     def backlog(self) -> int:
@@ -118,11 +127,24 @@ class Flusher:
     @property
     def idle(self) -> bool:
         """Whether everything handed in has been written."""
-        return not (self._ended or self._unwritten or self._moves or self._busy)
+        # What is under way has left the queues, and may come back to them. So nothing may be under way before
+        # they are looked at, nor begin meanwhile.
+        begun = self._begun
+        waits = self._under_way or self._ended or self._unwritten or self._moves
+        return not waits and self._begun == begun
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._begun += 1
+            self._under_way += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._under_way -= 1
 
     def run_once(self) -> float:
         """Flush what was handed in. Returns the seconds until the next call."""
-        self._busy = True
+        self._begin()
         try:
             gather = GATHER_BUSY_SECONDS if self.pressure.backlogged else GATHER_SECONDS
             self.loop.pause(self._flushed_at + gather - self.clock.monotonic())
@@ -154,7 +176,7 @@ class Flusher:
                 return pause
             return RETRY_SECONDS if self._unwritten else IDLE_SECONDS
         finally:
-            self._busy = False
+            self._end()
 
     # --- rows
 
