@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import signal
 import socket
@@ -207,7 +208,8 @@ class Worker:
         """
         if not self._recycling:
             self._recycling = reason
-            self._wake_sender.send(b"\0")
+            with contextlib.suppress(BlockingIOError):  # full: awake anyway
+                self._wake_sender.send(b"\0")
 
     def _index_changed(self) -> None:
         """React to a node that is out of reach or back. Another may serve its slots now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import statistics
@@ -10,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from harness.hands import Hands
 from harness.machine import Machine
 from harness.system import System
 from sqlalchemy import create_engine
@@ -219,3 +221,14 @@ def test_a_connection_to_another_server_is_refused(system: System) -> None:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_who_finds_that_a_process_must_be_replaced_does_not_mind_a_main_thread_that_is_busy(
+    hands: tuple[Hands, Hands],
+) -> None:
+    """It has not read its wake-ups for long."""
+    worker, _ = hands
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            worker.worker._wake_sender.send(b"\0" * 4096)
+    worker.worker._recycle("as the test wants")
