@@ -52,6 +52,8 @@ class Deliveries:
         self._webhooks = webhooks
         self._narrowed = narrowed
         self._topics = catalog.known()
+        self._refused = False
+        """Whether a topic still has its former handler, because entries of it are held."""
         self._serve_webhooks()
 
     def run_once(self) -> float:
@@ -61,7 +63,7 @@ class Deliveries:
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
-        if topics != self._topics:
+        if topics != self._topics or self._refused:
             before, self._topics = self._topics, topics
             self._serve_webhooks()
             if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
@@ -70,6 +72,7 @@ class Deliveries:
         return REFRESH_SECONDS
 
     def _serve_webhooks(self) -> None:
+        self._refused = False
         if self._webhooks is None:
             return
         for topic in self._topics.values():
@@ -83,4 +86,4 @@ class Deliveries:
             if self._dispatcher.serve(wanted):
                 self._handlers[topic.name] = wanted
             else:
-                self._topics = {}  # try again with the next refresh
+                self._refused = True
