@@ -380,7 +380,14 @@ class _Attempt:
         for call in window.unanswered:
             call.comes_late = self._late is not None
         window.gave_up()
-        threading.Thread(target=self._read_late, args=(window,), name="toc-late", daemon=True).start()
+        try:
+            threading.Thread(target=self._read_late, args=(window,), name="toc-late", daemon=True).start()
+        except RuntimeError:  # no thread is left
+            window.drop()
+            window.node.answered()
+            for call in window.unanswered:
+                call.comes_late = False
+                call.result = ReplyLost(f"{slow}; no thread can be started to wait for its reply")
 
     def _read_late(self, window: _Window) -> None:
         late = window.unanswered

@@ -218,7 +218,12 @@ class RedisNode:
         """Open a connection on a background thread; one that comes too late is kept for other callers."""
         future: Future[Wire] = Future()
         began = time.monotonic()
-        threading.Thread(target=self._open_for, args=(future,), name="toc-connect", daemon=True).start()
+        try:
+            threading.Thread(target=self._open_for, args=(future,), name="toc-connect", daemon=True).start()
+        except RuntimeError as exc:
+            raise IndexUnavailable(
+                f"no thread can be started to connect to Redis at {self.address}; check the process limit"
+            ) from exc
         try:
             return future.result(patience)
         except TimeoutError:
@@ -281,7 +286,7 @@ class RedisNode:
             threading.Thread(
                 target=self._come_back, args=(self._closed,), name="toc-reconnect", daemon=True
             ).start()
-        except RuntimeError:  # the interpreter is ending
+        except RuntimeError:  # no thread is left, or the interpreter is ending
             self.failure = ""
 
     def _come_back(self, closed: threading.Event) -> None:
@@ -292,7 +297,7 @@ class RedisNode:
                     return  # the next caller tries to connect
                 self._on_away()
                 if closed.is_set():
-                    return  # another thread has replaced this one
+                    return  # the node was closed: the map that on_away has read does not name it
                 try:
                     self.give(self._opened())
                 except IndexUnavailable as exc:

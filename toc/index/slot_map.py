@@ -106,7 +106,10 @@ class RedisNodes:
             looking = self._looking = threading.Thread(
                 target=self._look_again, name="toc-rediscover", daemon=True
             )
-            looking.start()
+            try:
+                looking.start()
+            except RuntimeError:
+                return  # no thread is left: the old map stays
         looking.join(patience)
 
     def rediscover(self) -> list[RedisNode]:
