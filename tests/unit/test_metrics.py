@@ -18,7 +18,7 @@ from toc.observe import metrics
 from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
 from toc.observe.exposition import decode, encode, quantile
 from toc.observe.metrics import METRICS, add_up
-from toc.worker.daemon.state import STILL_SECONDS, State, faults, notes, wants
+from toc.worker.daemon.state import STILL_SECONDS, State, faults, lacks, notes
 
 ROOT = Path(__file__).parents[2]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -205,14 +205,14 @@ WHOLE = State(1000.0, 2, workers={"ready": 2}, zookeeper=True)
 def test_a_daemon_is_ready_when_all_its_workers_have_all_their_slots(
     state: State, expected: list[str]
 ) -> None:
-    assert wants(state) == expected
+    assert lacks(state) == expected
     assert faults(state, state.at + 1) == []
 
 
 def test_a_drained_daemon_is_ready_and_says_what_it_still_has() -> None:
     assert notes(WHOLE) == []
     drained = replace(WHOLE, drained=True)
-    assert wants(drained) == []
+    assert lacks(drained) == []
     assert notes(drained) == ["drained: it owns nothing; this host gets no slots until `toc undrain`"]
     [line] = notes(replace(drained, owned=frozenset({Slot("t", 1)}), tables=2))
     assert line.startswith("drained: 3 slots or tables are still to be handed over")

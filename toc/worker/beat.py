@@ -81,14 +81,13 @@ class Beat:
         self._link.send("beat", stuck=stuck, out_of_reach=out, reached=sorted(reached.difference(out)))
         return BEAT_SECONDS
 
-    def _servers(self, database: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
-        """Return names for these Redis nodes, and for the database servers for which ``database``
-        is true.
+    def _servers(self, wanted: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
+        """Return names for these Redis nodes, and for the database servers that are ``wanted``.
 
         The names are the same on all hosts. The address of a single Redis may not be.
         """
         clustered = self._watch.queues.nodes.clustered
-        databases = {f"database {n}" for n in range(len(self._store.tables_of_server())) if database(n)}
+        databases = {f"database {n}" for n in range(len(self._store.tables_of_server())) if wanted(n)}
         return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
 
     def _measure(self) -> list[str]:

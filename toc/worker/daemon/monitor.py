@@ -49,7 +49,7 @@ from toc.observe.metrics import (
 from toc.store.overdue import overdue_rows
 from toc.store.store import Store
 from toc.worker.daemon.http import Answer, listen
-from toc.worker.daemon.state import State, faults, notes, wants
+from toc.worker.daemon.state import State, faults, lacks, notes
 
 log = get_logger(__name__)
 
@@ -247,7 +247,7 @@ class Monitor:
         return _probe(faults(self._state, time.monotonic()))
 
     def _readyz(self, _accept: str) -> Answer:
-        lacking = faults(self._state, time.monotonic()) + wants(self._state)
+        lacking = faults(self._state, time.monotonic()) + lacks(self._state)
         for what in ("Redis", "database"):
             lacking += self._away.get(what, [f"no {what} server has been checked yet"])
         return _probe(lacking, notes(self._state))

@@ -127,7 +127,7 @@ def doing(child: WorkerProcess, silent: Collection[str]) -> str:
     return "leaving" if child.leaving else "ready"
 
 
-def traced(pid: int) -> bool:
+def debugged(pid: int) -> bool:
     """Whether a debugger is attached: then the process may be stopped on purpose."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

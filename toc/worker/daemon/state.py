@@ -55,7 +55,7 @@ def faults(state: State, now: float) -> list[str]:
     return found + [f"worker {worker}: {', '.join(loops)} hangs" for worker, loops in state.stuck.items()]
 
 
-def wants(state: State) -> list[str]:
+def lacks(state: State) -> list[str]:
     """Return why a daemon cannot do all its work, apart from servers that are out of reach."""
     found = []
     if state.stopping:

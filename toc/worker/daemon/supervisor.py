@@ -37,7 +37,7 @@ from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, unpack
 from toc.worker.crowding import Relief
 from toc.worker.daemon.monitor import Monitor
-from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start, traced
+from toc.worker.daemon.processes import SideProcesses, WorkerProcess, debugged, doing, start
 from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS, patience
@@ -491,7 +491,7 @@ class Daemon:
             self._take_out(child, known_dead=False)
         topics = [topic for topic in self.catalog.known().values() if topic.name in self.topics]
         limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may run any of them
-        if seconds > limit and not traced(child.process.pid):
+        if seconds > limit and not debugged(child.process.pid):
             self._kill(child, f"it was silent for {seconds:.0f} s")
 
     def _kill(self, child: WorkerProcess, why: str) -> None:

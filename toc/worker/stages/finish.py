@@ -26,8 +26,9 @@ MOST_UNMOVED = 2000
 """Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
 is slow or away."""
 MAX_UNWRITTEN = 5000
-"""Ended tries not yet written, above which nothing is taken. Bounds memory, and what runs twice after a
-crash, when MySQL is slow or refuses writes."""
+"""Ended tries of one database server that are not yet written, above which no task of that server starts.
+Nothing at all is taken while a server that does not fail is that far behind, or all fail and one is. Bounds
+memory, and what runs twice after a crash, when MySQL is slow or refuses writes."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -5,8 +5,9 @@ them at a later time than their due time, because their worker postponed them: t
 the worker publishes the backlog for metrics and ``toc slots``: twice a second, once a task is late by a
 second, and not at all while everything is in time.
 
-A note expires after prepare_timeout, so it covers a worker that hangs. A transition that puts the entries
-back removes the note with them. A note does not count while nothing is prepared.
+A note expires after prepare_timeout, so it covers a worker that hangs. Reclaim withdraws the note of each
+slot that it puts entries back into; a worker withdraws its own with the next pass of its heartbeat. A note
+does not count while nothing is prepared.
 """
 
 from __future__ import annotations
