@@ -352,7 +352,8 @@ class Machine(RuleBasedStateMachine):
         if ("poll", number) in self.busy:
             return
         before = list(party.hand.waiting)
-        party.inbox.look_at(None, 0)
+        for slot in party.book.owned:
+            party.inbox.look_at(slot, 0)
         with self._held_up("poll", number):
             party.adopter.run_once()
             party.poller.run_once()

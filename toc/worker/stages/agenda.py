@@ -74,15 +74,12 @@ class Agenda:
         self._resume = ResumeRate(self.clock)
         self._turns = count(1)
 
-    def hear(self, news: Mapping[Slot | None, int]) -> None:
-        """Begin a round: schedule looks at slots (None: every slot) that may hold a due entry, and
-        at those that had no room in the last round."""
+    def hear(self, news: Mapping[Slot, int]) -> None:
+        """Begin a round: schedule looks at slots that may hold a due entry, and at those that had
+        no room in the last round."""
         owned = self.book.owned
-        if None in news:
-            for member in owned.values():
-                self.look(member, news[None])
         for slot, due in news.items():
-            if slot is not None and slot in owned:
+            if slot in owned:
                 self.look(owned[slot], due)
         if self._no_room:
             blocked, self._no_room = self._no_room, {}

@@ -19,10 +19,10 @@ class Inbox:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
-        self._due: dict[Slot | None, int] = {}
+        self._due: dict[Slot, int] = {}
 
-    def look_at(self, slot: Slot | None, due_ms: int) -> None:
-        """Tell the poller that the slot (None: any slot) may hold an entry due at ``due_ms``."""
+    def look_at(self, slot: Slot, due_ms: int) -> None:
+        """Tell the poller that the slot may hold an entry due at ``due_ms``."""
         with self._lock:
             known = self._due.get(slot)
             if known is None or due_ms < known:
@@ -34,8 +34,8 @@ class Inbox:
         """Whether nothing has arrived since it was last emptied."""
         return not self._due
 
-    def take_due(self) -> dict[Slot | None, int]:
-        """The instants (ms) at which slots (None: every slot) may hold due entries, since the last call."""
+    def take_due(self) -> dict[Slot, int]:
+        """The instants (ms) at which slots may hold due entries, since the last call."""
         if not self._due:
             return {}
         with self._lock:
