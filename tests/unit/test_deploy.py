@@ -303,7 +303,7 @@ def test_the_gateway_of_compose_is_for_its_own_network_and_its_commands_are_comm
     # What is commented out is right as well.
     dialects = set(re.findall(r"# (TOC_GATEWAY_\w+):", COMPOSE))
     assert dialects <= {param.envvar for param in command.commands["gateway"].params}
-    assert len(dialects) == 6
+    assert len(dialects) == 7
 
 
 def test_prometheus_asks_every_daemon_of_compose_under_the_name_that_the_alerts_expect() -> None:
