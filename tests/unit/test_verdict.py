@@ -417,7 +417,7 @@ def test_a_suspect_is_who_crashed_as_often_as_the_limit() -> None:
 def pulled(**changed: Any) -> PullRow:
     """A row whose ttr has just ended: the second of four tries, its answer written."""
     plain = PullRow(
-        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 1, 0, NOW, NOW, b"n" * 16, None, None, "{}"
+        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 1, 0, 0, NOW, NOW, b"n" * 16, None, None, "{}"
     )
     return plain._replace(**changed)
 
@@ -452,6 +452,13 @@ def test_what_becomes_of_an_entry_that_was_not_handed_out(changed: dict[str, Any
         ({"expires_at": NOW - 1}, DEAD, True, LEASE_ENDED),
         ({"expires_at": NOW - 1, "nonce": b""}, DEAD, True, None),  # dead with its last error
         ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0}, CANCELLED, True, None),  # it never started
+        (
+            {"expires_at": NOW - 1, "nonce": b"", "attempts": 0, "begun": 1},
+            DEAD,
+            True,
+            None,
+        ),
+        ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0, "crashes": 1}, DEAD, True, None),
     ],
 )
 def test_how_a_pulled_task_ends_without_an_answer(

@@ -25,6 +25,10 @@ UNKNOWN_SECONDS = 2.0
 PATIENCE_SECONDS = 0.02
 """Seconds a caller with a stale view of a known topic waits for the refresh."""
 
+OLD_PATIENCE_SECONDS = 0.5
+"""The same for a view older than NOTICED_SECONDS, of a process that was idle: its topic may have been deleted
+meanwhile. Only the first caller waits so long if the table does not answer."""
+
 
 class TopicsRead(NamedTuple):
     """What one read of the topic table yields: the topics, and which members lack which features."""
@@ -61,7 +65,8 @@ class TopicCatalog:
     def __init__(self, read: Callable[[], TopicsRead], clock: Clock) -> None:
         self._read = read
         self._clock = clock
-        self._read_at = float("-inf")
+        self._read_at = self._shown_at = float("-inf")
+        """When it was last read, or tried to be; and when the last read that succeeded began."""
         self._reading: _Reading | None = None
         """The last read on a thread of its own."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
@@ -71,9 +76,10 @@ class TopicCatalog:
 
     def refresh(self) -> dict[str, Topic]:
         """Read the topic table now. Raises StoreUnavailable, and keeps the old view then."""
+        began = self._clock.monotonic()
         topics, self.lacking = self._read()
         self._show(topics)
-        self._read_at = self._clock.monotonic()
+        self._shown_at, self._read_at = began, self._clock.monotonic()
         return self.known()
 
     def learn(self, topics: Iterable[Topic]) -> None:
@@ -116,10 +122,12 @@ class TopicCatalog:
 
         The topic table's server may be out of reach while the server of the caller's task is fine.
         """
-        if self._reading is None or not self._reading.is_alive():
-            self._read_at = self._clock.monotonic()  # also limits how often an unreachable server is tried
+        before, now = self._reading, self._clock.monotonic()
+        if before is None or not before.is_alive():
+            old = now - self._shown_at > NOTICED_SECONDS and (before is None or before.error is None)
+            self._read_at = now  # also limits how often an unreachable server is tried
             with suppress(StoreUnavailable):
-                self._read_soon().join(PATIENCE_SECONDS)
+                self._read_soon().join(OLD_PATIENCE_SECONDS if old else PATIENCE_SECONDS)
 
     def known_type(self, biz_type: int) -> Topic | None:
         """Return the topic of ``biz_type`` as last read, or None. Never reads the table."""

@@ -56,10 +56,11 @@ class PullLease(NamedTuple):
 class PullRow(NamedTuple):
     """The columns that a hand-out needs. Instants are ms, by the clock of the task's server.
 
-    ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce``
-    empty unless the task is handed out, ``now`` the server's time of the read. ``tries`` 0 means
-    the topic's. ``began`` is when it was handed out. If ``nonce`` is empty, it is the mark of the
-    call that ended the hand-out, or 0.
+    ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce`` empty
+    unless the task is handed out, ``now`` the server's time of the read. ``begun`` is 1 if the row has
+    a last error, so that a try has begun even if it charged nothing. ``tries`` 0 means the topic's.
+    ``began`` is when it was handed out. If ``nonce`` is empty, it is the mark of the call that ended the
+    hand-out, or 0.
     """
 
     job_id: int
@@ -76,6 +77,7 @@ class PullRow(NamedTuple):
     tries: int
     expires_at: int
     written: int
+    begun: int
     body_length: int
     began: int
     now: int

@@ -351,7 +351,8 @@ def after_lapse(row: PullRow) -> PullEnd:
     A task that expired without a try becomes cancelled. Any other becomes dead with its last error.
     """
     if has_expired(row, row.now):
-        status = TaskStatus.DEAD if row.attempts else TaskStatus.CANCELLED
+        started = row.attempts or row.crashes or row.begun
+        status = TaskStatus.DEAD if started else TaskStatus.CANCELLED
         return PullEnd(row, int(status), expired=True, error=LEASE_ENDED if row.nonce else None)
     return PullEnd(row, int(TaskStatus.DEAD), expired=False, error=LEASE_ENDED)
 

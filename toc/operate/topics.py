@@ -127,7 +127,8 @@ def delete_topic(
 ) -> Use:
     """Delete a paused topic; its biz_type is never used again. Returns what ``purge`` has ended.
 
-    Refused while it has pending or dead tasks. ``purge`` cancels the pending and deletes the dead ones first.
+    Refused while it has pending or dead tasks. It does not see tasks of callers' transactions that are still
+    open (``connection=``). ``purge`` cancels the pending and deletes the dead ones first.
     Finished rows stay until the topic's retention is over. Raises TopicInUse, with the counts, UnknownTopic,
     StoreUnavailable and IndexUnavailable; after the latter the topic may be gone, and its keys be left.
     """

@@ -380,6 +380,7 @@ def _columns(server: DatabaseServer) -> str:
         "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
         "began": f"COALESCE({server.milliseconds('pull_began')},0)",
         "written": "pull_written",
+        "begun": "(last_error IS NOT NULL)",
         "body_length": "COALESCE(body_length,-1)",
         "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
         "nonce": "CASE WHEN pull_nonce IS NULL THEN '' ELSE HEX(pull_nonce) END",

@@ -329,8 +329,9 @@ def _was_done(unsure: Plan, by_id: dict[int, TaskRow]) -> bool:
     version = stored.before[0].version
     if now is None or now.version > version + 1:
         raise SubmitUnknown(stored.put.job_id)
-    return now.version == version + 1 and (now.action_time, now.attribute, now.body_sha256) == (
-        wanted.action_time,
-        wanted.attribute,
-        wanted.body_sha256,
-    )
+    return now.version == version + 1 and _content(now) == _content(wanted)
+
+
+def _content(row: TaskRow) -> tuple[object, ...]:
+    """Return what a put gives a pending row."""
+    return row.action_time, row.attribute, row.body_sha256, row.tries, row.expires_at

@@ -18,7 +18,7 @@ from toc.model.target import Target, TargetSecrets
 from toc.model.topic import NAME
 from toc.observe.log import get_logger
 from toc.store.secretbox import SecretBox
-from toc.store.server import DatabaseServer, Param
+from toc.store.server import DatabaseServer, Lost, Param
 from toc.store.unsharded_table import TRIES, UnshardedTable
 
 log = get_logger(__name__)
@@ -73,7 +73,7 @@ class TargetTable(UnshardedTable):
         """Add a target and return it. Raises NameTaken and SecretsLocked."""
         now = self._clock.now_ms()
         target = self._sealed(replace(target, created=now), opened)
-        names, placeholders, params = self._values(target, now)
+        names, placeholders, params = self._values(target, now, _new_change_id())
         insert = (
             f"INSERT INTO {self._table} (name,gmt_create,{','.join(names)}) "
             f"VALUES (%s,{self._server.instant(now)},{','.join(placeholders)})"
@@ -142,15 +142,30 @@ class TargetTable(UnshardedTable):
         return replace(target, sealed=self._box.seal(json.dumps(values)), header_names=tuple(opened.headers))
 
     def _replace(self, target: Target, change_id: int) -> bool:
-        names, placeholders, params = self._values(target, self._clock.now_ms())
+        """Write a target over the one with this change_id. False if there is none any more."""
+        new_id = _new_change_id()
+        names, placeholders, params = self._values(target, self._clock.now_ms(), new_id)
         sets = ",".join(
             f"{name}={placeholder}" for name, placeholder in zip(names, placeholders, strict=True)
         )
         update = f"UPDATE {self._table} SET {sets} WHERE name=%s AND change_id={change_id:d}"
-        return self._write(update, [*params, target.name]) == 1
+        lost: Lost | None = None
+        for _ in range(TRIES):
+            try:
+                written = self._write(update, [*params, target.name]) == 1
+            except Lost as exc:  # it may have been written; sent again, it changes nothing more
+                lost = exc
+                continue
+            if written or lost is None or self.get(target.name).change_id == new_id:
+                return written or lost is not None
+            break
+        assert lost is not None  # noqa: S101 - for the type checker
+        raise lost
 
-    def _values(self, target: Target, now: int) -> tuple[Sequence[str], Sequence[str], Sequence[Param]]:
-        """Return columns, the SQL of their values, and parameters for it, with a new change_id."""
+    def _values(
+        self, target: Target, now: int, change_id: int
+    ) -> tuple[Sequence[str], Sequence[str], Sequence[Param]]:
+        """Return columns, the SQL of their values, and parameters for it."""
         settings = {
             "timeout": target.timeout,
             "concurrency": target.concurrency,
@@ -166,7 +181,7 @@ class TargetTable(UnshardedTable):
             "paused_by": target.paused_by,
             "paused_why": target.paused_why,
             "sealed": target.sealed,
-            "change_id": 1 + secrets.randbelow(_CHANGE_IDS - 1),
+            "change_id": change_id,
         }
         placeholders = ["%s" if isinstance(value, str) else f"{value:d}" for value in columns.values()]
         return (
@@ -197,6 +212,10 @@ class TargetTable(UnshardedTable):
                 # Of a later version, or edited by hand: its tasks wait here.
                 log.warning("target_not_understood", target=name, error=type(exc).__name__)
         return found
+
+
+def _new_change_id() -> int:
+    return 1 + secrets.randbelow(_CHANGE_IDS - 1)
 
 
 def _possible(name: object) -> str:

@@ -107,6 +107,17 @@ def test_a_lease_that_names_another_topic_ends_nothing_beside_a_late_ack_either(
     assert store.pulls.read([other.job_id])[other.job_id].status == TaskStatus.PENDING
 
 
+def test_a_task_with_a_new_deadline_still_tells_that_a_try_had_begun(store: Store, new_row: NewRow) -> None:
+    (row,) = due_rows(store, new_row, 1, 47)
+    as_read, lease = hand_out(store, [row])[row.job_id]
+    assert lease is not None
+    assert (as_read.attempts, as_read.begun) == (1, 0)
+    store.pulls.nack([(lease, Nack(as_read, False, 0, "payment refused"))])
+    store.reschedule(row.job_id, int(time.time() * 1000) + 60_000)
+    found = store.pulls.read([row.job_id])[row.job_id]
+    assert (found.attempts, found.begun) == (0, 1)
+
+
 @pytest.mark.parametrize("dead", [False, True])
 def test_of_two_nacks_in_one_millisecond_one_has_given_the_task_back(
     place: Any, store: Store, new_row: NewRow, dead: bool

@@ -25,7 +25,8 @@ from toc.model.sharding import BizId
 from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.pulls import HandOut
-from toc.store.server import Statement
+from toc.store.server import Lost, Statement
+from toc.store.sqlite import SqliteServer
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -347,6 +348,33 @@ def test_a_change_whose_answer_is_lost_is_made_once(
         proxy.eat(b"COMMIT")
         assert through_proxy.put(moved, across=[7]).put == (moved.job_id, REPLACED)
         assert of_name(through_proxy, row, 7, 8) == [moved]
+
+
+def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_did(
+    sqlite_place: Any, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = sqlite_place.open(), sqlite_place.open()
+    row = new_row(dedup_key="k")
+    one.put(row)
+    wanted = named(new_row, row)
+    execute = SqliteServer._execute
+    broken: list[str] = []
+
+    def breaks_once(server: SqliteServer, link: Any, statements: Any, *how: Any, **more: Any) -> Any:
+        if not broken and any("version=version+1" in statement.sql for statement in statements):
+            broken.append("the connection, before the server had it")
+            other.put(wanted)
+            raise Lost(broken[0])
+        return execute(server, link, statements, *how, **more)
+
+    monkeypatch.setattr(SqliteServer, "_execute", breaks_once)
+    expires = wanted.action_time + 60_000
+    assert one.put(wanted._replace(tries=1, expires_at=expires)).put == (row.job_id, REPLACED)
+    now = as_stored(one, row.job_id)
+    assert broken
+    assert (now.version, now.tries, now.expires_at) == (2, 1, expires)
+    one.close()
+    other.close()
 
 
 def test_requests_that_race_and_lose_their_answers_are_done_once_each(

@@ -235,6 +235,28 @@ def test_a_book_may_be_read_while_secrets_are_opened(table: TargetTable) -> None
     assert shop.paused
 
 
+def test_a_rotation_whose_answer_is_lost_is_made_once(
+    mysql_place: Any, through_proxy: Store, proxy: Proxy
+) -> None:
+    """Else the former secret, which the receiver has, would no longer sign."""
+    store = mysql_place.open(secret_keys=KEYS)
+    store.targets.create(target("lost"), SECRETS)
+    behind = TargetTable(through_proxy.targets._server, store.targets._table, store.targets._box, Clock())
+    new = new_secret()
+
+    def rotate(found: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets]:
+        assert opened is not None
+        return found, replace(opened, secret=new, previous=opened.secret)
+
+    proxy.eat(b"timeout_target SET url=")
+    changed = behind.change("lost", rotate, with_secrets=True)
+    assert proxy.stats.eaten == 1
+    opened = store.targets.open(changed)
+    assert (opened.secret, opened.previous) == (new, SECRETS.secret)
+    store.targets.delete("lost")
+    store.close()
+
+
 def test_a_book_works_from_what_it_knows_while_the_server_is_away(
     mysql_place: Any, through_proxy: Store, proxy: Proxy
 ) -> None:

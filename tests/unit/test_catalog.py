@@ -1,0 +1,62 @@
+"""A process's view of the topics, when the process was idle and when the table does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from toc.model.catalog import NOTICED_SECONDS, OLD_PATIENCE_SECONDS, TopicCatalog, TopicsRead
+from toc.model.clock import Clock
+from toc.model.errors import UnknownTopic
+from toc.model.topic import Topic
+
+
+class LaterClock(Clock):
+    """Ahead by ``seconds``."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.seconds
+
+
+def test_a_process_that_was_idle_waits_to_learn_that_its_topic_was_deleted() -> None:
+    topics = [Topic("t", 7, 4)]
+
+    def read() -> TopicsRead:
+        time.sleep(0.1)  # such as over a new connection
+        return TopicsRead(list(topics))
+
+    clock = LaterClock()
+    catalog = TopicCatalog(read, clock)
+    assert catalog.get("t") == topics[0]
+    topics.clear()
+    clock.seconds += NOTICED_SECONDS + 0.1
+    with pytest.raises(UnknownTopic):
+        catalog.get("t")
+
+
+def test_while_the_table_does_not_answer_one_caller_waits_and_the_others_use_the_old_view() -> None:
+    answers = threading.Event()
+    answers.set()
+
+    def read() -> TopicsRead:
+        answers.wait(30)
+        return TopicsRead([Topic("t", 7, 4)])
+
+    clock = LaterClock()
+    catalog = TopicCatalog(read, clock)
+    catalog.get("t")
+    answers.clear()
+    took = []
+    for _ in range(3):
+        clock.seconds += NOTICED_SECONDS + 0.1
+        began = time.monotonic()
+        assert catalog.get("t").biz_type == 7
+        took.append(time.monotonic() - began)
+    answers.set()
+    assert took[0] >= OLD_PATIENCE_SECONDS
+    assert max(took[1:]) < OLD_PATIENCE_SECONDS / 2
