@@ -23,6 +23,7 @@ import fcntl
 import socket
 import struct
 import termios
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -44,7 +45,8 @@ BODY_SECONDS = 30.0
 READ_SECONDS = 30.0
 """How long a client may leave an answer unread."""
 HEAD_BYTES = 32 << 10
-"""Most bytes of a request's line and headers."""
+"""Most bytes of a request's line and headers, and of what a chunked body has beside its data: the sizes of
+chunks, their extensions, trailers."""
 LINGER_SECONDS = 5.0
 """How long a client may continue to send, or leave its end open, after a last answer."""
 MOST_UNREAD = 64 << 20
@@ -58,6 +60,10 @@ TCP_ESTABLISHED = 1
 """The kernel's state of a connection of which neither end is closed."""
 TCP_CLOSE_WAIT = 8
 """The state of a connection whose client has closed its end."""
+
+
+_DROPPED: Any = deque(maxlen=0)
+"""A list of headers that stays empty."""
 
 
 class ClientGone(Exception):
@@ -77,6 +83,7 @@ class Connection(HttpToolsProtocol):
         if self.below is not None:
             self.below.set_write_buffer_limits(0)  # so it reports when the socket has taken the last byte
         self.head_bytes = 0
+        """Bytes that have arrived since the last that were a body's or completed a head."""
         self.arriving_since = 0.0
         """When the first byte of an incomplete request came; 0.0 while there is none."""
         self.in_head = True
@@ -181,15 +188,16 @@ class Connection(HttpToolsProtocol):
         if self.leaving_since:
             return
         if not self.arriving_since:
+            if not data.lstrip(b"\r\n"):  # some clients send an empty line after a body (RFC 9112, 2.2)
+                return
             self.arriving_since = self.loop.time()
             self.idle_since = 0.0
             self.crowd.idle.pop(self, None)
-        if self.in_head:
-            self.head_bytes += len(data)
+        self.head_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # Only a head that is still incomplete is checked.
-        if self.in_head and self.head_bytes > HEAD_BYTES:
+        # Only a head that is still incomplete is checked, and what follows the last data of a body.
+        if self.head_bytes > HEAD_BYTES:
             self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
 
     def _parse(self, data: bytes) -> None:
@@ -230,11 +238,18 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.transport = self._writer  # its task has not begun
+        self.headers = _DROPPED  # trailers are no headers
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self.head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that a request is complete."""
         if self.parser.should_upgrade():
             return
+        self.head_bytes = 0
         self.in_head = True
         self.arriving_since = 0.0
         super().on_message_complete()

@@ -151,6 +151,96 @@ def test_every_kind_of_answer_arrives_whole_and_in_order() -> None:
     uvloop.run(steps())
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_trailers_are_no_headers() -> None:
+    async def steps() -> None:
+        seen: list[Any] = []
+
+        async def read(scope: Any, receive: Any, send: Any) -> None:
+            while (await receive())["more_body"]:
+                pass
+            seen.append(scope["headers"])
+            await refuse(scope, receive, send)
+
+        async with serving(read) as (_, address), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.closing(writer):
+                writer.write(CHUNKED + b"2;x=y\r\nhi\r\n0\r\nAuthorization: Bearer a\r\n\r\n")
+                assert await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"GET / HTTP/1.1\r\nHost: b\r\n\r\n")
+                assert await reader.readuntil(b"\r\n\r\n")
+        assert seen == [[(b"host", b"a"), (b"transfer-encoding", b"chunked")], [(b"host", b"b")]]
+
+    uvloop.run(steps())
+
+
+@pytest.mark.parametrize("endless", [b"a:\r\n", b"a"], ids=["many", "a long one"])
+@pytest.mark.parametrize("begun", [b"0\r\na: ", b"2\r\nhi\r\n0\r\na: ", b"2;"])
+def test_what_a_chunked_body_has_beside_its_data_is_bounded(begun: bytes, endless: bytes) -> None:
+    async def steps() -> None:
+        async with serving(echo) as (crowd, address), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.closing(writer):
+                writer.write(CHUNKED + begun)
+                sent = 0
+                while not any(one.leaving_since for one in crowd.all):  # type: ignore[union-attr]
+                    writer.write(1000 * endless)
+                    await writer.drain()
+                    sent += 1000 * len(endless)
+                    await asyncio.sleep(0.001)
+                    assert sent < 1 << 20
+                assert b"HTTP/1.1 4" in await reader.read()
+
+    uvloop.run(steps())
+
+
+def test_data_in_many_small_chunks_arrives_whole() -> None:
+    async def steps() -> None:
+        async def count(_scope: Any, receive: Any, send: Any) -> None:
+            size, more = 0, True
+            while more:
+                part = await receive()
+                size, more = size + len(part["body"]), part["more_body"]
+            body = b"%d" % size
+            headers = [(b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+        async with serving(count) as (_, address), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.closing(writer):
+                writer.write(CHUNKED + 100_000 * b"1\r\nx\r\n" + b"0\r\n\r\n")
+                assert await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(6) == b"100000"
+
+    uvloop.run(steps())
+
+
+def test_an_empty_line_between_requests_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+
+    async def steps() -> None:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.sleep(0.3)  # far longer than a head may take
+            await refuse(scope, receive, send)
+
+        async with serving(answer) as (crowd, address), asyncio.timeout(10):
+            looking = asyncio.create_task(crowd.look_on())
+            reader, writer = await asyncio.open_connection(*address)
+            with contextlib.closing(writer):
+                for _ in range(2):
+                    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
+                    await asyncio.sleep(0.05)
+                    writer.write(b"\r\n")
+                    assert b"HTTP/1.1 401 " in await reader.readuntil(b"\r\n\r\n")
+                looking.cancel()
+
+    uvloop.run(steps())
+
+
 async def refuse_and_close(_scope: Any, _receive: Any, send: Any) -> None:
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 413, "headers": headers})
@@ -236,7 +326,7 @@ def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run:
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             await asked.wait()
             [connection] = crowd.all
-            writer.write(b"\r\n")
+            writer.write(b"G")
             while not connection.arriving_since:  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
             may_answer.set()
