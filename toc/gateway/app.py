@@ -9,6 +9,7 @@ not reach the log.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -34,7 +35,7 @@ from toc.gateway import (
     topics,
 )
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
-from toc.gateway.connections import ClientGone
+from toc.gateway.connections import ClientGone, Connection
 from toc.gateway.intake import Intake, Receive
 from toc.gateway.problems import (
     BUSY,
@@ -75,6 +76,7 @@ CALLS: tuple[HttpCall, ...] = (
 MOST_PARAMETERS = 30
 MOST_NAME = 255
 """Longest Idempotency-Key."""
+OUT_OF_TIME = "the gateway stops and did not finish this in time; it may or may not be done"
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -108,8 +110,9 @@ class App:
         name = "other"
         headers: Headers = []
         handed: Sequence[Delivered] = ()
-        await scope["toc.connection"].earlier_read()
+        connection: Connection = scope["toc.connection"]
         try:
+            await connection.earlier_read()
             page = self._pages.get(scope["path"])
             if page is not None:
                 name = scope["path"]
@@ -122,8 +125,9 @@ class App:
             body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
             headers = _encoded(answer.headers)
         except ClientGone:
+            connection.unanswered()
             return
-        except Exception as exc:
+        except (Exception, asyncio.CancelledError) as exc:
             self._service.pulls.release(handed)
             handed = ()
             problem = self._problem(exc, name)
@@ -131,13 +135,14 @@ class App:
             body = to_json(problem.body())
             headers = _encoded(problem.headers)
         if handed:
-            if scope["toc.connection"].left:  # no byte was sent
+            if connection.left:  # no byte was sent
                 self._service.pulls.release(handed)
+                connection.unanswered()
                 return
             self._service.answering += len(body)
         try:
             await self._send(send, status, media_type, headers, body)
-            if handed and await scope["toc.connection"].sent():
+            if handed and await connection.sent():
                 failpoint("pull.sent")
                 self._service.pulls.written(handed)
         finally:
@@ -259,11 +264,13 @@ class App:
         ready, lacking = self._service.readiness()
         return _text("\n".join(["ok", *lacking] if ready else lacking), 200 if ready else 503)
 
-    def _problem(self, error: Exception, name: str) -> Problem:
+    def _problem(self, error: BaseException, name: str) -> Problem:
         if isinstance(error, Problem):
             return error
         if isinstance(error, TocError):
             return problem_of(error)
+        if isinstance(error, asyncio.CancelledError):
+            return Problem(BUSY, OUT_OF_TIME, headers={"connection": "close"})
         log.error("call_failed", call=name, stack=stack(error))
         return Problem(INTERNAL, "the gateway failed; its log tells more")
 

@@ -152,6 +152,10 @@ class Connection(HttpToolsProtocol):
         finally:
             self._waiting.discard(task)
 
+    def unanswered(self) -> None:
+        """Answer nothing: the client has left. uvicorn would write an answer of its own."""
+        self._writer.end()
+
     @property
     def kept_back(self) -> int:
         """How many bytes of its answers the socket has not taken yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from harness.system import System
 from toc.cli.gateway import http_processes, with_dialects
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Delivery, Topic
 from toc.store.select import Selection
 
 
@@ -192,6 +194,24 @@ def test_a_client_that_left_a_long_hold_is_handed_nothing(system: System) -> Non
         assert time.monotonic() - pushed < 10
         (row,) = [one for one in rows(system) if one.biz_key == "j"]
         assert row.attempts == 1, "no try was used up by those who had left"
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_a_client_that_sends_nothing_more_is_handed_nothing_and_told_nothing(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
+    try:
+        port = port_of(gateway, "youzan")
+        system.center.store.topics.create(Topic("test.pulled", 90, 4, delivery=Delivery.PULL))
+        token = f"Authorization: Bearer {gateway.tokens['all']}"
+        calls = [
+            (port, "/pop", b'{"topic":"t"}', ()),
+            (gateway.port, "/v1/topics/test.pulled:pull", b'{"wait":5}', (token,)),
+        ]
+        for to, path, body, headers in 5 * calls:  # the end is seen before or after the request
+            with send(to, "POST", path, body, headers) as link:
+                link.shutdown(socket.SHUT_WR)
+                assert link.recv(1000) == b""
     finally:
         assert gateway.stop() == 0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import forks
+from harness import dialect, forks
 from harness.gateway import Gateway, Reply
 from harness.lmstfy import OPTIONS, Client, port_of
 from harness.machine import Machine
@@ -243,6 +243,33 @@ def test_requests_under_way_are_answered_before_a_gateway_ends(system: System) -
             assert answer.result(60).body["outcome"] == "cancelled"
         assert gateway.process.wait(60) == 0
     finally:
+        locker.close()
+        gateway.stop()
+
+
+def test_what_is_not_done_when_the_time_to_stop_is_over_is_answered_as_busy(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0", env={"TOC_SHUTDOWN_DEADLINE": "1"})
+    youzan = dialect.port_of(gateway, "youzan")
+    assert (
+        dialect.ask(youzan, "POST", "/push", {"id": "j", "topic": "t", "delay": 3600, "ttr": 9}).status == 200
+    )
+    job_id = int(gateway.submit().body["job_id"])
+    store = system.center.store
+    every = ",".join(f"{name} WRITE" for name in store._shards.names)
+    locker = store._shards.servers[0]._connect_within(5)
+    try:
+        locker.batch([f"LOCK TABLES {every}"])
+        with ThreadPoolExecutor(2) as threads:
+            native_answer = threads.submit(gateway.call_once, "DELETE", f"/v1/tasks/{job_id}")
+            other_answer = threads.submit(dialect.ask, youzan, "POST", "/delete", {"id": "j"})
+            assert until(lambda: dialect.arrived(gateway.port, 1) and dialect.arrived(youzan, 1), 10)
+            gateway.process.send_signal(signal.SIGTERM)
+            native, other = native_answer.result(60), other_answer.result(60)
+        assert (native.status, native.body["type"]) == (503, "/docs#busy")
+        assert native.headers["connection"] == "close"
+        assert other.json == {"code": 1, "message": "删除失败", "data": None}
+    finally:
+        locker.batch(["UNLOCK TABLES"])
         locker.close()
         gateway.stop()
 

@@ -136,13 +136,17 @@ class Port:
                 with connection.leaving_cancels():
                     reply = await self._dialect.answer(request)
         except ClientGone:
+            connection.unanswered()
             return
+        except asyncio.CancelledError:  # the gateway stops
+            reply, close = self._dialect.failed(request, Busy("the gateway stops")), True
         except Exception as exc:
             reply = self._failed(request, exc)
             close = isinstance(exc, (BodyTooLarge, Busy))  # perhaps not all of it was received
         if reply.handed:
             if connection.left:  # no byte was sent
                 self._dialect.service.pulls.release(reply.handed)
+                connection.unanswered()
                 return
             await self._hand(reply, connection, send)
         else:
