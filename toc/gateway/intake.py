@@ -11,7 +11,8 @@ from toc.model.errors import BodyTooLarge, Busy
 
 MOST_BUFFERED = 128 << 20
 """Most bytes of bodies that are being received at once. One sender uses at most as many as are left free,
-so that it cannot keep out the bodies of others."""
+so that it cannot keep out the bodies of others. A sender is a token, or on a port of a dialect the address of
+a client."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

@@ -629,6 +629,34 @@ def test_a_token_whose_requests_never_end_keeps_out_no_body_of_another(system: S
         gateway.stop()
 
 
+def test_a_client_whose_requests_never_end_keeps_out_no_body_of_another_client(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
+    port = dialect.port_of(gateway, "youzan")
+    head = "POST /push HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
+    body = "\\u0078" * 980_000
+    job = '{"id": "j", "topic": "t", "delay": 3600, "ttr": 9, "body": "%s"}' % body  # noqa: UP031 - braces
+    request = f"POST /push HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(job)}\r\n\r\n{job}"
+    clients: list[socket.socket] = []
+    refused = False
+    try:
+        while not refused and len(clients) < 30:
+            client = socket.create_connection(("127.0.0.1", port), 10)
+            clients.append(client)
+            try:
+                client.sendall(head.encode() + b" " * 5_999_999)
+                refused = bool(select.select(clients, [], [], 0.2)[0])
+            except ConnectionError:
+                refused = True
+        assert refused
+        with socket.create_connection(("127.0.0.1", port), 10, ("127.0.0.2", 0)) as other:
+            other.sendall(request.encode())
+            assert dialect.receive(other).json["code"] == 0
+    finally:
+        for client in clients:
+            client.close()
+        gateway.stop()
+
+
 def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return forks.run(["gateway", "--port", "0", *options], env=system.env)

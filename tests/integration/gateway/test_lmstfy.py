@@ -157,6 +157,13 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes(client: Cl
     golden(answer, 413, '{"error":"body too large"}')
 
 
+def test_a_request_without_a_token_is_refused_before_its_body_comes(client: Client) -> None:
+    request = b"PUT /api/ns/q HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n%b\r\nx"
+    for given, why in ((b"", "token not found"), (b"X-Token: unknown\r\n", "invalid token")):
+        answer = exchange(client.port, request % given)
+        assert (answer.status, answer.content) == (401, {"error": why})
+
+
 def test_tokens_are_checked_as_by_the_original(gateway: Gateway, client: Client) -> None:
     def asked(path: str, token: str) -> Raw:
         return exchange(client.port, f"GET {path} HTTP/1.1\r\nHost: x\r\n{token}\r\n".encode())

@@ -68,7 +68,6 @@ class Asked(NamedTuple):
     request: Request
     tasks: DialectTasks
     topic: str
-    token: Token | None
 
 
 class Lmstfy(Dialect):
@@ -108,11 +107,8 @@ class Lmstfy(Dialect):
         where = wire.route(request.method, request.path)
         if where is None:
             return reply({"error": "api not found"}, 404)
-        wire.check_names(where)
-        query = Query(request.query)
-        token = self._token(where, query, request)
         topic = topic_of(where.namespace, where.queue)
-        asked = Asked(where, query, request, self._tasks_of(where.namespace), topic, token)
+        asked = Asked(where, Query(request.query), request, self._tasks_of(where.namespace), topic)
         return await self._calls[where.call](asked)
 
     def _tasks_of(self, namespace: str) -> DialectTasks:
@@ -129,9 +125,13 @@ class Lmstfy(Dialect):
         name = "other" if where is None else where.call.name.lower()
         return refusal(error)._replace(name=name)
 
-    def _token(self, where: Route, query: Query, request: Request) -> Token | None:
+    def token(self, request: Request) -> Token | None:
         """Return the request's token, None if it needs none. Raises Refused unless it allows the request."""
-        pool, secret = wire.token(request.headers, query)
+        where = wire.route(request.method, request.path)
+        if where is None:
+            return None
+        wire.check_names(where)
+        pool, secret = wire.token(request.headers, Query(request.query))
         if pool != "default":
             raise Refused(404, "pool not found")
         if where.call in NO_TOKEN_NEEDED:
@@ -198,7 +198,8 @@ class Lmstfy(Dialect):
         wanted = wire.consuming(asked.where.queue, asked.query)
         queues = {topic_of(namespace, queue): queue for queue in wanted.queues}
         got = await self._pull(asked.tasks, list(queues), wanted)
-        if asked.token is not None and not self.service.book.in_force(asked.token):
+        token = asked.request.token
+        if token is not None and not self.service.book.in_force(token):
             self.service.pulls.release(got)  # it was revoked during the wait
             raise Refused(401, "invalid token")
         filled = await asked.tasks.bodies(got)

@@ -1,7 +1,7 @@
 """A dialect's port as an ASGI application: the guard, the whole request, the answer, and what follows it.
 
-    guard ─▶ body ─▶ the dialect's answer ─▶ sent? ─▶ what it handed out is recorded as written, or taken back
-                              └─▶ its own words for a mistake or a failure
+    guard ─▶ token ─▶ body ─▶ answer ─▶ sent? ─▶ what it handed out is recorded as written, or taken back
+               └────────┴───────┴─▶ the dialect's own words for a mistake or a failure
 
 A dialect knows nothing of this: it gets a Request and returns a Reply. Whatever it raises is answered in its
 own words, never with a trace. No query, header or body reaches the log.
@@ -22,6 +22,7 @@ from toc.gateway.connections import ClientGone, Connection
 from toc.gateway.dialects.dialect_tasks import DialectTasks
 from toc.gateway.intake import Intake, Receive
 from toc.gateway.service import Service
+from toc.model.access import Token
 from toc.model.errors import BodyTooLarge, Busy, TocError
 from toc.model.template import Template
 from toc.observe.log import get_logger, stack
@@ -54,6 +55,8 @@ class Request(NamedTuple):
     body: bytes = b""
     client: str = ""
     """The client's address."""
+    token: Token | None = None
+    """What the dialect's ``token`` returned."""
 
     def header(self, name: bytes) -> str | None:
         """Return the first header of this name."""
@@ -95,6 +98,13 @@ class Dialect(ABC):
         """Most bytes of the body of a request."""
         return ESCAPED * self.service.center.settings.max_body + BESIDE_BYTES
 
+    def token(self, request: Request) -> Token | None:  # noqa: ARG002 - its signature
+        """Return the access token of a request, None if it needs none. Its body has not been received.
+
+        What it raises is answered by ``failed``.
+        """
+        return None
+
     @abstractmethod
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Cancelled if its client leaves. What it raises is answered by ``failed``."""
@@ -130,9 +140,10 @@ class Port:
             if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:
                 reply, close = _forbidden(refused), True
             else:
+                token = self._dialect.token(request)
                 most, declared = self._dialect.most_bytes, request.header(b"content-length")
-                body = await self._intake.body(receive, self._dialect.name, most, declared)
-                request = request._replace(body=body)
+                body = await self._intake.body(receive, client, most, declared)
+                request = request._replace(body=body, token=token)
                 with connection.leaving_cancels():
                     reply = await self._dialect.answer(request)
         except ClientGone:
