@@ -443,6 +443,34 @@ def test_sizes_of_queues_that_wait_for_a_server_that_hangs_hold_up_no_other_door
         system.stop()
 
 
+def test_dead_jobs_of_lmstfy_are_deleted_or_it_says_that_they_were_not(
+    system: System, clean_redis: RedisServer
+) -> None:
+    gateway = Gateway(system, *OPTIONS)
+    client = Client(port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("ns.*",)))
+    dead, many = client.path("q/deadletter/size"), client.path("q/deadletter", limit=100_000)
+
+    def size() -> int:
+        return int(client.call("GET", dead).content["size"])
+
+    try:
+        job_id, _ = (client.publish("q") for _ in range(2))
+        for _ in range(2):
+            assert client.consume("q", ttr=1, timeout=30)
+        assert until(lambda: size() == 2, 15)
+        clean_redis.pause()
+        for path in (many, client.path(f"q/job/{job_id}")):
+            answer = client.call("DELETE", path)
+            assert (answer.status, answer.content) == (503, {"error": "internal error"})
+        assert size() == 2
+        clean_redis.resume()
+        assert until(lambda: client.call("DELETE", many).status == 204)
+        assert size() == 0
+    finally:
+        clean_redis.resume()
+        gateway.stop()
+
+
 def test_a_gateway_that_can_serve_no_task_is_not_ready(
     tmp_path: Path, clean_redis: RedisServer, database_prefix: str, launch: Any
 ) -> None:

@@ -24,6 +24,7 @@ from toc.model import access
 from toc.model.access import Access, Token
 from toc.model.errors import (
     BodyGone,
+    IndexUnavailable,
     InvalidBizId,
     TocError,
 )
@@ -237,15 +238,23 @@ class Lmstfy(Dialect):
         return reply(None, 204, asked.where.call)
 
     async def _end(self, asked: Asked) -> None:
-        """End a job for good, whatever its state."""
-        center = self.service.center
+        """End a job for good, whatever its state. Raises StoreUnavailable or IndexUnavailable."""
         for row in await self._rows(asked):
             if row.status == TaskStatus.PENDING:
                 outcome = await asked.tasks.end(row)
                 if outcome in (AckOutcome.NOT_HANDED_OUT, AckOutcome.REPLACED):
                     await asked.tasks.cancel(row)
             elif row.status == TaskStatus.DEAD:
-                await self.service.at_length_for_dialect(_run, partial(bulk.purge_dead, center, [row.job_id]))
+                await self._purge([row])
+
+    async def _purge(self, dead: Sequence[TaskRow]) -> int:
+        """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
+        ids = [row.job_id for row in dead]
+        purge = partial(bulk.purge_dead, self.service.center, ids)
+        counts = await self.service.at_length_for_dialect(_run, purge)
+        if counts["left"]:
+            raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
+        return counts["purged"]
 
     # --- look
 
@@ -322,8 +331,8 @@ class Lmstfy(Dialect):
             if not dead:
                 break
             left -= len(dead)
-            ids = [row.job_id for row in dead]
-            await self.service.at_length_for_dialect(_run, partial(bulk.purge_dead, self.service.center, ids))
+            if not await self._purge(dead):  # others have just deleted or respawned them
+                break
         return reply(None, 204, asked.where.call)
 
     # --- inside
@@ -392,6 +401,9 @@ def _names(asked: Asked) -> dict[str, object]:
     return {"namespace": asked.where.namespace, "queue": asked.where.queue}
 
 
-def _run(begin: Callable[[], Iterator[bulk.BulkStep]]) -> None:
-    for _ in begin():
-        pass
+def _run(begin: Callable[[], Iterator[bulk.BulkStep]]) -> bulk.Counts:
+    """Take all steps. Returns the counts of the last; none without a step."""
+    counts: bulk.Counts = {}
+    for step in begin():
+        counts = step.counts
+    return counts
