@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from harness.gateway import Gateway
-from harness.lmstfy import Client, Raw, exchange, port_of
+from harness.lmstfy import OPTIONS, Client, Raw, exchange, port_of
 from harness.system import System
 
 NO_LIMITS = b'{"error":"limits of tokens are set by: toc token create --rate"}'
@@ -33,6 +33,36 @@ def address_of_this_machine() -> str:
         except OSError:
             pytest.skip("this machine has no address but loopback")
         return str(probe.getsockname()[0])
+
+
+def test_whoever_comes_through_a_proxy_on_this_machine_needs_a_token(system: System) -> None:
+    gateway = Gateway(system, *OPTIONS)
+    try:
+        admin = port_of(gateway, "lmstfy-admin")
+        basic = b64encode(f":{gateway.tokens['all']}".encode()).decode()
+        assert asked(admin, "GET /info").status == 200
+        for name in ("Forwarded: for", "X-Forwarded-For: ", "X-Real-IP: ", "Via: 1.1 "):
+            through = f"{name}192.0.2.1"
+            assert asked(admin, "POST /token/shop?description=x", through).status == 401
+            assert asked(admin, "GET /info", through, f"Authorization: Basic {basic}").status == 200
+    finally:
+        gateway.stop()
+
+
+def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
+    gateway = Gateway(system, *OPTIONS)
+    try:
+        admin, api = port_of(gateway, "lmstfy-admin"), port_of(gateway, "lmstfy")
+        given = "a" * 189
+        assert asked(admin, f"POST /token/shop?description=x&token={given}").status == 201
+        assert Client(api, given, "shop").consume("orders") is None
+        assert Client(api, given[:-1] + "b", "shop").call("GET", "/api/shop/orders").status == 401
+        assert asked(admin, f"DELETE /token/shop/{given[:-1]}b").status == 204
+        assert Client(api, given, "shop").consume("orders") is None, "it is still valid"
+        longer = asked(admin, f"POST /token/shop?description=x&token={given}b")
+        assert (longer.status, longer.content) == (400, {"error": "the user token was too long"})
+    finally:
+        gateway.stop()
 
 
 def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
@@ -131,5 +161,8 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
         assert beyond.status == 403
         own = asked(admin, "POST /token/mine?description=x", f"Authorization: Basic {few}", host=host)
         assert own.status == 201
+        kept = asked(admin, f"DELETE /token/shop/{token}", f"Authorization: Basic {few}", host=host)
+        assert kept.status == 204, "as for a token that is unknown"
+        assert client.call("GET", "/api/shop/orders").status == 404, "but it is still valid"
     finally:
         gateway.stop()

@@ -8,6 +8,7 @@ import re
 import secrets
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
@@ -18,11 +19,11 @@ from toc.gateway.dialects.lmstfy_wire import Query, Refused
 from toc.gateway.dialects.port import Dialect, Reply, Request, client_address
 from toc.model import access
 from toc.model.access import Access, Role, Token
-from toc.model.errors import NameTaken, NotGranted
+from toc.model.errors import NameTaken, NotGranted, UnknownToken
 from toc.model.template import Template
 from toc.model.topic import Delivery, TopicType
 from toc.operate.audit import audited
-from toc.operate.tokens import create_token, revoke_token
+from toc.operate.tokens import LONGEST, create_token, revoke_token
 
 ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
 """What a token of lmstfy may do, on the queues of its namespace."""
@@ -33,22 +34,24 @@ ENGINE = "redis"
 """lmstfy has several engines. This one is named as the engine of every pool."""
 LOCAL = "lmstfy-admin"
 """The name in the audit for changes that are made from this machine, without a token."""
+_BY_PROXY = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Headers that proxies add."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _NO_PAGE = Reply(b"404 page not found", 404, "text/plain")
 _UNAUTHORIZED = 401
 
 
 class LmstfyAdmin(Dialect):
-    """The admin API of lmstfy, port 7778. From other machines it takes basic auth: any user, and as the
-    password an access token of the role admin."""
+    """The admin API of lmstfy, port 7778. From other machines and through proxies it takes basic auth: any
+    user, and as the password an access token of the role admin."""
 
-    name: ClassVar[str] = LOCAL
+    name: ClassVar[str] = "lmstfy-admin"
     templates: ClassVar[tuple[Template, ...]] = ()
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Raises Refused for a mistake."""
         giver = None
-        if not client_address(request.client).is_loopback:
+        if not _is_local(request):
             giver = self._giver(request)
             if giver is None:
                 realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
@@ -127,6 +130,8 @@ class LmstfyAdmin(Dialect):
             named, given = wire.split_token(given)
             pool = pool or (named if named != "default" else "")
         _pool(pool)
+        if len(secret_of(given)) > LONGEST:
+            raise Refused(400, "the user token was too long")
         try:
             secret = await self._change(partial(self._make, namespace, description, given, giver))
         except NameTaken:
@@ -144,7 +149,8 @@ class LmstfyAdmin(Dialect):
         every = await self.service.at_topics(self.service.center.store.tokens.list)
         pattern = f"{prefix_of(namespace)}*"
         if any(one.name == name and one.topics == (pattern,) for one in every):
-            await self._change(partial(self._revoke, name, giver))
+            with suppress(UnknownToken):  # it allows more than the giver's, or was just revoked
+                await self._change(partial(self._revoke, name, giver))
             await asyncio.sleep(EVERYWHERE_SECONDS)
         return reply(None, 204)._replace(name="delete")
 
@@ -219,6 +225,13 @@ def _unlimited(request: Request, parts: list[str], query: Query) -> Reply | None
             raise Refused(501, "there is no access log")
         raise Refused(400, "invalid status")
     return None
+
+
+def _is_local(request: Request) -> bool:
+    """Whether a request comes from this machine, and not through a proxy on it."""
+    return client_address(request.client).is_loopback and not any(
+        key in _BY_PROXY for key, _ in request.headers
+    )
 
 
 def _shown(content: object, name: str, status: int = 200) -> Reply:

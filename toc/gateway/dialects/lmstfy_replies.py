@@ -13,12 +13,10 @@ from toc.model.task import TaskRow
 from toc.operate.tokens import PREFIX
 from toc.pull.delivered import Delivered
 
-LONGEST_TOKEN = 150
-
 
 def secret_of(token: str) -> str:
     """Return the access token for a token of lmstfy: itself, or one made for an older token."""
-    return token if token.startswith(PREFIX) else f"{PREFIX}{NAME}.{token[:LONGEST_TOKEN]}"
+    return token if token.startswith(PREFIX) else f"{PREFIX}{NAME}.{token}"
 
 
 def reply(content: object, status: int, call: wire.Call | None = None, *, indent: bool = False) -> Reply:
