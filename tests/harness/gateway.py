@@ -21,6 +21,15 @@ from harness.sessions import kill_session
 from harness.system import Process, System
 from toc.model.access import Role
 from toc.operate.tokens import create_token
+from toc.store.server import Statement
+from toc.store.store import Store
+
+
+def lose_body(store: Store, job_id: int) -> None:
+    """Delete the body of a task, and nothing else."""
+    shards = store._shards
+    number, server = shards.table_of(job_id), shards.servers[store.server_of(job_id)]
+    server.run([Statement(f"DELETE FROM {shards.body_names[number]} WHERE job_id={job_id}")])
 
 
 class Reply(NamedTuple):

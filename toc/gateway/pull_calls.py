@@ -39,6 +39,7 @@ MOST_BODY_BYTES = 8 << 20
 MOST_ANSWERING = 64 << 20
 """Bodies are read only while the answers being sent have fewer bytes than this."""
 MOST_LEASES = 1000
+BODY_MISSING = "its body is missing"
 
 
 class Pull(Model):
@@ -109,7 +110,8 @@ async def pull(asked: Asked) -> Answer:
 async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Delivered, Content | None]]:
     """Return tasks with their bodies, as many as one answer holds.
 
-    The caller must release the others: their bodies are out of reach, or do not fit.
+    Tasks whose body is missing end as dead. The caller must release the others: their bodies are out of
+    reach, or do not fit.
     """
     sizes = [(one, one.row.body_length) for one in got]
     if all(length < 0 for _, length in sizes):
@@ -126,6 +128,9 @@ async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Del
         if not found and found.unanswered:
             raise next(iter(found.unanswered.values()))
         contents = dict(found)
+        missing = wanted.keys() - found.keys() - found.unanswered.keys()
+        if missing:
+            await asked.service.pulls.bury([one for one in part if one.key.job_id in missing], BODY_MISSING)
     return [
         (one, contents.get(one.key.job_id))
         for one in part

@@ -19,16 +19,19 @@ from math import isfinite
 from typing import Any
 
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidInput, NotPulled, TocError, shown
+from toc.model.errors import InvalidInput, NotPulled, TocError, UnreadableTask, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
+from toc.observe.log import get_logger
 from toc.pull.acks import AnswerThreads, Ask, Call, Kind, NackWish
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
+
+log = get_logger(__name__)
 
 MAX_TASKS = 100
 """Most tasks of one pull."""
@@ -189,6 +192,13 @@ class Pulls:
         If a part was sent, the client may have read it: leave the tasks to the end of ttr.
         """
         self._answers.put(Ask(Kind.RELEASE, one.key) for one in delivered)
+
+    async def bury(self, delivered: Iterable[Delivered], why: str) -> None:
+        """End tasks as dead that no consumer can be shown, each unless its lease has ended."""
+        for one in delivered:
+            error = str(UnreadableTask(one.key.job_id, why))
+            if await self.nack([one.key], dead=True, error=error) == [LeaseOutcome.DEAD]:
+                log.error("task_unreadable", job_id=one.key.job_id, error=error)
 
     def topic_of_type(self, biz_type: int) -> Topic | None:
         """Return the topic that a lease is of, as this process knows the topics: for permissions."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from harness.dialect import arrived, receive
-from harness.gateway import Gateway, Reply
+from harness.gateway import Gateway, Reply, lose_body
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import until
 from harness.secured import Tls
@@ -98,6 +98,17 @@ def test_bodies_come_with_their_tasks(gateway: Gateway) -> None:
     task = one(gateway)
     assert (task["body_base64"], task["content_type"]) == ("/wA=", "application/octet-stream")
     assert "body" not in task
+
+
+def test_a_task_whose_body_is_missing_is_dead_once_it_is_pulled(gateway: Gateway) -> None:
+    job_id = int(gateway.submit(TOPIC, delay=0.01, body="lost").body["job_id"])
+    lose_body(gateway.system.center.store, job_id)
+    assert pull(gateway, wait=5).body == {"tasks": []}
+    row = gateway.system.row(job_id)
+    assert row.status == TaskStatus.DEAD
+    assert "its body is missing" in (row.last_error or "")
+    gateway.submit(TOPIC, delay=0.01, body="there")
+    assert one(gateway)["body"] == "there"
 
 
 def test_many_are_pulled_and_answered_at_once_each_with_its_own_outcome(gateway: Gateway) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from toc.gateway.pull_calls import MOST_ANSWERING
+from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING
 from toc.gateway.service import Service
 from toc.model.body import Content
 from toc.model.errors import BodyGone, Busy, NameTaken, TocError
@@ -190,9 +190,10 @@ class DialectTasks:
         return (await self._service.at_server_for_dialect(store.server_of(of.job_id), read)).data
 
     async def bodies(self, got: Sequence[Delivered]) -> list[tuple[Delivered, bytes]]:
-        """Return tasks that were handed out with their bodies; takes back those whose body cannot be read.
+        """Return tasks that were handed out with their bodies, without those whose body is missing: these are
+        dead, or have another version.
 
-        Raises Busy, and takes back all, if too many bytes are being sent already.
+        Raises Busy or StoreUnavailable, and takes back all.
         """
         size = sum(one.task.body_length or 0 for one in got)
         if size and self._service.answering + size > MOST_ANSWERING:
@@ -201,9 +202,10 @@ class DialectTasks:
         found: list[tuple[Delivered, bytes]] = []
         for index, one in enumerate(got):
             try:
-                found.append((one, await self.body(one.task)))
-            except BodyGone:
-                self._service.pulls.release([one])
+                try:
+                    found.append((one, await self.body(one.task)))
+                except BodyGone:
+                    await self._service.pulls.bury([one], BODY_MISSING)
             except BaseException:
                 self._service.pulls.release(got[index:])
                 self._service.pulls.release(seen for seen, _ in found)

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from toc.gateway.dialects.dialect_tasks import DialectTasks
 from toc.gateway.dialects.names import key_for, topic_for
+from toc.gateway.pull_calls import BODY_MISSING
 from toc.gateway.service import Service
 from toc.model.clock import from_ms, to_ms
-from toc.model.errors import BodyGone, InvalidBizId
+from toc.model.errors import BodyGone, InvalidBizId, UnreadableTask
 from toc.model.pull import PullRow
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
@@ -115,12 +116,16 @@ class Jobs:
             await self._tasks.cancel(row)
 
     async def get(self, job_id: str) -> Job | None:
-        """Return a job that has not ended."""
+        """Return a job that has not ended. Raises UnreadableTask or StoreUnavailable."""
+        seen: tuple[int, int] | None = None
         while rows := await self._pending(job_id):
             row = rows[-1]
             try:
                 body = await self._tasks.body(row)
             except BodyGone:  # replaced between the two reads, or ended
+                if seen == (row.job_id, row.version):
+                    raise UnreadableTask(row.job_id, BODY_MISSING) from None
+                seen = row.job_id, row.version
                 continue
             return _job(decode_attribute(row.attribute), body, row.action_time)
         return None
