@@ -50,8 +50,10 @@ MOST_RETRY_MS = 10_000
 """First and longest pause before tasks of a server that does not answer are taken again."""
 FORGET_SECONDS = 30.0
 """How long a server that did not answer counts as troubled."""
-ASIDE_MS = 60_000
-"""Pause before an entry that this pull must not have is taken again."""
+ASIDE_MS = 50
+MOST_ASIDE_MS = 10_000
+"""First and longest pause before an entry that this pull must not have is taken again, for any pull. In
+between, the pause is as long as the task is late: it doubles."""
 AGAIN_MS = 20
 """Pause before an entry that its row calls due, but that was not handed out, is taken again."""
 
@@ -163,7 +165,7 @@ class HandOuts:
             else:
                 ttrs[job_id] = found
         unread = [wanted[job_id] for job_id in rows.unanswered]
-        self.give_back((one.entry for one in aside), self._clock.now_ms() + ASIDE_MS)
+        self._set_aside([(one.entry, rows[one.entry.job_id]) for one in aside])
         if unread:
             self.put_away([one.entry for one in unread])
         return ttrs, aside + unread
@@ -243,12 +245,21 @@ class HandOuts:
         """Whether some server of the task table did not answer lately."""
         return self._clock.monotonic() - self._trouble_at < FORGET_SECONDS
 
+    def _set_aside(self, some: Sequence[tuple[Entry, PullRow]]) -> None:
+        """Give back entries that are not for their pulls, for a while in which other pulls may get ahead."""
+        now = self._clock.now_ms()
+        pauses = [min(max(abs(row.now - row.next_time), ASIDE_MS), MOST_ASIDE_MS) for _, row in some]
+        self._give_back((entry, now + pause) for (entry, _), pause in zip(some, pauses, strict=True))
+
     def give_back(self, entries: Iterable[Entry], at: int | None = None) -> None:
         """Give back entries that were not handed out, due at once or ``at`` (ms). Nothing is charged."""
+        self._give_back((entry, entry.taken if at is None else at) for entry in entries)
+
+    def _give_back(self, dues: Iterable[tuple[Entry, int]]) -> None:
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
-        for entry in entries:
+        for entry, due in dues:
             if entry.fence != NO_FENCE:
-                score = unread_score(entry.fence, entry.taken if at is None else at, entry.topic.retries)
+                score = unread_score(entry.fence, due, entry.topic.retries)
                 backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
         if backs:
             self._queues.rollback(backs)  # if one fails, the next gateway that finds it gives it back

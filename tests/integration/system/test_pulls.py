@@ -359,6 +359,29 @@ def test_topics_come_in_order_of_preference_and_a_pause_stops_pulls_not_acks(
     run(steps)
 
 
+def test_a_task_that_a_pull_must_not_have_is_soon_handed_out_to_another(
+    pulled: System, gateway: Pulls, other: Pulls
+) -> None:
+    async def steps() -> None:
+        picky = [asyncio.create_task(gateway.pull([TOPIC], wait=30, ttr=lambda _: None)) for _ in range(2)]
+        while len(gateway) < len(picky):
+            await asyncio.sleep(0.01)
+        for pulls in (gateway, other):
+            pull = asyncio.create_task(one(pulls))
+            while not len(pulls):
+                await asyncio.sleep(0.01)
+            job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.3)
+            async with asyncio.timeout(8):
+                got = await pull
+            assert (got.task.job_id, got.attempt) == (job_id, 1)
+            await pulls.ack([got.lease])
+        assert not any(one.done() for one in picky)
+        gateway.close()
+        assert await asyncio.gather(*picky) == [[], []]
+
+    run(steps)
+
+
 def test_a_forged_lease_reaches_no_task_of_another_topic(pulled: System, gateway: Pulls) -> None:
     async def steps() -> None:
         foreign = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
