@@ -111,6 +111,24 @@ def test_content_that_is_an_object_is_taken(client: Client) -> None:
     assert json.loads(client.pull("object", number)["content"]) == {"a": ["ü"]}
 
 
+def test_a_lone_surrogate_in_an_object_is_replaced(client: Client) -> None:
+    body = b'{"topic":"odd","timing_moment":1700000000,"content":{"\\ud800":"a\\udfff"}}'
+    number = client("add", body).json["task_id"]
+    assert json.loads(client.pull("odd", number)["content"]) == {"\ufffd": "a\ufffd"}
+
+
+def test_a_mistake_creates_no_topic(client: Client, dialects: Gateway) -> None:
+    long = "c" * (MIB + 1)
+    for topic, content in (
+        ("new-1", long),
+        ("new-2", '{"sn":"shop","url":"//evil"}'),
+        ("new-3", '{"sn":"","url":"/"}'),
+    ):
+        body = {"topic": topic, "timing_moment": 2_000_000_000, "content": content}
+        assert client("add", body).json["dm_error"] == 1
+    assert not [one.name for one in dialects.system.center.store.topics.list() if "new-" in one.name]
+
+
 def test_numbers_clash_with_none(client: Client) -> None:
     moment = int(time.time()) + 60
     numbers = [
@@ -140,6 +158,7 @@ WRONG = "参数错误: "
 MOMENT = WRONG + "timing_moment must be a time in seconds since 1970"
 NO_NUMBER = WRONG + "timing_moment must be a whole number"
 NO_CONTENT = WRONG + "content must be a JSON text"
+NO_FINITE = WRONG + "content cannot be written as JSON"
 NO_TOPIC = WRONG + "topic is empty"
 NO_JSON = WRONG + "the request is not JSON in UTF-8"
 NO_OBJECT = WRONG + "the request is not a JSON object"
@@ -171,6 +190,7 @@ LARGEST = f"{WRONG}at most {6 * MIB + 65_536} bytes are allowed"
         ("add", GOOD | {"content": None}, NO_CONTENT),
         ("add", GOOD | {"content": ["x"]}, NO_CONTENT),
         ("add", GOOD | {"content": "c" * (MIB + 1)}, LARGE),
+        ("add", b'{"topic":"t","timing_moment":2000000000,"content":{"a":1e999}}', NO_FINITE),
         ("add", b"", NO_JSON),
         ("add", b"{", NO_JSON),
         ("add", b"[]", NO_OBJECT),

@@ -100,7 +100,6 @@ class DelayTask(Dialect):
             raise NotUnderstood("timing_moment must be a time in seconds since 1970")
         target, path = _callback(content)
         name = topic_for(topic, PREFIX if target is None else CALLBACK_PREFIX)
-        await self.tasks.make_topic(name)
         for clashes in range(MOST_CLASHES):
             if clashes % CLASHES_NEAR == CLASHES_NEAR - 1:
                 self._next = secrets.randbelow(IN_A_SECOND)
@@ -118,6 +117,7 @@ class DelayTask(Dialect):
                 target=target,
                 url=path,
             )
+            await self.tasks.make_topic([task])
             try:
                 await self.service.batcher.put(task)
             except TaskExists:  # another process has given this number to a task
@@ -169,7 +169,10 @@ def _content(values: dict[str, Any]) -> str:
     """Return the content as a JSON text. An object is taken as well. Raises NotUnderstood."""
     content = values.get("content")
     if isinstance(content, dict):
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        try:
+            content = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (ValueError, RecursionError):  # a number such as 1e999 has become infinite
+            raise NotUnderstood("content cannot be written as JSON") from None
     if not isinstance(content, str):
         raise NotUnderstood("content must be a JSON text")
     return whole_text(content)

@@ -184,7 +184,7 @@ class Lmstfy(Dialect):
             )
             for body in bodies
         ]
-        await asked.tasks.make_topic(asked.topic)
+        await asked.tasks.make_topic(tasks)
         batcher = self.service.batcher
         checked = [await batcher.checked(task) for task in tasks]
         for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
