@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from toc.gateway.dialects import json_fields, youzan
 from toc.gateway.dialects.jobs import Job
+from toc.gateway.dialects.lmstfy_replies import refusal
 from toc.gateway.dialects.names import key_for, topic_for
 from toc.gateway.dialects.port import Guard
 from toc.gateway.dialects.registry import DIALECTS
+from toc.model.errors import InvalidTries, StoreUnavailable, TopicClosed, UnknownTopic
 from toc.model.pattern import matches
 from toc.model.sharding import BizId
 from toc.model.task import UNLIMITED, OnConflict
@@ -68,6 +70,14 @@ def test_a_job_of_youzan_is_a_task_that_its_push_replaces() -> None:
     assert (task.biz_id, task.dedup_key, task.tries) == ("id-1", "youzan:job", UNLIMITED)
     assert task.attribute == {"id": "id-1", "topic": "订单", "delay": 30_000, "ttr": 60_000}
     assert (task.body, task.on_conflict) == (b"body", OnConflict.REPLACE)
+
+
+def test_what_a_client_of_lmstfy_does_wrong_is_no_failure_of_the_server() -> None:
+    wrong = refusal(InvalidTries("tries must be a number"))
+    assert (wrong.status, wrong.body) == (400, b'{"error":"tries must be a number"}')
+    for passing in (UnknownTopic("x"), TopicClosed("x"), StoreUnavailable("x"), ValueError("x")):
+        failed = refusal(passing)
+        assert (failed.status, failed.body) == (503, b'{"error":"internal error"}')
 
 
 def test_the_templates_of_two_dialects_never_fit_one_topic() -> None:

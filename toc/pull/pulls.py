@@ -39,6 +39,7 @@ MAX_WAIT_SECONDS = 60.0
 MAX_HOLD_SECONDS = 600.0
 """Longest wait that a door may ask for by its own rules (``longest``)."""
 MAX_TOPICS = 100
+"""Most topics of one pull, unless a door has another bound (``widest``)."""
 DEFAULT_TTR_SECONDS = 60.0
 HASTY_SECONDS = 1.5
 """How long a pull that does not wait may take to learn that nothing is due."""
@@ -73,19 +74,21 @@ class Pulls:
         wait: float = 0.0,
         ttr: float | TtrOf = DEFAULT_TTR_SECONDS,
         longest: float = MAX_WAIT_SECONDS,
+        widest: int = MAX_TOPICS,
     ) -> list[Delivered]:
         """Hand out up to ``most`` due tasks of the first of these topics that has any.
 
-        Waits up to ``wait`` seconds (0 to ``longest``) for the first to come due; returns [] if none did, or
-        if this process leaves. For ``ttr`` seconds (at most the topic's max_runtime; see ``lease_until``)
-        nobody else gets these tasks. If ``ttr`` is a function, it returns the ttr of each row in ms, or None
-        if this pull must not have it. Their tries are charged. The caller must tell how its answer went:
-        ``written``, or ``release`` if nothing of it was sent. A cancelled call releases what it was given.
+        ``widest`` bounds the number of topics. Waits up to ``wait`` seconds (0 to ``longest``) for the first
+        to come due; returns [] if none did, or if this process leaves. For ``ttr`` seconds (at most the
+        topic's max_runtime; see ``lease_until``) nobody else gets these tasks. If ``ttr`` is a function, it
+        returns the ttr of each row in ms, or None if this pull must not have it. Their tries are charged. The
+        caller must tell how its answer went: ``written``, or ``release`` if nothing of it was sent. A
+        cancelled call releases what it was given.
 
         Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic cannot be looked up.
         """
-        if isinstance(topics, str) or not 1 <= len(topics) <= MAX_TOPICS:
-            raise InvalidInput(f"topics must be a list of 1 to {MAX_TOPICS} names", "topics")
+        if isinstance(topics, str) or not 1 <= len(topics) <= widest:
+            raise InvalidInput(f"topics must be a list of 1 to {widest} names", "topics")
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MAX_TASKS:
             raise InvalidInput(f"the number of tasks must be 1 to {MAX_TASKS}, not {shown(most)}", "max")
         _check_seconds("wait", wait, 0, min(longest, MAX_HOLD_SECONDS))

@@ -297,6 +297,13 @@ def test_queues_are_asked_in_the_order_of_their_names(client: Client) -> None:
     assert client.consume("order-b,order-a", timeout=30)["queue"] == "order-a"
 
 
+def test_a_consumer_may_name_any_number_of_queues(client: Client) -> None:
+    queues = [f"wide-{number}" for number in range(101)]
+    for queue in queues:
+        client.publish(queue, delay=0 if queue == queues[-1] else 3600)
+    assert client.consume(",".join(queues), timeout=30)["queue"] == queues[-1]
+
+
 def test_a_queue_that_is_not_there_yet_is_waited_for(gateway: Gateway, client: Client) -> None:
     found: list[object] = []
     waiting = threading.Thread(target=lambda: found.append(client.consume("born,unborn", timeout=20)))

@@ -102,7 +102,9 @@ class DialectTasks:
             there = [name for name in names if self.topic_known(name)]
             step = left if len(there) == len(names) else min(left, LOOK_SECONDS)
             if there:
-                got = await pulls.pull(there, most=most, wait=step, ttr=of_own, longest=MAX_HOLD_SECONDS)
+                got = await pulls.pull(
+                    there, most=most, wait=step, ttr=of_own, longest=MAX_HOLD_SECONDS, widest=len(there)
+                )
                 if got or step >= left:
                     return got
             elif left and not self._service.stopping:

@@ -8,7 +8,15 @@ from toc.gateway.dialects import lmstfy_wire as wire
 from toc.gateway.dialects.lmstfy_tasks import NAME
 from toc.gateway.dialects.lmstfy_wire import Refused
 from toc.gateway.dialects.port import Reply
-from toc.model.errors import BodyTooLarge, InvalidAttribute, InvalidDelay, TooManyTopics
+from toc.model.errors import (
+    BodyTooLarge,
+    InvalidAttribute,
+    InvalidDelay,
+    InvalidInput,
+    TooManyTopics,
+    TopicClosed,
+    UnknownTopic,
+)
 from toc.model.task import TaskRow
 from toc.operate.tokens import PREFIX
 from toc.pull.delivered import Delivered
@@ -42,7 +50,9 @@ def refusal(error: Exception) -> Reply:
     ):
         if isinstance(error, kind):
             return reply({"error": words}, status)
-    return reply({"error": "internal error"}, 503)
+    if isinstance(error, InvalidInput) and not isinstance(error, (TopicClosed, UnknownTopic)):
+        return reply({"error": str(error)}, 400)
+    return reply({"error": "internal error"}, 503)  # a queue is being deleted, or a server is away
 
 
 def id_of(row: TaskRow) -> str:
