@@ -99,6 +99,13 @@ def test_any_method_will_do(youzan: Client, method: str) -> None:
     assert_is(youzan("/delete", {"id": method}, method), DONE)
 
 
+def test_a_pop_whose_answer_would_have_no_body_hands_out_nothing(youzan: Client) -> None:
+    youzan.push("headed", "headed")
+    with send(youzan.port, "HEAD", "/pop", b'{"topic":"headed"}') as link:
+        assert link.recv(1000).startswith(b"HTTP/1.1 405 ")
+    assert youzan.pop("headed")["id"] == "headed"
+
+
 GOOD = {"topic": "t", "id": "i", "delay": 60, "ttr": 60, "body": "b"}
 
 

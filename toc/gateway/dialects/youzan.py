@@ -63,6 +63,8 @@ class Youzan(Dialect):
         if call == "push":
             await self._jobs.push(self._job(values))
         elif call == "pop":
+            if request.method == "HEAD":  # the answer would have no body, but the job would be handed out
+                return Reply(b"", 405, "", headers=((b"allow", b"GET, POST"),), name="/pop")
             topic = text(values, "topic").strip()
             if not topic:
                 raise Mistake(NO_TOPIC_TO_POP)
