@@ -187,7 +187,10 @@ def _content(job_id: str, stored: bytes) -> tuple[bytes, dict[str, str]]:
     """Return body and attributes. Raises ValueError."""
     if len(job_id) <= ULID_CHARS:
         return stored, {}
-    payload = json.loads(stored)
+    try:
+        payload = json.loads(stored)
+    except RecursionError:
+        raise ValueError from None
     if not isinstance(payload, dict):
         raise ValueError  # noqa: TRY004 - of the text's kind, as json's own are
     body, attributes = payload.get("body"), payload.get("attributes") or {}

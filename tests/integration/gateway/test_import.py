@@ -21,6 +21,7 @@ from harness.system import System
 
 from toc.dev.local.servers import RedisServer
 from toc.gateway.dialects.lmstfy_wire import new_job_id
+from toc.importing.lmstfy import UNREADABLE
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 
@@ -153,6 +154,19 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     task = system.center.get(rows["ready"].job_id)
     assert task is not None
     assert task.body == b"\x00\xff"
+
+
+def test_a_job_whose_body_is_nested_without_end_is_refused_and_holds_up_no_other(
+    system: System, other: redis.Redis
+) -> None:
+    data = LmstfyData(other)
+    for body in (None, b"[" * 200_000):
+        job_id = data.job("b", b"x", color="red")
+        data.listed("q", "b", job_id, 1)
+        if body is not None:
+            other.set(f"j/ns/b/{job_id}", body)
+    report = imported(system, "lmstfy", url_of(other), code=1)
+    assert (report["found"], report["imported"], report["refused"]) == ({"ready": 1}, 1, {UNREADABLE: 1})
 
 
 _JOBS = ("delayed", "running", "last", "ready", "dead", "stray")
