@@ -143,9 +143,7 @@ _WHERE: dict[type[e.TocError], str] = {
 
 def problem_of(error: e.TocError) -> Problem:
     """Return how an error is answered."""
-    kind, field = next((_OF[cls] for cls in type(error).__mro__ if cls in _OF), (INTERNAL, None))
-    if kind is INTERNAL:
-        return Problem(kind, f"it cannot answer a {type(error).__name__}; its log says more")
+    kind, field = next(_OF[cls] for cls in type(error).__mro__ if cls in _OF)
     if isinstance(error, e.SubmitUnknown):
         detail = "the task may or may not be stored: repeat with the same Idempotency-Key or dedup_key"
         return Problem(kind, detail, job_id=str(error.job_id))
