@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import NamedTuple
 
-from toc.model.clock import from_ms
 from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
 
@@ -17,9 +15,9 @@ TtrOf = Callable[[PullRow], int | None]
 class Delivered(NamedTuple):
     """A task as a consumer gets it.
 
-    ``row`` is its row as it was handed out, ``key`` the lease as this package uses it. ``last``: the end of
-    this lease leaves the task dead. ``task.body`` is read from the task table when it is asked for, which
-    blocks.
+    ``row`` is its row as it was handed out: nobody else gets the task until its next_time. ``key`` is the
+    lease as this package uses it. ``last``: the end of this lease leaves the task dead. ``task.body`` is read
+    from the task table when it is asked for, which blocks.
     """
 
     task: Task
@@ -36,8 +34,3 @@ class Delivered(NamedTuple):
     def attempt(self) -> int:
         """The number of this try, from 1."""
         return self.row.attempts
-
-    @property
-    def lease_until(self) -> datetime:
-        """Until when nobody else gets the task: aware UTC, by the clock of the task's server."""
-        return from_ms(self.row.next_time)

@@ -80,7 +80,7 @@ class Pulls:
 
         ``widest`` bounds the number of topics. Waits up to ``wait`` seconds (0 to ``longest``) for the first
         to come due; returns [] if none did, or if this process leaves. For ``ttr`` seconds (at most the
-        topic's max_runtime; see ``lease_until``) nobody else gets these tasks. If ``ttr`` is a function, it
+        topic's max_runtime) nobody else gets these tasks. If ``ttr`` is a function, it
         returns the ttr of each row in ms, or None if this pull must not have it. Their tries are charged. The
         caller must tell how its answer went: ``written``, or ``release`` if nothing of it was sent. A
         cancelled call releases what it was given.

@@ -15,8 +15,6 @@ log = get_logger(__name__)
 
 REFRESH_SECONDS = 1.0
 """Seconds between two reads of the table."""
-LEAST_SECONDS = 0.2
-"""An unknown name is looked up in the table, but not sooner than this many seconds after the last read."""
 
 
 class TargetBook:
@@ -34,7 +32,6 @@ class TargetBook:
         self._state: State | None = None
         self._opened: dict[int, TargetSecrets] = {}
         """Decrypted secrets by change_id, of targets that were sent to."""
-        self._looked = float("-inf")
         self._away = False
         self._lock = threading.Lock()
 
@@ -53,12 +50,6 @@ class TargetBook:
         """Return a target as last read, or None. Asks no server."""
         return self._targets.get(name)
 
-    def look(self, name: str) -> Target | None:
-        """Return a target. Looks an unknown one up in the table, which may take a while."""
-        if name not in self._targets and self._clock.monotonic() - self._looked >= LEAST_SECONDS:
-            self._look()
-        return self._targets.get(name)
-
     def secrets(self, target: Target) -> TargetSecrets:
         """Return the secrets and headers of a target. Asks no server. Raises SecretsLocked."""
         opened = self._opened.get(target.change_id)
@@ -68,7 +59,6 @@ class TargetBook:
 
     def _look(self) -> None:
         with self._lock:
-            self._looked = self._clock.monotonic()
             try:
                 state = self._table.state()  # first: a change in between is then read once more
                 if state != self._state:
