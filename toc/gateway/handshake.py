@@ -28,14 +28,14 @@ class Handshake(asyncio.Protocol):
 
     def __init__(self, *, server_state: ServerState, **about: Any) -> None:
         self._make = partial(self.secured, server_state=server_state, **about)
-        self._others: set[Any] = server_state.connections
+        self._connections: set[Any] = server_state.connections
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the handshake."""
         self.transport = transport
         self._since = self._loop.time()
-        self._others.add(self)
+        self._connections.add(self)
         self.crowd.joined(self)
         if transport.is_closing():
             return
@@ -48,7 +48,7 @@ class Handshake(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         """Let it go."""
         self.crowd.left(self)
-        self._others.discard(self)
+        self._connections.discard(self)
 
     def _done(self, _handshake: asyncio.Future[None]) -> None:
         self.connection_lost(None)  # its handshake is over: forget it here

@@ -46,6 +46,7 @@ ALONE_SECONDS = 0.2
 RETRY_MS = 250
 """Pause before a slot is asked again whose node failed."""
 PAUSED_MS = 1000
+"""Pause before a slot of a topic that is paused, or is not pulled any more, is looked at again."""
 LOOK_SECONDS = 1.0
 """How often slots are peeked at while pulls wait, for lost wake-ups and what others have left prepared."""
 PEEK_SLOTS = 500
@@ -58,6 +59,7 @@ LINGER_SECONDS = 30.0
 ROWS_SECONDS = 0.25
 """How often due rows are read while Redis does not answer."""
 ROWS_LINGER_SECONDS = 2.5
+"""For how long after the last failure of a Redis node due rows are read as well."""
 ROWS_PAGE = 100
 ROWS_ON_SECONDS = 0.05
 """Pause before reading on where a table has more due rows than a page."""

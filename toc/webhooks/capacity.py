@@ -58,7 +58,9 @@ class Capacity:
     in_flight: int = 0
     """Requests in flight."""
     granted: int = 0
+    """Places that Redis lets this process use; while Redis is away, its part of the limit."""
     granted_until: float = 0.0
+    """Until when Redis lets it."""
     tokens: float = 0.0
     """Requests that may begin, if there is a rate."""
     away: bool = False
@@ -72,6 +74,8 @@ class Capacity:
     met: bool = False
     """Whether Redis granted all of them."""
     ask_at: float = 0.0
+    """Before this time Redis is not asked for more, unless it granted all that was asked for and that is in
+    use."""
     asks_later: bool = False
     """Whether a timer is set to ask again."""
     queue: deque[Waiter] = field(default_factory=deque)
@@ -80,6 +84,7 @@ class Capacity:
     seconds: float = FIRST_GUESS_SECONDS
     """Moving average of how long a request takes."""
     used: float = 0.0
+    """When a task last asked for a place."""
     answered: bool = False
     """Whether any request to it was answered."""
     moved: float = 0.0
