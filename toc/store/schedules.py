@@ -56,7 +56,8 @@ class Move(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The result of moves: those that took effect, and the schedules, by name, of servers without an answer.
+    """The result of moves: those that took effect, and the schedules, by name, that are locked or refused, or
+    on a server without an answer.
 
     The others were moved on by another process.
     """
@@ -250,17 +251,23 @@ class ScheduleTable:
     def advance(self, moves: Iterable[Move]) -> Moved:
         """Move schedules on and insert their tasks, each if no other process has moved it since it was read.
 
-        Raises nothing: servers that do not answer are in ``failed``.
+        Raises nothing: what is locked or refused, or on a server that does not answer, is in ``failed``.
         """
-        by_table: dict[int, tuple[Move, ...]] = {}
-        for move in moves:
-            table = self.table_of(move.stored.name)
-            by_table[table] = (*by_table.get(table, ()), move)
-        parts = self._shards.each(self._shards.group_tables(by_table), self._advance, writes=True)
-        failed = {
-            move.stored.name: error for table, error in parts.failed.items() for move in by_table[table]
-        }
-        return Moved([move for part in parts.results for move in part], failed)
+        every = list(moves)
+        by_table: dict[int, list[int]] = {}  # by number: what is locked or refused is then sent one by one
+        for number, move in enumerate(every):
+            by_table.setdefault(self.table_of(move.stored.name), []).append(number)
+        done: dict[str, Move] = {}
+
+        def send(server: DatabaseServer, part: Mapping[int, list[int]]) -> None:
+            these = [(table, every[number]) for table, numbers in part.items() for number in numbers]
+            for move in self._advance(server, [one for one in these if one[1].stored.name not in done]):
+                done[move.stored.name] = move
+
+        parts = self._shards.each(self._shards.group_tables(by_table), send, writes=True)
+        failed = {every[number].stored.name: error for number, error in parts.failed.items()}
+        failed = {name: error for name, error in failed.items() if name not in done}
+        return Moved(list(done.values()), failed)
 
     def change(
         self,
@@ -334,25 +341,25 @@ class ScheduleTable:
                 return True
             raise
 
-    def _advance(self, server: DatabaseServer, part: Mapping[int, tuple[Move, ...]]) -> list[Move]:
-        done: list[Move] = []
+    def _advance(self, server: DatabaseServer, moves: Iterable[tuple[int, Move]]) -> Iterable[Move]:
+        """Make moves, in chunks. Yields those that took effect, also if it raises later."""
         chunk: list[tuple[int, Move]] = []
         size = 0
-        for table, moves in sorted(part.items()):
-            for move in sorted(moves, key=lambda move: move.stored.name):
-                if chunk and size + len(move.rows) + 1 > TOGETHER:
-                    done += self._together(server, chunk)
-                    chunk, size = [], 0
-                chunk.append((table, move))
-                size += len(move.rows) + 1
-        return done + self._together(server, chunk)
+        for table, move in sorted(moves, key=lambda one: (one[0], one[1].stored.name)):
+            if chunk and size + len(move.rows) + 1 > TOGETHER:
+                yield from self._together(server, chunk)
+                chunk, size = [], 0
+            chunk.append((table, move))
+            size += len(move.rows) + 1
+        yield from self._together(server, chunk)
 
-    def _together(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
+    def _together(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> Iterable[Move]:
         """Make moves in one transaction; or one by one, if a key of one of them is taken."""
         try:
-            return self._send(server, chunk)
+            yield from self._send(server, chunk)
         except Duplicate:
-            return [done for table, move in chunk for done in self._alone(server, table, move)]
+            for table, move in chunk:
+                yield from self._alone(server, table, move)
 
     def _send(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
         """Make moves in one transaction. Returns those that took effect. Raises Duplicate."""
@@ -381,7 +388,7 @@ class ScheduleTable:
             statements.append(self._update(server, table, move.stored, move.state, change_id))
             ours = self._ours(table, move.stored, change_id)
             statements += [sql.insert_if(server, self._shards.names[table], row, ours) for row in move.rows]
-        results = server.run(statements, transaction=True, again=False)
+        results = server.run(statements, transaction=True, again=False, outwait=False)
         return [move for place, (_, move) in zip(places, chunk, strict=True) if results[place].matched == 1]
 
     def _seen(self, server: DatabaseServer, table: int, move: Move, change_id: int) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
+from itertools import count, islice
 from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from sqlalchemy import create_engine
 
 from toc.model.clock import Clock
 from toc.model.errors import ScheduleExists
@@ -117,6 +120,41 @@ def test_a_job_id_that_is_taken_costs_no_occurrence(store: Store) -> None:
     seen = store.schedules.get("clash")
     assert seen is not None
     assert seen.state.last_job_id in {row.job_id for row in made(store, "clash") if row.dedup_key}
+
+
+@pytest.mark.parametrize("trouble", ["locked", "refused"])
+def test_a_schedule_that_is_locked_or_refused_holds_up_no_other_of_its_table(
+    mysql_store: Store, mysql_place: Any, trouble: str
+) -> None:
+    """A lock is waited for 2 s, three times: with all, with its table, and alone."""
+    table = mysql_store.schedules
+    of_table_0 = (f"{trouble}{number}" for number in count())
+    names = list(islice((name for name in of_table_0 if table.table_of(name) == 0), 4))
+    moves = [take(mysql_store, new(mysql_store, name), NOW) for name in names]
+    rows, bad = f"{mysql_place.prefix}0.timeout_schedule_0000", names[1]
+    engine = create_engine(mysql_place.root_url)
+    with engine.connect() as holder:
+        if trouble == "locked":
+            holder.exec_driver_sql(f"SELECT * FROM {rows} WHERE name='{bad}' FOR UPDATE")
+        else:
+            harm = f"UPDATE {rows} SET fired=18446744073709551615 WHERE name='{bad}'"
+            holder.exec_driver_sql(harm)
+            holder.commit()
+            stored = table.get(bad)
+            assert stored is not None
+            moves[1] = take(mysql_store, stored, NOW)
+        began = time.monotonic()
+        moved = table.advance(moves)
+        took = time.monotonic() - began
+        holder.rollback()
+    engine.dispose()
+    others = {name for name in names if name != bad}
+    assert {move.stored.name for move in moved.done} == others
+    assert moved.failed.keys() == {bad}
+    assert took < 9
+    assert {name for name in names if made(mysql_store, name)} == others
+    if trouble == "locked":
+        assert [move.stored.name for move in table.advance(moves).done] == [bad], "each once"
 
 
 def test_a_change_replaces_only_what_has_not_started(store: Store) -> None:
