@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from toc.model.catalog import TopicCatalog
@@ -32,6 +32,7 @@ from toc.model.schedule import (
     Dst,
     Fire,
     Missed,
+    Occurrence,
     Overlap,
     State,
     check_instant,
@@ -374,6 +375,9 @@ class Schedules:
             # An occurrence that the former jitter delays beyond this change has not happened yet.
             offset = definition.offset if state.paused else max(definition.offset, stored.definition.offset)
             after = max(now - offset, decided)
+            anew: Sequence[int] = ()
+            if definition.topic != stored.definition.topic:
+                anew, after = self._anew(stored, definition, after, planned)
             skips = definition.overlap is Overlap.SKIP and stored.definition.overlap is not Overlap.SKIP
             state = state._replace(
                 paused=pausing,
@@ -382,17 +386,21 @@ class Schedules:
                 look=None if pausing else now,
                 buffered=None if skips else state.buffered,
                 skipped=state.skipped + (skips and state.buffered is not None),
-                fired=state.fired - len(again),
+                fired=state.fired - len(again) + len(anew),
             )
-            rows = {}
-            if moved:
+            rows, more = {}, []
+            if moved or anew:
                 topic = self._open_topic(definition.topic)
                 rows = table.occurrences.again(moved, definition, state, topic)
-            state = state._replace(last_job_id=self._last(stored, planned, rows))
-            changed = table.change(stored, definition, state, planned, rows.values())
+                due = (Occurrence(nominal, max(nominal + definition.offset, now)) for nominal in anew)
+                more = [table.occurrences.row(definition, state, one, topic) for one in due]
+            last = more[-1].job_id if more else self._last(stored, planned, rows)
+            state = state._replace(last_job_id=last)
+            more += rows.values()
+            changed = table.change(stored, definition, state, planned, more)
             if changed is not None:
                 with contextlib.suppress(StoreUnavailable):  # the sweep does it
-                    self._index(rows.values())
+                    self._index(more)
                 return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
@@ -434,6 +442,23 @@ class Schedules:
         if topic is None:
             return []
         return self._store().schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
+
+    def _anew(
+        self, stored: StoredSchedule, definition: Definition, after: int, planned: Sequence[Planned]
+    ) -> tuple[Sequence[int], int]:
+        """Return the nominal times later than ``after`` to make on another topic at once, and the time up to
+        which all are decided by that.
+
+        Between those in ``planned`` there may be one that was cancelled by hand, or has run early. On its own
+        topic its key keeps it from being made again, but keys are unique per topic.
+        """
+        until = stored.state.after
+        nominals = list(takewhile(lambda nominal: nominal <= until, definition.calendar.after(after)))
+        replaced = {one.nominal for one in planned}
+        there = self._store().schedules.occurrences.present(stored, nominals) - replaced if nominals else ()
+        decided = max(there, default=after)
+        moved = {one.nominal for one in planned if one.moved}
+        return [each for each in nominals if each < decided and each not in moved.union(there)], decided
 
     def _last(
         self, stored: StoredSchedule, planned: Sequence[Planned], rows: Mapping[int, TaskRow]

@@ -347,6 +347,33 @@ def test_after_an_edit_the_overlap_is_judged_by_what_runs_not_by_what_the_edit_h
     assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20, 90, 100]
 
 
+@pytest.mark.parametrize("to", ["cancelled", "started"])
+def test_an_edit_of_the_topic_makes_no_occurrence_again_that_has_a_task_on_the_former_topic(
+    bench: Bench, to: str
+) -> None:
+    schedules = bench.center.schedules
+    schedules.create("often", topic="test.sync", every=10, overlap="allow")
+    _, second, third = bench.tasks("often")
+    if to == "cancelled":
+        assert bench.center.cancel(second.job_id) is CancelOutcome.CANCELLED
+    else:  # moved to now by hand, and it runs
+        bench.center.reschedule(second.job_id, action_time=START + timedelta(milliseconds=1))
+    assert schedules.alter("often", topic="test.async").fired == 3
+    assert bench.center.get(third.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
+    bench.until(timedelta(seconds=35), ended=False)
+    seen = [
+        (round(task.action_time.timestamp() - START.timestamp()), task.topic) for task in bench.tasks("often")
+    ]
+    early = [(0, "test.sync")] if to == "started" else []
+    assert seen == [(10, "test.async"), *early, *((at, "test.async") for at in (30, 40, 50, 60))]
+    schedules.alter("often", topic="test.sync")
+    bench.until(timedelta(seconds=55), ended=False)
+    assert [task.scheduled_for for task in bench.tasks("often")] == [
+        START + timedelta(seconds=at) for at in (10, *([20] if early else []), 30, 40, 50, 60, 70, 80)
+    ]
+    assert {task.topic for task in bench.tasks("often")[-4:]} == {"test.sync"}
+
+
 def test_a_task_that_borrows_the_key_of_a_schedule_stands_in_the_way_of_no_change(bench: Bench) -> None:
     schedules = bench.center.schedules
     number = schedules.create("p", topic="test.sync", every=HOUR).schedule_id
