@@ -372,8 +372,10 @@ class Schedules:
             soonest = now + NEAR_MS - stored.definition.offset
             again = [one.nominal for one in planned if one not in moved and one.nominal > soonest]
             decided = again[0] - 1 if again else state.after
-            # An occurrence that the former jitter delays beyond this change has not happened yet.
-            offset = definition.offset if state.paused else max(definition.offset, stored.definition.offset)
+            offset = definition.offset
+            if not state.paused and definition.calendar == stored.definition.calendar:
+                # An occurrence that the former jitter delays beyond this change has not happened yet.
+                offset = max(offset, stored.definition.offset)
             after = max(now - offset, decided)
             anew: Sequence[int] = ()
             if definition.topic != stored.definition.topic:

@@ -409,6 +409,17 @@ def test_an_occurrence_that_an_edit_of_the_jitter_makes_late_runs_at_once(bench:
     assert bench.hours("j") == [0, 1]
 
 
+def test_a_new_rule_with_less_jitter_fires_for_no_time_before_the_edit(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    made = schedules.create("j", topic="test.sync", every=24 * HOUR, jitter=24 * HOUR, overlap="allow")
+    assert made.definition.offset > 8 * 3_600_000
+    bench.until(5.5 * HOUR)
+    assert bench.hours("j") == []
+    schedules.alter("j", cron="0 * * * *", every=None, jitter=0)
+    bench.until(7.5 * HOUR)
+    assert bench.hours("j") == [6, 7]
+
+
 def test_an_occurrence_that_waits_runs_at_once_after_an_edit_that_allows_it(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
