@@ -372,11 +372,14 @@ class Schedules:
             soonest = now + NEAR_MS - stored.definition.offset
             again = [one.nominal for one in planned if one not in moved and one.nominal > soonest]
             decided = again[0] - 1 if again else state.after
-            offset = definition.offset
-            if not state.paused and definition.calendar == stored.definition.calendar:
-                # An occurrence that the former jitter delays beyond this change has not happened yet.
-                offset = max(offset, stored.definition.offset)
-            after = max(now - offset, decided)
+            calendar, offset = stored.definition.calendar, stored.definition.offset
+            if definition.calendar == calendar and not (state.paused or pausing):
+                # What is due and not decided, the next step decides by the policy of missed: the former
+                # topic may have been closed. Nor has what the former jitter delays beyond now happened yet.
+                after, missed = decided, 0
+            else:
+                after = max(now - definition.offset, decided)
+                missed = 0 if state.paused else calendar.latest(state.after, now - offset, 1).total
             anew: Sequence[int] = ()
             if definition.topic != stored.definition.topic:
                 anew, after = self._anew(stored, definition, after, planned)
@@ -389,6 +392,8 @@ class Schedules:
                 buffered=None if skips else state.buffered,
                 skipped=state.skipped + (skips and state.buffered is not None),
                 fired=state.fired - len(again) + len(anew),
+                missed=state.missed + missed,
+                missed_at=now if missed else state.missed_at,
             )
             rows, more = {}, []
             if moved or anew:

@@ -662,6 +662,34 @@ def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
     assert len(bench.hours("before")) >= 6
 
 
+@pytest.mark.parametrize(
+    ("change", "made", "missed"),
+    [
+        ({"topic": "test.async"}, [3, 4], 2),
+        ({"topic": "test.async", "window": 24 * HOUR}, [1, 2, 3, 4], 0),
+        ({"topic": "test.async", "cron": "15 * * * *"}, [4.25], 3),
+        ({}, [], 3),
+    ],
+    ids=["topic", "window", "times", "pause"],
+)
+def test_what_a_closed_topic_has_held_up_is_not_lost_uncounted_by_a_change(
+    bench: Bench, change: dict[str, Any], made: list[float], missed: int
+) -> None:
+    schedules, topics = bench.center.schedules, bench.center.store.topics
+    schedules.create("held", topic="test.sync", every=HOUR, overlap="allow", window=timedelta(minutes=20))
+    topics.alter("test.sync", paused=True)
+    assert topics.close("test.sync", topics.get_with_version("test.sync")[1])
+    bench.center.catalog.refresh()
+    bench.until(3.5 * HOUR)
+    changed = schedules.alter("held", **change) if change else schedules.pause("held")
+    assert (changed.missed, changed.missed_at) == (missed, START + 3.5 * HOUR if missed else None)
+    bench.until(4.5 * HOUR)
+    assert bench.hours("held") == made
+    seen = schedules.get("held")
+    assert seen is not None
+    assert (seen.fired, seen.missed) == (len(made), missed)
+
+
 def test_a_schedule_is_created_although_its_first_task_has_to_wait(bench: Bench) -> None:
     table = bench.center.store.schedules.table_of("locked")
     name = f"{bench.settings.database_prefix}{table % 2}.timeout_task_{table:04d}"
