@@ -207,7 +207,10 @@ class Schedules:
         return self._change(name, lambda definition: definition.changed(**changes))
 
     def pause(self, name: str) -> Schedule:
-        """Start no more occurrences. Those that are left out so are not counted. Raises UnknownSchedule."""
+        """Start no more occurrences. Those that are left out so are not counted.
+
+        One that waits for the one before is skipped, and counted. Raises UnknownSchedule.
+        """
         return self._change(name, lambda definition: definition, paused=True)
 
     def resume(self, name: str) -> Schedule:
@@ -384,13 +387,14 @@ class Schedules:
             if definition.topic != stored.definition.topic:
                 anew, after = self._anew(stored, definition, after, planned)
             skips = definition.overlap is Overlap.SKIP and stored.definition.overlap is not Overlap.SKIP
+            drops = state.buffered is not None and (pausing or skips)
             state = state._replace(
                 paused=pausing,
                 after=after,
                 next_time=next(definition.calendar.after(after), None),
                 look=None if pausing else now,
-                buffered=None if skips else state.buffered,
-                skipped=state.skipped + (skips and state.buffered is not None),
+                buffered=None if drops else state.buffered,
+                skipped=state.skipped + drops,
                 fired=state.fired - len(again) + len(anew),
                 missed=state.missed + missed,
                 missed_at=now if missed else state.missed_at,

@@ -437,6 +437,19 @@ def test_an_occurrence_that_waits_is_skipped_and_counted_after_an_edit_that_skip
     assert (altered.buffered, altered.skipped) == (None, 1)
 
 
+def test_an_occurrence_that_waits_is_skipped_and_counted_by_a_pause(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
+    bench.until(2.5 * HOUR, ended=False)
+    paused = schedules.pause("wait")
+    assert (paused.buffered, paused.skipped) == (None, 1)
+    bench.end_all()
+    schedules.alter("wait", topic="test.async")
+    schedules.resume("wait")
+    bench.until(3.5 * HOUR)
+    assert bench.hours("wait") == [1, 3]
+
+
 def test_pause_resume_and_delete(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("p", topic="test.sync", every=HOUR)
