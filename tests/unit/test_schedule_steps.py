@@ -71,6 +71,19 @@ def test_each_occurrence_is_made_once_ahead_of_its_time() -> None:
     assert (found.state.fired, found.state.skipped, found.state.missed) == (24, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("overlap", "made", "skipped", "buffered"),
+    [("skip", 1, 49, None), ("buffer_one", 1, 48, 2), ("allow", 50, 0, None)],
+)
+def test_after_a_stop_all_run_that_the_overlap_policy_lets_run(
+    overlap: str, made: int, skipped: int, buffered: int | None
+) -> None:
+    definition = hourly(missed="all", overlap=overlap)
+    taken = step(definition, new_state(definition, 1, START), START + 50 * HOUR, ended=True)
+    assert (len(taken.made), taken.state.skipped, taken.state.missed) == (made, skipped, 0)
+    assert taken.state.buffered == (buffered and START + buffered * HOUR)
+
+
 @pytest.mark.parametrize("policy", ["latest", "all", "skip"])
 def test_after_a_stop_within_the_window_all_run_late(policy: str) -> None:
     found = run(hourly(missed=policy, overlap="allow"), 6 * HOUR, down=(90 * MINUTE, 210 * MINUTE))

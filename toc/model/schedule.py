@@ -72,7 +72,7 @@ class Missed(StrEnum):
     """Only the last late occurrence runs. If the task of the occurrence before it has not ended, it
     waits until that ends."""
     ALL = "all"
-    """All run, 1,000 at most: the last ones."""
+    """All run that the overlap policy lets run, 1,000 at most: the last ones."""
     SKIP = "skip"
     """None runs."""
 
