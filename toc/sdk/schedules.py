@@ -384,7 +384,7 @@ class Schedules:
                 after = max(now - definition.offset, decided)
                 missed = 0 if state.paused else calendar.latest(state.after, now - offset, 1).total
             anew: Sequence[int] = ()
-            if definition.topic != stored.definition.topic:
+            if not pausing:
                 anew, after = self._anew(stored, definition, after, planned)
             skips = definition.overlap is Overlap.SKIP and stored.definition.overlap is not Overlap.SKIP
             drops = state.buffered is not None and (pausing or skips)
@@ -457,11 +457,11 @@ class Schedules:
     def _anew(
         self, stored: StoredSchedule, definition: Definition, after: int, planned: Sequence[Planned]
     ) -> tuple[Sequence[int], int]:
-        """Return the nominal times later than ``after`` to make on another topic at once, and the time up to
-        which all are decided by that.
+        """Return the nominal times later than ``after`` to make at once, and the time up to which all are
+        decided by that.
 
-        Between those in ``planned`` there may be one that was cancelled by hand, or has run early. On its own
-        topic its key keeps it from being made again, but keys are unique per topic.
+        Between those in ``planned`` there may be one that was cancelled by hand, or has run early. Its key
+        keeps it from being made again on its own topic, but not on another one.
         """
         until = stored.state.after
         nominals = list(takewhile(lambda nominal: nominal <= until, definition.calendar.after(after)))

@@ -358,7 +358,8 @@ def test_an_edit_of_the_topic_makes_no_occurrence_again_that_has_a_task_on_the_f
         assert bench.center.cancel(second.job_id) is CancelOutcome.CANCELLED
     else:  # moved to now by hand, and it runs
         bench.center.reschedule(second.job_id, action_time=START + timedelta(milliseconds=1))
-    assert schedules.alter("often", topic="test.async").fired == 3
+    for change in ({"topic": "test.async"}, {"attribute": {"later": "edit"}}):
+        assert schedules.alter("often", **change).fired == 3
     assert bench.center.get(third.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
     bench.until(timedelta(seconds=35), ended=False)
     seen = [
@@ -473,6 +474,16 @@ def test_pause_resume_and_delete(bench: Bench) -> None:
     schedules.create("p", topic="test.sync", every=HOUR)
     bench.until(9.5 * HOUR)
     assert bench.hours("p") == [1, 5, 9]
+
+
+def test_a_pause_cancels_all_that_is_planned_though_one_between_was_cancelled_by_hand(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    schedules.create("often", topic="test.sync", every=10, overlap="allow")
+    bench.center.cancel(bench.tasks("often")[1].job_id)
+    schedules.pause("often")
+    assert bench.tasks("often") == []
+    assert schedules.resume("often").fired == 3
+    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 30]
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, HOUR], ids=["behind", "ahead"])
