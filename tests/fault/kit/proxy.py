@@ -176,16 +176,16 @@ class Proxy:
         return server
 
     async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        if self._refusing:
+        opened = None
+        if not self._refusing:
+            with suppress(OSError):
+                opened = await asyncio.open_connection("127.0.0.1", self.target)
+        if opened is None or self._refusing:  # perhaps only since then: nobody would end this pair
             self.stats.refused += 1
-            client.transport.abort()
+            for side in (client, opened[1]) if opened else (client,):
+                side.transport.abort()
             return
-        try:
-            answers, server = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
-            self.stats.refused += 1
-            client.transport.abort()
-            return
+        answers, server = opened
         self.stats.connections += 1
         pair = _Pair(client, server)
         self._pairs.add(pair)
@@ -287,6 +287,7 @@ class Proxy:
         self._flow.set()
 
     async def _shut(self) -> None:
+        self._refusing = True
         self._listener.close()
         await self._cut()
         current = asyncio.current_task()
