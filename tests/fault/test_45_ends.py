@@ -46,7 +46,7 @@ def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System,
 
     def race(number: int) -> None:
         dice = random.Random(number)
-        (lease, job_id, version, until) = leased[number]
+        (lease, job_id, version, until, biz_id) = leased[number]
         how = dice.choice(
             ["ack", "ack twice", "nack", "extend", "cancel", "reschedule", "replace", "ack and dead"]
         )
@@ -63,7 +63,7 @@ def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System,
 
         def act(turn: int, what: str) -> None:
             time.sleep(max(0.0, until + dice.uniform(-0.05, 0.05) - time.time()))
-            reply = self_answered(clients, turn, what, lease, job_id, number)
+            reply = self_answered(clients, turn, what, lease, job_id, biz_id)
             outcome = str(reply.body.get("outcome") if isinstance(reply.body, dict) else reply.status)
             with lock:
                 told[f"{what} {outcome}"] += 1
@@ -79,14 +79,14 @@ def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System,
     try:
         tasks = [NewTask(PULLED, n, 0.05, dedup_key="k") for n in range(TASKS)]
         system.client.submit_many(tasks)
-        held: dict[int, tuple[str, int, int, float]] = {}  # on a busy machine some are handed out again
+        held: dict[int, tuple[str, int, int, float, int]] = {}  # on a busy machine some are handed out again
         while len(held) < TASKS:
             reply = clients.insist("POST", f"/v1/topics/{PULLED}:pull", {"max": 100, "wait": 5, "ttr": 2})
             for task in reply.body["tasks"]:
                 started(system, task)
                 until = datetime.fromisoformat(task["lease_until"]).timestamp()
                 job_id = int(task["job_id"])
-                held[job_id] = (task["lease"], job_id, task["version"], until)
+                held[job_id] = (task["lease"], job_id, task["version"], until, task["biz_id"])
         leased = list(held.values())
         with clients.consuming(6, PULLED, most=3, ttr=20), ThreadPoolExecutor(40) as threads:
             list(threads.map(race, range(TASKS)))
@@ -121,7 +121,7 @@ def started(system: System, task: dict[str, Any]) -> None:
     system.recorder.write("start", **names, v=task["version"], biz=task["biz_id"])
 
 
-def self_answered(clients: Clients, turn: int, what: str, lease: str, job_id: int, name: int) -> Reply:
+def self_answered(clients: Clients, turn: int, what: str, lease: str, job_id: int, biz_id: int) -> Reply:
     """Do it, at the gateway of that number."""
     later = {"delay": 0.3}
     if what == "cancel":
@@ -129,8 +129,8 @@ def self_answered(clients: Clients, turn: int, what: str, lease: str, job_id: in
     if what == "reschedule":
         return clients.insist("PATCH", f"/v1/tasks/{job_id}", later, turn=turn)
     if what == "replace":
-        task = {"biz_id": name, "dedup_key": "k", "on_conflict": "replace", **later}
-        headers = {"Idempotency-Key": f"replace-{name}"}
+        task = {"biz_id": biz_id, "dedup_key": "k", "on_conflict": "replace", **later}
+        headers = {"Idempotency-Key": f"replace-{biz_id}"}
         return clients.insist("POST", f"/v1/topics/{PULLED}/tasks", task, headers=headers, turn=turn)
     more = MORE.get(what, {})
     verb = "nack" if what == "dead" else what
