@@ -150,7 +150,7 @@ class TargetTable(UnshardedTable):
         )
         update = f"UPDATE {self._table} SET {sets} WHERE name=%s AND change_id={change_id:d}"
         lost: Lost | None = None
-        for _ in range(TRIES):
+        for _ in range(2):  # not more: callers of other targets wait while a server hangs
             try:
                 written = self._write(update, [*params, target.name]) == 1
             except Lost as exc:  # it may have been written; sent again, it changes nothing more
