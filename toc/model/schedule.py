@@ -16,7 +16,7 @@ may ask whether the occurrence before has ended.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -39,6 +39,11 @@ MOST_AHEAD = 100
 """Most occurrences that one step makes ahead."""
 MOST_MISSED = 1000
 """Most late occurrences that one step makes."""
+NEAR_MS = 1000
+"""A change does not touch an occurrence that is due within this time (ms).
+
+Its task may be starting.
+"""
 PLAN_AGAIN_MS = 86_400_000
 """After this time the next occurrence is computed anew: the rules of its zone may have changed."""
 LEAST_PERIOD = timedelta(seconds=1)
@@ -272,6 +277,34 @@ class Step(NamedTuple):
     state: State
 
 
+class Planned(NamedTuple):
+    """An occurrence that is a task already and not yet due, as it was read. ``expires_at`` is 0 for never."""
+
+    job_id: int
+    nominal: int
+    due: int
+    version: int
+    expires_at: int
+
+    @property
+    def moved(self) -> bool:
+        """Whether somebody gave it another time by hand."""
+        return self.version > 0
+
+
+class Change(NamedTuple):
+    """What a change of a schedule does. It cancels every planned occurrence.
+
+    ``kept`` are made again at the times that somebody gave them by hand, and ``anew``, nominal times, when
+    the definition says. The next step plans the others again. Which task is the last one, ``state`` does not
+    say yet.
+    """
+
+    kept: list[Planned]
+    anew: list[int]
+    state: State
+
+
 def new_state(definition: Definition, schedule_id: int, now: int, *, paused: bool = False) -> State:
     """Return the state of a schedule that begins now."""
     after = now - definition.offset
@@ -333,6 +366,64 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
         missed_at=missed_at,
     )
     return Step(made, after_this)
+
+
+def plannable(definition: Definition, state: State, planned: Sequence[Planned]) -> list[int]:
+    """Return the nominal times of ``definition`` that are decided already and may be planned again when what
+    is ``planned`` is cancelled. ``change`` must know which of them have a task.
+    """
+    first = min((one.nominal for one in planned if not one.moved), default=state.after + 1)
+    return list(takewhile(lambda nominal: nominal <= state.after, definition.calendar.after(first - 1)))
+
+
+def change(
+    before: Definition,
+    state: State,
+    definition: Definition,
+    planned: Sequence[Planned],
+    now: int,
+    *,
+    paused: bool | None,
+    there: Collection[int],
+) -> Change:
+    """Return what it means to change a schedule from ``before`` to ``definition`` at ``now``.
+
+    ``planned`` are due later than NEAR_MS from now. ``paused`` is None if it stays as it is. ``there`` are
+    the times of ``plannable`` that have a task.
+    """
+    pausing = state.paused if paused is None else paused
+    kept = [] if paused else [one for one in planned if one.moved]
+    soonest = now + NEAR_MS - before.offset
+    again = [one.nominal for one in planned if one not in kept and one.nominal > soonest]
+    after, missed = min(again, default=state.after + 1) - 1, 0
+    if definition.calendar != before.calendar or state.paused or pausing:
+        after = max(now - definition.offset, after)
+        missed = 0 if state.paused else before.calendar.latest(state.after, now - before.offset, 1).total
+    # Otherwise the next step decides what is due and not decided, by the policy of missed: the former topic
+    # may have been closed. Nor has what the former jitter delays beyond now happened yet.
+    anew: list[int] = []
+    ended = {nominal for nominal in there if nominal > after} - {one.nominal for one in planned}
+    if ended and not pausing:
+        # Cancelled by hand, or run early. The key of such an occurrence keeps the next step from making it
+        # again on its own topic, but not on another one. So what is open before it is made now.
+        last = max(ended)
+        open_times = takewhile(lambda nominal: nominal < last, definition.calendar.after(after))
+        anew = [each for each in open_times if each not in ended.union(one.nominal for one in kept)]
+        after = last
+    skips = definition.overlap is Overlap.SKIP and before.overlap is not Overlap.SKIP
+    drops = state.buffered is not None and (pausing or skips)
+    after_this = state._replace(
+        paused=pausing,
+        after=after,
+        next_time=next(definition.calendar.after(after), None),
+        look=None if pausing else now,
+        buffered=None if drops else state.buffered,
+        skipped=state.skipped + drops,
+        fired=state.fired - len(again) + len(anew),
+        missed=state.missed + missed,
+        missed_at=now if missed else state.missed_at,
+    )
+    return Change(kept, anew, after_this)
 
 
 def _stopped(definition: Definition, first: int | None, count: int, now: int) -> bool:

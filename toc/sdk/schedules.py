@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from toc.model.catalog import TopicCatalog
@@ -28,31 +28,30 @@ from toc.model.errors import (
 )
 from toc.model.schedule import (
     EPOCH,
+    NEAR_MS,
     Definition,
     Dst,
     Fire,
     Missed,
     Occurrence,
     Overlap,
+    Planned,
     State,
+    change,
     check_instant,
     check_schedule_name,
     new_state,
+    plannable,
     preview,
     step,
 )
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic
-from toc.store.occurrences import Planned, occurrence_key
+from toc.store.occurrences import occurrence_key
 from toc.store.schedule_rows import StoredSchedule
 from toc.store.store import Store
 
 TRIES = 10
-NEAR_MS = 1000
-"""A change does not touch an occurrence that is due within this time (ms).
-
-Its task may be starting.
-"""
 MOST_BACKFILL = 100_000
 BACKFILL_RATE = 10.0
 LEAST_BACKFILL_RATE = 0.001
@@ -361,48 +360,21 @@ class Schedules:
         for _ in range(TRIES):
             stored = self._step(self._stored(name), NEAR_MS)
             definition, state = to(stored.definition), stored.state
-            pausing = state.paused if paused is None else paused
-            if definition.to_json() == stored.text and pausing == state.paused:
+            if definition.to_json() == stored.text and paused in (None, state.paused):
                 return _schedule(stored)
             if definition.topic != stored.definition.topic:
                 self._open_topic(definition.topic)
             now = table.now(name)
             planned = self._planned(stored, now)
-            moved = [] if paused else [one for one in planned if one.moved]
-            # The change cancels all planned occurrences. It replaces those that were moved by hand,
-            # unless it pauses the schedule. The others are planned again by the next step, if their
-            # nominal time is still far enough ahead.
-            soonest = now + NEAR_MS - stored.definition.offset
-            again = [one.nominal for one in planned if one not in moved and one.nominal > soonest]
-            decided = again[0] - 1 if again else state.after
-            calendar, offset = stored.definition.calendar, stored.definition.offset
-            if definition.calendar == calendar and not (state.paused or pausing):
-                # What is due and not decided, the next step decides by the policy of missed: the former
-                # topic may have been closed. Nor has what the former jitter delays beyond now happened yet.
-                after, missed = decided, 0
-            else:
-                after = max(now - definition.offset, decided)
-                missed = 0 if state.paused else calendar.latest(state.after, now - offset, 1).total
-            anew: Sequence[int] = ()
-            if not pausing:
-                anew, after = self._anew(stored, definition, after, planned)
-            skips = definition.overlap is Overlap.SKIP and stored.definition.overlap is not Overlap.SKIP
-            drops = state.buffered is not None and (pausing or skips)
-            state = state._replace(
-                paused=pausing,
-                after=after,
-                next_time=next(definition.calendar.after(after), None),
-                look=None if pausing else now,
-                buffered=None if drops else state.buffered,
-                skipped=state.skipped + drops,
-                fired=state.fired - len(again) + len(anew),
-                missed=state.missed + missed,
-                missed_at=now if missed else state.missed_at,
+            asked = [] if paused else plannable(definition, state, planned)
+            there = table.occurrences.present(stored, asked) if asked else ()
+            kept, anew, state = change(
+                stored.definition, state, definition, planned, now, paused=paused, there=there
             )
             rows, more = {}, []
-            if moved or anew:
+            if kept or anew:
                 topic = self._open_topic(definition.topic)
-                rows = table.occurrences.again(moved, definition, state, topic)
+                rows = table.occurrences.again(kept, definition, state, topic)
                 due = (Occurrence(nominal, max(nominal + definition.offset, now)) for nominal in anew)
                 more = [table.occurrences.row(definition, state, one, topic) for one in due]
             last = more[-1].job_id if more else self._last(stored, planned, rows)
@@ -453,23 +425,6 @@ class Schedules:
         if topic is None:
             return []
         return self._store().schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
-
-    def _anew(
-        self, stored: StoredSchedule, definition: Definition, after: int, planned: Sequence[Planned]
-    ) -> tuple[Sequence[int], int]:
-        """Return the nominal times later than ``after`` to make at once, and the time up to which all are
-        decided by that.
-
-        Between those in ``planned`` there may be one that was cancelled by hand, or has run early. Its key
-        keeps it from being made again on its own topic, but not on another one.
-        """
-        until = stored.state.after
-        nominals = list(takewhile(lambda nominal: nominal <= until, definition.calendar.after(after)))
-        replaced = {one.nominal for one in planned}
-        there = self._store().schedules.occurrences.present(stored, nominals) - replaced if nominals else ()
-        decided = max(there, default=after)
-        moved = {one.nominal for one in planned if one.moved}
-        return [each for each in nominals if each < decided and each not in moved.union(there)], decided
 
     def _last(
         self, stored: StoredSchedule, planned: Sequence[Planned], rows: Mapping[int, TaskRow]

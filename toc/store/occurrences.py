@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from toc.model.clock import Clock, to_ms
-from toc.model.schedule import Definition, Occurrence, State
+from toc.model.schedule import Definition, Occurrence, Planned, State
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic
@@ -22,21 +21,6 @@ from toc.store.shards import Shards
 
 UNTOUCHED = f"status={TaskStatus.PENDING:d} AND attempts=0 AND crashes=0 AND lease_owner IS NULL"
 """The condition that, by the row, no try of a task has begun."""
-
-
-class Planned(NamedTuple):
-    """An occurrence that is a task already and not yet due, as it was read. ``expires_at`` is 0 for never."""
-
-    job_id: int
-    nominal: int
-    due: int
-    version: int
-    expires_at: int
-
-    @property
-    def moved(self) -> bool:
-        """Whether somebody gave it another time by hand."""
-        return self.version > 0
 
 
 class Occurrences:

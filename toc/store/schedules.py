@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from toc.model.clock import Clock
 from toc.model.errors import ScheduleExists, StoreUnavailable
-from toc.model.schedule import Definition, State, Step
+from toc.model.schedule import Definition, Planned, State, Step
 from toc.model.sharding import JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.store import rows as sql
-from toc.store.occurrences import UNTOUCHED, Occurrences, Planned
+from toc.store.occurrences import UNTOUCHED, Occurrences
 from toc.store.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, literal, stored_of
 from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement, Transient
 from toc.store.shards import Shards, Trouble
