@@ -14,7 +14,7 @@ from toc import TaskStatus
 from toc.dev.local.servers import RedisServer
 
 APP = "fault.apps.hostile:center"
-NO_MESSAGES = ("a number", "no fields", "deep nesting", "no reason")
+NO_MESSAGES = ("a number", "no fields", "deep nesting", "no reason", "no names")
 """As in that app."""
 
 

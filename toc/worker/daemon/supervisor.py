@@ -211,7 +211,7 @@ class Daemon:
         try:
             for message in child.link.receive():
                 self._hear(child, message)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:  # a handler can write to any descriptor
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:  # as a handler may write
             self._kill(child, f"it sent a malformed message ({type(exc).__name__})")
 
     def _hear(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
