@@ -2,7 +2,7 @@
 
 The leader gives their slots to members that are not cut off, if there are any. If the server itself is away,
 nobody is cut off, because all members soon cease to report that it answers. "A host that is cut off" in
-docs/architecture.md says more.
+docs/design.md says more.
 
 A worker reports with its beat which servers it reaches and which not (``Reach``), its daemon writes that into
 the worker's node, and the leader compares (``CutOff``). Both wait before they conclude anything: moving slots
