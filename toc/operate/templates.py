@@ -18,7 +18,7 @@ DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
 """The range from which the biz_type of a topic is drawn that a template creates. Two draws seldom
 clash. The biz_type of another topic, even of a deleted one, is refused."""
 
-_TRIES = 20
+_REPEATS = 20
 
 
 def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
@@ -32,7 +32,7 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
     if topic is not None:
         return topic
     check_topic_name(name)
-    for _ in range(_TRIES):
+    for _ in range(_REPEATS):
         versions = center.store.templates.versions()  # before the topics: the version guards their number
         known = center.catalog.refresh()
         if name in known:

@@ -51,7 +51,7 @@ from toc.store.occurrences import occurrence_key
 from toc.store.schedule_rows import StoredSchedule
 from toc.store.store import Store
 
-TRIES = 10
+REPEATS = 10
 MOST_BACKFILL = 100_000
 BACKFILL_RATE = 10.0
 LEAST_BACKFILL_RATE = 0.001
@@ -219,7 +219,7 @@ class Schedules:
     def delete(self, name: str) -> bool:
         """Delete a schedule and cancel its next occurrence. Returns whether there was one."""
         table = self._store().schedules
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             stored = table.get(check_schedule_name(name))
             if stored is None:
                 return False
@@ -357,7 +357,7 @@ class Schedules:
         self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
     ) -> Schedule:
         table = self._store().schedules
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             stored = self._step(self._stored(name), NEAR_MS)
             definition, state = to(stored.definition), stored.state
             if definition.to_json() == stored.text and paused in (None, state.paused):

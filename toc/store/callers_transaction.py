@@ -20,7 +20,7 @@ from toc.store import rows as sql
 from toc.store.same_task import same_task
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
-from toc.store.submit import TRIES, Submitter
+from toc.store.submit import REPEATS, Submitter
 
 
 class CallersTransaction:
@@ -41,7 +41,7 @@ class CallersTransaction:
         try:
             self._check_server(connection, server)
             clashed = False
-            for _ in range(TRIES):
+            for _ in range(REPEATS):
                 if row.dedup_key is not None:
                     other = _look(connection, server, name, row)
                     other = other or self._submitter.stored_as(row)

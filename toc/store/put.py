@@ -28,7 +28,7 @@ from toc.store.put_plan import Plan, Planner, Seen, Stored, ToPut, seen_columns,
 from toc.store.same_task import equal
 from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient, pause
 from toc.store.shards import Shards
-from toc.store.submit import RESEND_SECONDS, TRIES
+from toc.store.submit import REPEATS, RESEND_SECONDS
 
 TRIES_TOGETHER = 3
 """Transactions of many that are tried before the many are halved."""
@@ -84,7 +84,7 @@ class Puts:
             if attempt:
                 # If others change the same rows, one of them succeeds each time: no need for a last try.
                 contended = cause is None or isinstance(cause, Duplicate)
-                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= TRIES and not contended):
+                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= REPEATS and not contended):
                     break
                 pause(attempt, contended=contended)
             try:

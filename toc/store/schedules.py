@@ -25,7 +25,7 @@ from toc.store.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, lit
 from toc.store.server import LOST_FAST_SECONDS, DatabaseServer, Duplicate, Lost, Param, Statement, Transient
 from toc.store.shards import Shards, Trouble
 
-TRIES = 5
+REPEATS = 5
 TOGETHER = 200
 """About how many tasks one transaction inserts; those of one schedule are never split."""
 
@@ -223,7 +223,7 @@ class ScheduleTable:
             f"INSERT INTO {schedules} ({','.join(names)}) VALUES ({','.join(marks)})",
             [definition.name, text],
         )
-        for attempt in range(TRIES):
+        for attempt in range(REPEATS):
             try:
                 server.run([insert], again=False)
             except Duplicate:
@@ -235,7 +235,7 @@ class ScheduleTable:
                         f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
                     ) from None
             except Lost:
-                if attempt == TRIES - 1:
+                if attempt == REPEATS - 1:
                     raise
                 continue  # sent again: if it is there, it is ours
             return StoredSchedule(definition.name, text, state)
@@ -401,7 +401,7 @@ class ScheduleTable:
 
         A backfill may have made the occurrence, which then stays as it is.
         """
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             keys = [(row.dedup_key or "").encode() for row in move.rows]
             biz_type = move.rows[0].biz_type if move.rows else 0
             found = self.occurrences.keyed(server, table, move.stored.name, biz_type, keys)

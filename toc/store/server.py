@@ -21,7 +21,7 @@ from toc.store.pool import Busy, Pool, PooledConnection
 Param = str | bytes | None
 """Types of a parameter; all other values are numbers and part of the SQL."""
 
-TRIES = 5
+REPEATS = 5
 """Most sends of a batch that the server keeps rolling back (deadlock, lock wait, read-only)."""
 LOST_FAST_SECONDS = 1.0
 """Seconds. If a connection breaks later than this, the server hangs: do not wait a second time."""
@@ -103,13 +103,13 @@ class DatabaseServer(ABC):
         """
         if not statements:
             return []
-        for attempt in range(TRIES):
+        for attempt in range(REPEATS):
             started = time.monotonic()
             try:
                 trust_fresh = again and attempt == 0
                 return self._send(statements, transaction, trust_fresh, patient)
             except Transient as exc:
-                if attempt == TRIES - 1 or (isinstance(exc, Locked) and not outwait):
+                if attempt == REPEATS - 1 or (isinstance(exc, Locked) and not outwait):
                     raise
             except UnicodeEncodeError:
                 raise InvalidInput("a text has a lone surrogate, which UTF-8 cannot encode") from None

@@ -40,7 +40,7 @@ from toc.store.schema import (
 )
 from toc.store.secretbox import SecretBox
 from toc.store.select import Selections
-from toc.store.server import LOST_FAST_SECONDS, TRIES, DatabaseServer, Lost, Statement
+from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Statement
 from toc.store.shards import Layout, Shards
 from toc.store.submit import Submitter
 from toc.store.targets import TargetTable
@@ -303,7 +303,7 @@ class Store(Batches):
         expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
         unsure: TaskRow | None = None
         cause: StoreUnavailable | None = None
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             found = seen_rows(server.run([select]))
             row = found[0].row if found else None
             if unsure is not None and row is not None and row.version > unsure.version:

@@ -42,7 +42,7 @@ HEX = 2
 """Bytes of SQL for each byte of a body."""
 ROW_BYTES = 300
 """Approximate bytes of a row in SQL without its attribute."""
-TRIES = 7
+REPEATS = 7
 RESEND_SECONDS = 5.0
 """Seconds to retry an ambiguous commit before SubmitUnknown; at least one more try is made."""
 
@@ -292,7 +292,7 @@ class Submitter:
         sent = False
         deadline = time.monotonic() + RESEND_SECONDS
         cause: Exception | None = None
-        for attempt in range(TRIES):
+        for attempt in range(REPEATS):
             if attempt:
                 if attempt > 1 and time.monotonic() > deadline:
                     break

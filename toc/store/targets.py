@@ -19,7 +19,7 @@ from toc.model.topic import NAME
 from toc.observe.log import get_logger
 from toc.store.secretbox import SecretBox
 from toc.store.server import DatabaseServer, Lost, Param
-from toc.store.unsharded_table import TRIES, UnshardedTable
+from toc.store.unsharded_table import REPEATS, UnshardedTable
 
 log = get_logger(__name__)
 
@@ -83,7 +83,7 @@ class TargetTable(UnshardedTable):
 
     def change(self, name: str, change: Change, *, with_secrets: bool = False) -> Target:
         """Change a target and return it. Raises UnknownTarget, and SecretsLocked if ``with_secrets``."""
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             target = self.get(name)
             changed, opened = change(target, self.open(target) if with_secrets else None)
             if changed == target and not with_secrets:

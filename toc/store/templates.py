@@ -14,7 +14,7 @@ from toc.model.topic import Topic
 from toc.observe.log import get_logger
 from toc.store.server import DatabaseServer, Statement
 from toc.store.topics import TopicTable
-from toc.store.unsharded_table import TRIES, UnshardedTable
+from toc.store.unsharded_table import REPEATS, UnshardedTable
 
 log = get_logger(__name__)
 
@@ -64,7 +64,7 @@ class TemplateTable(UnshardedTable):
 
         Raises UnknownTemplate and InvalidInput.
         """
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             found = next((each for each in self.versions().items() if each[0].pattern == pattern), None)
             if found is None:
                 raise _unknown(pattern)

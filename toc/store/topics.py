@@ -14,7 +14,7 @@ from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopi
 from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_topic_name
 from toc.observe.log import get_logger
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
-from toc.store.unsharded_table import TRIES, UnshardedTable
+from toc.store.unsharded_table import REPEATS, UnshardedTable
 
 log = get_logger(__name__)
 
@@ -97,7 +97,7 @@ class TopicTable(UnshardedTable):
         for field in changes:
             if field not in _FIELDS or field in _FIXED:
                 raise InvalidTopic(f"{field} of a topic cannot be changed", field)
-        for _ in range(TRIES):
+        for _ in range(REPEATS):
             topic, version = self.get_with_version(name)
             if topic.closed and changes.get("closed", True):
                 raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")

@@ -9,7 +9,7 @@ from toc.model.clock import Clock
 from toc.model.errors import NameTaken, StoreUnavailable
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
 
-TRIES = 5
+REPEATS = 5
 """How often a change is repeated if another process changed the row first."""
 
 
