@@ -7,6 +7,7 @@ than the call. With the kernel's timeout one call is enough.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import struct
@@ -37,6 +38,15 @@ def none_left() -> bool:
     except OSError:
         return True
     return False
+
+
+def is_open(descriptor: int) -> bool:
+    """Whether a file descriptor is open."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _timeval(seconds: float) -> bytes:

@@ -168,6 +168,6 @@ def test_slots_of_a_process_that_ends_without_zookeeper_are_served_by_its_host(
 
 def _all_owned(operator: Operator) -> bool:
     """Whether every slot and table has the owner that it should have; each of three processes has some."""
-    owned, workers = owners(operator), {each.worker_id for each in operator.workers()}
+    owned, workers = owners(operator), {each.member.worker_id for each in operator.workers()}
     whole = len(owned) == len(ALL_TOPICS) * SLOTS + TABLES
     return whole and len(workers) == 3 and set(owned.values()) == workers

@@ -84,7 +84,7 @@ def _owned(system: System, host: str) -> int:
     zookeeper = system.settings.zookeeper
     assert zookeeper is not None
     with Operator(zookeeper, cluster=system.settings.cluster) as operator:
-        return sum(worker.owned for worker in operator.workers() if worker.host == host)
+        return sum(worker.owned for worker in operator.workers() if worker.member.host == host)
 
 
 def test_a_database_that_no_host_reaches_moves_no_slot(

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from toc.cli.output import say
+from toc.sockets import is_open
 
 PIPE_CLOSED = 128 + signal.SIGPIPE
 """The exit code in shells when the reader of the output has gone, as in ``toc dead list | head -1``."""
@@ -47,7 +48,7 @@ class _Stdout(_Stream):
 
 def prepare() -> None:
     """Replace ``sys.stdin``, ``sys.stdout`` and ``sys.stderr`` by streams that never raise an OSError."""
-    closed = [descriptor for descriptor in range(3) if not _is_open(descriptor)]
+    closed = [descriptor for descriptor in range(3) if not is_open(descriptor)]
     # Open the null device for each closed stream: it gets the lowest free number. Otherwise a
     # connection or another file would get that number, and the program would print into it.
     for _ in closed:
@@ -88,14 +89,6 @@ def finish(code: int) -> int:
     done = "; the command itself succeeded" if code == 0 else ""
     say(f"error: stdout cannot be written: {lost.strerror}{done}")
     return code or 1
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def _text(raw: _Stream, old: Any, *, line_buffering: bool = False) -> io.TextIOWrapper:

@@ -129,18 +129,18 @@ class _Owners:
             raise
         return [
             WorkerNow(
-                row.worker_id,
-                row.host,
+                row.member.worker_id,
+                row.member.host,
                 row.owned,
                 row.assigned,
                 row.tables,
                 row.tables_assigned,
                 row.drained,
                 row.leader,
-                row.metrics,
-                row.machine,
+                row.member.metrics,
+                row.member.machine,
             )
-            for row in sorted(rows, key=lambda row: row.worker_id)
+            for row in sorted(rows, key=lambda row: row.member.worker_id)
         ]
 
     def close(self) -> None:

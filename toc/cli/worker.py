@@ -117,7 +117,7 @@ def workers(as_json: Json = False) -> None:
     records = [
         worker_record(row)
         | {
-            "metrics": row.metrics,
+            "metrics": row.member.metrics,
             "weighed_by": row.weighed_by,
             "drained_by": row.drained_by,
             "drained_at": None if row.drained_at is None else instant(row.drained_at),
@@ -128,11 +128,11 @@ def workers(as_json: Json = False) -> None:
         for record, row in zip(records, rows, strict=True):
             record["tables"] = _of(row.tables, row.tables_assigned)
             record["joined"] = ago(row.joined, now)
-            record["out_of_reach"] = ", ".join(row.out_of_reach)
-            record["topics"] = "all" if row.topics is None else ", ".join(row.topics)
+            record["out_of_reach"] = ", ".join(record["out_of_reach"])
+            record["topics"] = "all" if record["topics"] is None else ", ".join(record["topics"])
             # `toc intents` shows who asked for it
             del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
-            if not any(row.out_of_reach for row in rows):
+            if not any(row.member.out_of_reach for row in rows):
                 del record["out_of_reach"]
     show(
         records,

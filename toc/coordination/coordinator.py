@@ -113,33 +113,24 @@ class SlotRow:
 class WorkerRow:
     """An operator's view of one worker. ``leader``: its daemon leads.
 
-    ``topics``, ``serves``, ``metrics``, ``machine``, ``out_of_reach`` and ``reached`` are those of
-    its Member. ``joined`` is an instant (ms). ``assigned`` and ``owned`` count slots,
-    ``tables_assigned`` and ``tables`` the tables that it sweeps. ``weight`` is the weight in force;
-    ``weighed_by`` is the operator who set it, None if it is the weight with which its daemon was
-    started. ``drained_by`` and ``drained_at`` (ms): who drained its host, and when.
+    ``joined`` is an instant (ms). ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables``
+    the tables that it sweeps. ``weight`` is the weight in force; ``weighed_by`` is the operator who set it,
+    None if it is the weight with which its daemon was started. ``drained_by`` and ``drained_at`` (ms): who
+    drained its host, and when.
     """
 
-    worker_id: str
-    host: str
-    pid: int
+    member: Member
     weight: float
-    topics: list[str] | None
-    serves: list[str]
     joined: int
     assigned: int
     owned: int
     tables_assigned: int
     tables: int
-    drained: bool
     leader: bool
     weighed_by: str | None = None
+    drained: bool = False
     drained_by: str | None = None
     drained_at: int | None = None
-    metrics: str | None = None
-    machine: str | None = None
-    out_of_reach: tuple[str, ...] = ()
-    reached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+
+from toc.coordination.assignment import Member
 
 OUT_SECONDS = 2.0
 """A worker reports a server that has been out of reach for this long."""
@@ -45,27 +46,11 @@ class Reach:
         return sorted(name for name, since in self._since.items() if now - since >= OUT_SECONDS)
 
 
-class Report(Protocol):
-    """What a worker reports of the servers, each by a name that is the same on all hosts."""
-
-    @property
-    def worker_id(self) -> str:
-        """The worker that reports."""
-
-    @property
-    def out_of_reach(self) -> Collection[str]:
-        """The servers that it does not reach."""
-
-    @property
-    def reached(self) -> Collection[str]:
-        """The others that have answered it lately; empty from a worker of an earlier version."""
-
-
-def apart(reports: Iterable[Report]) -> dict[str, list[str]]:
+def apart(members: Iterable[Member]) -> dict[str, list[str]]:
     """Return the workers that do not reach a server that another one reaches, each with those servers."""
-    reports = list(reports)
-    reached = {name for report in reports for name in report.reached}
-    lacking = {report.worker_id: sorted(reached.intersection(report.out_of_reach)) for report in reports}
+    members = list(members)
+    reached = {name for member in members for name in member.reached}
+    lacking = {member.worker_id: sorted(reached.intersection(member.out_of_reach)) for member in members}
     return {worker_id: names for worker_id, names in lacking.items() if names}
 
 
@@ -96,19 +81,19 @@ class CutOff:
         self.due: float | None = None
         """When the judgement changes next if no report does (monotonic); None: never."""
 
-    def look(self, reports: Iterable[Report], owners: Collection[str | None]) -> dict[str, list[str]]:
+    def look(self, members: Iterable[Member], owners: Collection[str | None]) -> dict[str, list[str]]:
         """Return the workers that are cut off now, each with the servers that it lacks.
 
         ``owners`` are the workers that have slots. A worker without slots counts as soon as it is apart: that
         moves no slot, and a new leader does not give slots to a worker from which the last leader took them.
         """
         now = self._monotonic()
-        told = list(reports)
+        told = list(members)
         lacking = apart(told)
         before = self._apart
         self._apart = {}
-        for report in told:
-            worker_id = report.worker_id
+        for member in told:
+            worker_id = member.worker_id
             one = before.get(worker_id)
             if one is not None and one.over <= now:
                 one = None

@@ -110,26 +110,18 @@ class Operator:
                 drain, weight = wanted.drains.get(member.host), wanted.weights.get(member.host)
                 rows.append(
                     WorkerRow(
-                        worker_id=name,
-                        host=member.host,
-                        pid=member.pid,
+                        member,
                         weight=weight.weight if weight else member.weight,
-                        topics=None if member.topics is None else sorted(member.topics),
-                        serves=sorted(member.serves),
                         joined=instant(decode(node.data), "joined"),
                         assigned=assigned[name, False],
                         owned=held[name, False],
                         tables_assigned=assigned[name, True],
                         tables=held[name, True],
-                        drained=drain is not None,
                         leader=f"{node.session:x}" == leader,
                         weighed_by=weight.by if weight else None,
+                        drained=drain is not None,
                         drained_by=drain.by if drain else None,
                         drained_at=drain.at if drain else None,
-                        metrics=member.metrics,
-                        machine=member.machine,
-                        out_of_reach=tuple(sorted(member.out_of_reach)),
-                        reached=tuple(sorted(member.reached)),
                     )
                 )
         return rows

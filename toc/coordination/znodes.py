@@ -34,13 +34,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, NamedTuple
 
 from toc.coordination.assignment import Member
 from toc.model.errors import InvalidInput, shown
-from toc.model.topic import Delivery, Slot
+from toc.model.topic import Slot
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,5}")
 _YEAR_10000 = 253_402_300_800_000
@@ -115,48 +115,29 @@ def instant(values: dict[str, Any], key: str) -> int:
 
 
 def member_data(member: Member, joined: int) -> bytes:
-    """Encode the data of workers/{worker_id}. ``joined`` is an instant (ms)."""
-    topics = None if member.topics is None else sorted(member.topics)
-    return encode(
-        host=member.host,
-        pid=member.pid,
-        weight=member.weight,
-        topics=topics,
-        joined=joined,
-        metrics=member.metrics,
-        machine=member.machine,
-        serves=sorted(member.serves),
-        features=sorted(member.features),
-        keys=sorted(member.keys),
-        out_of_reach=sorted(member.out_of_reach),
-        reached=sorted(member.reached),
-    )
+    """Encode the data of workers/{worker_id}: its fields. ``joined`` is an instant (ms)."""
+    values = {each.name: getattr(member, each.name) for each in fields(member) if each.name != "worker_id"}
+    sorted_ = {name: sorted(one) if isinstance(one, frozenset) else one for name, one in values.items()}
+    return encode(**sorted_, joined=joined)
 
 
 def member_of(worker_id: str, data: bytes) -> Member | None:
     """Return the member that workers/{worker_id} describes; None if the data are malformed."""
     values = decode(data)
-    host, pid, weight, topics = (values.get(key) for key in ("host", "pid", "weight", "topics"))
+    host, weight = values.get("host"), values.get("weight")
     if not isinstance(host, str) or not isinstance(weight, (int, float)) or not 0 < weight < inf:
         return None
-    handled = frozenset(map(str, topics)) if isinstance(topics, list) else None
-    metrics, machine = values.get("metrics"), values.get("machine")
-    serves, features, keys = values.get("serves"), values.get("features"), values.get("keys")
-    out_of_reach, reached = values.get("out_of_reach"), values.get("reached")
-    return Member(
-        worker_id,
-        host,
-        weight,
-        handled,
-        pid if isinstance(pid, int) else 0,
-        metrics if isinstance(metrics, str) else None,
-        machine if isinstance(machine, str) else None,
-        frozenset(map(str, serves if isinstance(serves, list) else [Delivery.HANDLER.value])),
-        frozenset(map(str, features if isinstance(features, list) else [])),
-        frozenset(map(str, keys if isinstance(keys, list) else [])),
-        frozenset(map(str, out_of_reach if isinstance(out_of_reach, list) else [])),
-        frozenset(map(str, reached if isinstance(reached, list) else [])),
-    )
+    given: dict[str, Any] = {}
+    for name, kind in _KINDS.items():
+        if isinstance(values.get(name), kind):
+            given[name] = frozenset(map(str, values[name])) if kind is list else values[name]
+    return Member(worker_id, host, weight, **given)
+
+
+_KINDS: dict[str, type] = {"pid": int, "metrics": str, "machine": str} | dict.fromkeys(
+    ("topics", "serves", "features", "keys", "out_of_reach", "reached"), list
+)
+"""The type of each further value in a member's data. One of another type counts as absent."""
 
 
 class Assigned(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, Field, StringConstraints
@@ -107,15 +108,11 @@ async def _bulk(
     if body.dry_run:
         return Answer({f"would_{what.removeprefix('tasks.')}": len(chosen)} | more)
 
-    def run() -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for step in do(service.center, chosen):
-            counts = step.counts
-        return counts
-
     counts: dict[str, Any] = {}
     async with asked.audit(what, "tasks", tasks_chosen(chosen)) as result:
-        counts = await service.at_length(run) if chosen else {}
+        counts = (
+            await service.at_length(bulk.last_counts, partial(do, service.center, chosen)) if chosen else {}
+        )
         result |= counts
     counts["left"] = counts.get("left", 0) + asked_for - len(chosen)
     return Answer(counts | more)

@@ -39,12 +39,17 @@ from toc.index.keys import SlotKeys
 from toc.index.refusals import Then, meaning_of
 from toc.index.slot_map import RedisNodes
 from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
 
 MAX_IDS = 500
 """Most ids in one script call: about a millisecond of the server's time."""
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
+BySlot = dict[Slot, Result | IndexUnavailable]
+"""The result of each slot, or why there is none."""
+Scored = Mapping[Slot, Sequence[tuple[int, float]]]
+"""By slot: job_ids, each with a score or a fencing token."""
 
 _WINDOW_CALLS = 256
 _WINDOW_WORDS = 40_000

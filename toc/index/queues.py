@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from redis.crc import key_slot
 
-from toc.index.calls import MAX_IDS, Call, IndexBroken, IndexFull, Script, understood
+from toc.index.calls import MAX_IDS, BySlot, Call, IndexBroken, IndexFull, Scored, Script, understood
 from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.index.members import first_due, sort_out
 from toc.index.messages import (
@@ -142,7 +142,7 @@ class Queues:
 
     # --- transitions -------------------------------------------------------------------------------------
 
-    def add(self, entries: Mapping[Slot, Sequence[tuple[int, float]]]) -> dict[Slot, int | IndexUnavailable]:
+    def add(self, entries: Scored) -> BySlot[int]:
         """Put (job_id, score) into the StoreQueues, or move them earlier, never later.
 
         Leaves prepared ids alone. Returns how many were added or became earlier. IndexFull when Redis is at
@@ -155,9 +155,7 @@ class Queues:
         replies = self._calls.one_each({slot: _ADD.of(self.keys(slot)) for slot in slots}, int)
         return {slot: reply for slot, reply in replies.items() if isinstance(reply, IndexFull)}
 
-    def lacking(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
-    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+    def lacking(self, entries: Scored) -> BySlot[list[tuple[int, float]]]:
         """Return those (job_id, score) that are not in the StoreQueues at that score or earlier.
 
         ``add`` decides about them. For entries that are there already, it costs the server much more.
@@ -169,8 +167,8 @@ class Queues:
     def prepare(
         self,
         requests: Sequence[PrepareRequest],
-        late: Callable[[dict[Slot, Prepared | IndexUnavailable]], None] | None = None,
-    ) -> dict[Slot, Prepared | IndexUnavailable]:
+        late: Callable[[BySlot[Prepared]], None] | None = None,
+    ) -> BySlot[Prepared]:
         """Take due entries by the Redis clock, one request per slot.
 
         A request is sent at most once. After a ReplyLost, entries may be prepared under the claim
@@ -191,8 +189,8 @@ class Queues:
         )
         return self._prepared({slot: call for slot, call in calls.items() if not call.comes_late})
 
-    def _prepared(self, calls: Mapping[Slot, Call]) -> dict[Slot, Prepared | IndexUnavailable]:
-        prepared: dict[Slot, Prepared | IndexUnavailable] = {}
+    def _prepared(self, calls: Mapping[Slot, Call]) -> BySlot[Prepared]:
+        prepared: BySlot[Prepared] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, call in calls.items():
             reply = understood(call.result, _taken)
@@ -203,15 +201,11 @@ class Queues:
         self._calls.drop(strays, _PREPARE_QUEUE)  # the script has moved them there
         return prepared
 
-    def extend(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
-    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+    def extend(self, entries: Scored) -> BySlot[list[bool]]:
         """Keep (job_id, fencing token) alive. False if the token no longer matches."""
         return self._calls.in_batches(entries, _EXTEND.of, _flags)
 
-    def commit(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
-    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+    def commit(self, entries: Scored) -> BySlot[list[bool]]:
         """Remove finished (job_id, fencing token) from the PrepareQueues.
 
         A token is score mod 1000 or the whole score. A heartbeat changes the score, so after it
@@ -220,21 +214,15 @@ class Queues:
         """
         return self._calls.in_batches(entries, _COMMIT.of, _flags)
 
-    def rollback(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]
-    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+    def rollback(self, entries: Mapping[Slot, Sequence[tuple[int, float, float]]]) -> BySlot[list[bool]]:
         """Move (job_id, fencing token, StoreQueue score) back to the StoreQueues. False as in ``commit``."""
         return self._calls.in_batches(entries, _ROLLBACK.of, _flags)
 
-    def bury(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]
-    ) -> dict[Slot, list[bool] | IndexUnavailable]:
+    def bury(self, entries: Mapping[Slot, Sequence[tuple[int, float, int]]]) -> BySlot[list[bool]]:
         """Move (job_id, fencing token, millisecond of death) to the DeadQueues. False as in ``commit``."""
         return self._calls.in_batches(entries, _BURY.of, _flags)
 
-    def restore_dead(
-        self, entries: Mapping[Slot, Sequence[tuple[int, int]]]
-    ) -> dict[Slot, int | IndexUnavailable]:
+    def restore_dead(self, entries: Mapping[Slot, Sequence[tuple[int, int]]]) -> BySlot[int]:
         """Put (job_id, millisecond of death) of dead tasks back into the DeadQueues, and remove them from the
         StoreQueues.
 
@@ -242,9 +230,7 @@ class Queues:
         """
         return self._calls.in_batches(entries, _RESTORE_DEAD.of, sum)
 
-    def redrive(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float]]]
-    ) -> dict[Slot, int | IndexUnavailable]:
+    def redrive(self, entries: Scored) -> BySlot[int]:
         """Move (job_id, StoreQueue score) from the DeadQueues to the StoreQueues. Returns how many were in
         the DeadQueues."""
         return self._calls.in_batches(entries, _REDRIVE.of, sum)
@@ -265,31 +251,27 @@ class Queues:
         """
         return self._calls.only(_RESCHEDULE.of(self.keys(slot), job_id, score), CancelReply.of)
 
-    def forget(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+    def forget(self, entries: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
         return self._calls.remove(entries, _STORE_QUEUE)
 
-    def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+    def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Remove ids from the DeadQueues for good. Returns how many were there."""
         return self._calls.remove(entries, _DEAD_QUEUE)
 
     # --- looking -----------------------------------------------------------------------------------------
 
-    def expired(
-        self, requests: Sequence[ExpiredRequest]
-    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+    def expired(self, requests: Sequence[ExpiredRequest]) -> BySlot[list[tuple[int, float]]]:
         """Return (job_id, PrepareQueue score) of the entries that the requests ask for. Moves none."""
         calls = {
             slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS))
             for slot, timeout_s, _, limit in requests
         }
-        listed: dict[Slot, list[bytes] | IndexUnavailable] = self._calls.one_each(calls, list)
+        listed: BySlot[list[bytes]] = self._calls.one_each(calls, list)
         self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})
         return self._calls.entries(listed, _PREPARE_QUEUE)
 
-    def _add_held(
-        self, listed: dict[Slot, list[bytes] | IndexUnavailable], claims: Mapping[Slot, Sequence[int]]
-    ) -> None:
+    def _add_held(self, listed: BySlot[list[bytes]], claims: Mapping[Slot, Sequence[int]]) -> None:
         """Add the entries under these claim numbers to ``listed``, page by page, until each slot is done."""
         cursors = dict.fromkeys(claims, b"0")
         while cursors:
@@ -309,15 +291,15 @@ class Queues:
                 if cursor != b"0":
                     cursors[slot] = cursor
 
-    def peek(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
+    def peek(self, slots: Iterable[Slot]) -> BySlot[Peek]:
         """Return when each slot is next due, and how many entries it has."""
         return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
 
-    def depths(self, slots: Iterable[Slot]) -> dict[Slot, Peek | IndexUnavailable]:
+    def depths(self, slots: Iterable[Slot]) -> BySlot[Peek]:
         """Return the counts of ``peek`` and how many entries are due, which costs more."""
         return self._calls.one_each({slot: _DEPTH.of(self.keys(slot)) for slot in slots}, Peek.counted)
 
-    def taken(self, ids: Mapping[Slot, Sequence[int]]) -> dict[Slot, set[int] | IndexUnavailable]:
+    def taken(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[set[int]]:
         """Return the ids that are in the PrepareQueues."""
         alone = {slot: [(one,) for one in some] for slot, some in ids.items()}
         scores = self._calls.in_batches(alone, command("ZMSCORE", _PREPARE_QUEUE), _chained)
@@ -341,7 +323,7 @@ class Queues:
                 clocks[str(node.address)] = exc
         return clocks
 
-    def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> dict[Slot, list[int] | IndexUnavailable]:
+    def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> BySlot[list[int]]:
         """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
         read = command("ZRANGE", _DEAD_QUEUE)
         calls = {
@@ -355,7 +337,7 @@ class Queues:
 
     # --- claims and generations of a slot -------------------------------------------------------------------
 
-    def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> dict[Slot, bool | IndexUnavailable]:
+    def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> BySlot[bool]:
         """Publish what a worker has taken of these slots and cannot start yet; None if there is nothing."""
         calls = {}
         for slot, note in notes.items():
@@ -363,7 +345,7 @@ class Queues:
             calls[slot] = _WAITING.of(self.keys(slot), *words)
         return self._calls.one_each(calls, bool)
 
-    def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Claim | IndexUnavailable]:
+    def claim(self, slots: Iterable[Slot], worker_id: str) -> BySlot[Claim]:
         """Draw the worker's claim number for each slot; a number that it holds already stays.
 
         ``worker_id`` must differ from those of all processes that ever lived.
@@ -374,13 +356,13 @@ class Queues:
             calls[slot] = _CLAIM.of(self.keys(slot), worker_id, start)
         return self._calls.one_each(calls, Claim.of)
 
-    def claims(self, slots: Iterable[Slot]) -> dict[Slot, dict[int, str] | IndexUnavailable]:
+    def claims(self, slots: Iterable[Slot]) -> BySlot[dict[int, str]]:
         """Return the claim numbers of each slot and their workers, including dead workers not yet cleared."""
         read = command("HGETALL", attrgetter("claims"))
         calls = {slot: read(self.keys(slot)) for slot in slots}
         return self._calls.one_each(calls, holders)
 
-    def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> dict[Slot, int | IndexUnavailable]:
+    def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Release claim numbers. Returns how many were held."""
         return self._calls.in_batches(
             {slot: [(n,) for n in held] for slot, held in numbers.items()}, _UNCLAIM.of, sum
@@ -400,7 +382,7 @@ class Queues:
         replies = self._calls.one_each(calls, bool).values()
         return [reply for reply in replies if isinstance(reply, IndexUnavailable)]
 
-    def generations(self, slots: Iterable[Slot]) -> dict[Slot, Generation | IndexUnavailable]:
+    def generations(self, slots: Iterable[Slot]) -> BySlot[Generation]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 
         An answer also means that the transitions work for the slot: Redis would refuse this script
@@ -413,7 +395,7 @@ class Queues:
             lambda call: (_generation(found, call.run_id) for found in call.result),
         )
 
-    def set_generations(self, rebuilt: Mapping[Slot, str]) -> dict[Slot, bool | IndexUnavailable]:
+    def set_generations(self, rebuilt: Mapping[Slot, str]) -> BySlot[bool]:
         """Record rebuilt slots, each with the run_id that its server had *before* the rebuild began.
 
         If the server was replaced meanwhile, the slot is thus rebuilt once more.

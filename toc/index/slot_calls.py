@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-from toc.index.calls import MAX_IDS, Call, Calls, Script, understood
+from toc.index.calls import MAX_IDS, BySlot, Call, Calls, Script, understood
 from toc.index.keys import SlotKeys
 from toc.index.members import shown, sort_out
 from toc.index.slot_map import RedisNodes
@@ -44,7 +44,7 @@ class SlotCalls(Calls):
         slots: Iterable[Slot],
         read: Callable[[Call], Iterable[Result | IndexUnavailable]],
         size: int = SLOTS_TOGETHER,
-    ) -> dict[Slot, Result | IndexUnavailable]:
+    ) -> BySlot[Result]:
         """Run a script that takes the keys of many slots, in few calls. ``read`` yields each slot's result.
 
         In a cluster each slot has a call of its own, as the keys of a call must share a hash slot. If a call
@@ -58,7 +58,7 @@ class SlotCalls(Calls):
             keys = [self.keys(slot) for slot in part]
             calls.append(script.of_all(keys))
         self.run(calls)
-        found: dict[Slot, Result | IndexUnavailable] = {}
+        found: BySlot[Result] = {}
         for part, call in zip(parts, calls, strict=True):
             answers = understood(call.result, partial(_by_slot, part, read, call))
             if not isinstance(answers, IndexUnavailable):
@@ -71,9 +71,9 @@ class SlotCalls(Calls):
 
     def entries(
         self, replies: Mapping[Slot, list[bytes] | IndexUnavailable], queue: Callable[[SlotKeys], str]
-    ) -> dict[Slot, list[tuple[int, float]] | IndexUnavailable]:
+    ) -> BySlot[list[tuple[int, float]]]:
         """Return the (job_id, score) in replies, each once. Removes the strays among them from ``queue``."""
-        entries: dict[Slot, list[tuple[int, float]] | IndexUnavailable] = {}
+        entries: BySlot[list[tuple[int, float]]] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, reply in replies.items():
             found = understood(reply, sort_out)
@@ -97,7 +97,7 @@ class SlotCalls(Calls):
 
     def remove(
         self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
-    ) -> dict[Slot, int | IndexUnavailable]:
+    ) -> BySlot[int]:
         """Remove members from a queue. Returns how many were there."""
         alone = {slot: [(one,) for one in some] for slot, some in members.items()}
         return self.in_batches(alone, command("ZREM", queue), sum)
@@ -107,7 +107,7 @@ class SlotCalls(Calls):
         entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
         call: Callable[..., Call],
         unite: Callable[[list[Any]], Result],
-    ) -> dict[Slot, Result | IndexUnavailable]:
+    ) -> BySlot[Result]:
         """Make calls with the words of these entries, at most MAX_IDS entries in each.
 
         ``unite`` combines the replies of a slot. If one of its calls failed, the slot gets that error.
@@ -120,7 +120,7 @@ class SlotCalls(Calls):
                 for start in range(0, len(items), MAX_IDS)
             ]
         self.run(list(chain.from_iterable(calls.values())))
-        results: dict[Slot, Result | IndexUnavailable] = {}
+        results: BySlot[Result] = {}
         for slot, parts in calls.items():
             failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
             united = partial(_united, len(entries[slot]), unite)

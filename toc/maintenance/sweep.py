@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
-from toc.index.calls import IndexBroken
+from toc.index.calls import IndexBroken, Scored
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
@@ -96,7 +96,7 @@ class Sweep:
             topic = known(row.biz_type) or self._topic(row)
             if topic is None:
                 continue
-            if row.next_time <= now and has_expired(row, _long_ago(topic, now)):
+            if row.next_time <= now and has_expired(row.expires_at, _long_ago(topic, now)):
                 expired[row.job_id] = row, topic
                 continue
             if row.next_time - now <= within_ms or not beyond_horizon(topic, row.next_time, now):
@@ -127,7 +127,7 @@ class Sweep:
             if row.status == TaskStatus.PENDING
             and row.next_time <= now
             and row.lease <= 0
-            and has_expired(row, _long_ago(expired[row.job_id][1], now))
+            and has_expired(row.expires_at, _long_ago(expired[row.job_id][1], now))
         }
         guards = self._store.expire(list(ends.values())) if ends else {}
         dropped: dict[int, Slot] = {}
@@ -165,9 +165,7 @@ class Sweep:
         SWEEP_ADDED.of("dead").add(added)
         return SweepCounts(count, added, len(failed) - broken, broken), failed
 
-    def _complete(
-        self, entries: Mapping[Slot, Sequence[tuple[int, float]]], missing: bool
-    ) -> tuple[int, set[int], int]:
+    def _complete(self, entries: Scored, missing: bool) -> tuple[int, set[int], int]:
         """Add entries that are absent or too late. Returns what ``_outcome`` does."""
         if missing:
             return self._outcome(entries, self._queues.add(entries))
@@ -183,7 +181,7 @@ class Sweep:
 
     def _outcome(
         self,
-        entries: Mapping[Slot, Sequence[tuple[int, float]]],
+        entries: Scored,
         results: Mapping[Slot, int | IndexUnavailable],
     ) -> tuple[int, set[int], int]:
         """How many entries were added, the ids that were not, how many of those for a broken slot."""

@@ -44,6 +44,12 @@ def store_score(due_ms: int, remaining: int, attempts: int) -> float:
     return due_ms + remaining / 32
 
 
+def unread_score(fence: float, due: int, retries: int) -> float:
+    """Return the StoreQueue score of an entry whose row was not read: its tries are those of its fence."""
+    remaining = max(int(fence), 1)
+    return store_score(due, remaining, retries - remaining)
+
+
 def due_ms(score: float) -> int:
     """Return the due time (ms) in a StoreQueue score."""
     return floor(score)

@@ -22,7 +22,7 @@ Pure functions: callers read a task's row, call one of these and apply the resul
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.pull import LEASE_ENDED, PullRow
@@ -76,7 +76,7 @@ def check(row: TryRow, *, now: int, taken: int) -> Check:
     if row.status != TaskStatus.PENDING:
         return Check.ELSEWHERE
     ahead = row.next_time - now
-    if row.expires_at and ahead <= 0 and has_expired(row, now) and row.lease <= 0:
+    if row.expires_at and ahead <= 0 and has_expired(row.expires_at, now) and row.lease <= 0:
         return Check.EXPIRED  # a try that runs may finish
     if ahead <= MAX_CLOCK_SKEW_MS:
         if row.lease:
@@ -115,17 +115,9 @@ def next_attempts(attempts: int) -> int:
     return attempts + 1 if attempts < MAX_ATTEMPTS else MAX_ATTEMPTS + 1 - MAX_RETRIES
 
 
-class Expiring(Protocol):
-    """The part of a row that tells whether its task has expired."""
-
-    @property
-    def expires_at(self) -> int:
-        """In milliseconds; 0: never."""
-
-
-def has_expired(row: Expiring, now: int) -> bool:
-    """Whether no try of this task may start at ``now`` (ms)."""
-    return 0 != row.expires_at < now
+def has_expired(expires_at: int, now: int) -> bool:
+    """Whether no try of a task may start at ``now`` (ms), given when it expires (0: never)."""
+    return 0 != expires_at < now
 
 
 class Failure(NamedTuple):
@@ -210,7 +202,7 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     else:
         delay = topic.retry_delay_ms(attempts) if raised.after_ms is None else raised.after_ms
     next_time = max(now + delay, row.action_time)  # also if the clock was set back
-    expired = not dead and has_expired(row, next_time)
+    expired = not dead and has_expired(row.expires_at, next_time)
     failure = Failure.of(
         row,
         attempts=attempts,
@@ -328,7 +320,7 @@ def unpulled(row: PullRow, topic: Topic) -> Unpulled:
         return Unpulled.ELSEWHERE
     if row.next_time > row.now:
         return Unpulled.NOT_DUE
-    if has_expired(row, row.now):
+    if has_expired(row.expires_at, row.now):
         return Unpulled.EXPIRED
     if row.nonce and row.written and is_last(row, topic):  # [rule: last-lapse]
         return Unpulled.LAPSED
@@ -350,7 +342,7 @@ def after_lapse(row: PullRow) -> PullEnd:
 
     A task that expired without a try becomes cancelled. Any other becomes dead with its last error.
     """
-    if has_expired(row, row.now):
+    if has_expired(row.expires_at, row.now):
         started = row.attempts or row.crashes or row.begun
         status = TaskStatus.DEAD if started else TaskStatus.CANCELLED
         return PullEnd(row, int(status), expired=True, error=LEASE_ENDED if row.nonce else None)

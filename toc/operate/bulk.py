@@ -35,6 +35,14 @@ class BulkStep(NamedTuple):
     counts: Counts
 
 
+def last_counts(begin: Callable[[], Iterator[BulkStep]]) -> Counts:
+    """Take all steps. Returns the counts of the last; none without a step."""
+    counts: Counts = {}
+    for step in begin():
+        counts = step.counts
+    return counts
+
+
 def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
     """Make dead tasks pending again, due now, with all their tries.
 

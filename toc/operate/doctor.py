@@ -221,8 +221,8 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
     if topics and not workers:
         return [*lines, _nobody()]
     if workers:
-        hosts = sorted({row.host for row in workers})
-        leader = next((row.host for row in workers if row.leader), None)
+        hosts = sorted({row.member.host for row in workers})
+        leader = next((row.member.host for row in workers if row.leader), None)
         text = f"{len(workers)} workers on {', '.join(hosts)}; {leader or 'nobody'} leads"
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
@@ -268,30 +268,26 @@ _NOBODY = {
 
 def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
     for topic in topics:
-        able = [row for row in workers if topic.delivery in row.serves]
-        if topic.delivery is Delivery.HANDLER:
-            able = [row for row in able if row.topics is None or topic.name in row.topics]
+        able = [row for row in workers if row.member.can_handle(topic.name, topic.delivery)]
         if workers and not able:
             what, do = _NOBODY[topic.delivery]
             yield Line(Level.REFUSE, "topics", topic.name, f"{what}: its tasks wait", do)
         elif able and topic.delivery is not Delivery.PULL and all(row.drained for row in able):
-            hosts = ", ".join(sorted({row.host for row in able}))
+            hosts = ", ".join(sorted({row.member.host for row in able}))
             what = f"every host that handles it is drained ({hosts}): its tasks wait"
             yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
 
 
 def _cut_off(workers: list[WorkerRow]) -> Iterator[Line]:
-    lacking = apart(workers)
-    for row in workers:
-        if row.worker_id in lacking:
-            servers = ", ".join(lacking[row.worker_id])
-            what = f"does not reach {servers}, as others do: they take its slots"
-            yield Line(Level.WARN, "workers", row.worker_id, what, f"look at the network of {row.host}")
+    hosts = {row.member.worker_id: row.member.host for row in workers}
+    for worker, lacking in apart(row.member for row in workers).items():
+        what = f"does not reach {', '.join(lacking)}, as others do: they take its slots"
+        yield Line(Level.WARN, "workers", worker, what, f"look at the network of {hosts[worker]}")
 
 
 def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
-    hosts = {row.host for row in workers}
-    targets = hosts | {row.worker_id for row in workers}
+    hosts = {row.member.host for row in workers}
+    targets = hosts | {row.member.worker_id for row in workers}
     amounts = {topic.name: topic.consumed for topic in topics}
     for drain in wanted.drains.values():
         what = f"drained by {drain.by} since {_when(drain.at)}"

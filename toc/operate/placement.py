@@ -96,7 +96,7 @@ class Placement:
 
     def _is_there(self, target: str, *, absent: bool = False, workers: bool = False, hint: str = "") -> bool:
         """Whether a host has a worker now. With ``workers`` the target may be a worker too."""
-        host_of = {row.worker_id: row.host for row in self._operator.workers()}
+        host_of = {row.member.worker_id: row.member.host for row in self._operator.workers()}
         hosts = set(host_of.values())
         if target in hosts or (workers and target in host_of):
             return True

@@ -195,19 +195,19 @@ def queue_record(view: SlotView) -> dict[str, Any]:
 def worker_record(row: WorkerRow) -> dict[str, Any]:
     """Return a worker."""
     return {
-        "worker": row.worker_id,
-        "host": row.host,
-        "pid": row.pid,
+        "worker": row.member.worker_id,
+        "host": row.member.host,
+        "pid": row.member.pid,
         "weight": row.weight,
         "owned": row.owned,
         "assigned": row.assigned,
         "tables": row.tables,
         "tables_assigned": row.tables_assigned,
         "drained": row.drained,
-        "out_of_reach": list(row.out_of_reach),
+        "out_of_reach": sorted(row.member.out_of_reach),
         "leader": row.leader,
         "joined": instant(row.joined),
-        "topics": row.topics,
+        "topics": None if row.member.topics is None else sorted(row.member.topics),
     }
 
 

@@ -18,7 +18,7 @@ from toc.model.body import Body, Content
 from toc.model.clock import Clock
 from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
-from toc.model.scores import store_score
+from toc.model.scores import unread_score
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import (
@@ -299,12 +299,6 @@ def _refused(results: dict[WaitingPull, tuple[int, list[Delivered]]], pull: Wait
     """Note that a pull does not get one of the entries that it was given."""
     count, delivered = results.get(pull, (0, []))
     results[pull] = count + 1, delivered
-
-
-def unread_score(fence: float, due: int, retries: int) -> float:
-    """Return the StoreQueue score of an entry whose row was not read: its tries are those of its fence."""
-    remaining = max(int(fence), 1)
-    return store_score(due, remaining, retries - remaining)
 
 
 def _delivered(row: PullRow, entry: Entry, key: PullLease, bodies: Bodies) -> Delivered:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor
 
 from toc.failpoint import failpoint
+from toc.index.calls import BySlot
 from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
@@ -24,13 +25,13 @@ from toc.loop import Loop, watched_thread
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, TocError
-from toc.model.scores import CLAIMS, split
+from toc.model.scores import CLAIMS, split, unread_score
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
 from toc.pull.batch_thread import BatchThread
 from toc.pull.due_times import NEVER, DueTimes
 from toc.pull.entry import NO_FENCE, Entry
-from toc.pull.handout import Assigned, HandOuts, unread_score
+from toc.pull.handout import Assigned, HandOuts
 from toc.pull.mover import Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.store.scan import Position
@@ -87,7 +88,7 @@ class Taker:
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
-        self._late: list[dict[Slot, Prepared | IndexUnavailable]] = []
+        self._late: list[BySlot[Prepared]] = []
         self._awaited: set[Slot] = set()
         """Slots whose answers are late, so that what they hold is unknown."""
         self._due_times: dict[str, DueTimes] = {}
@@ -233,7 +234,7 @@ class Taker:
             requests.append(PrepareRequest(slot, limit, topic.retries, self._claim))
         return requests
 
-    def _answered_late(self, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
+    def _answered_late(self, answers: BySlot[Prepared]) -> None:
         with self._lock:
             self._late.append(answers)
         self._take_loop.wake()

@@ -64,7 +64,6 @@ class Seen:
 
     row: TaskRow
     leased: bool
-    pulled: bool
     until: int
 
 
@@ -354,7 +353,7 @@ def seen_rows(results: Iterable[Result]) -> list[Seen]:
             for leased, lease_until, pulled, *values in result.rows:
                 row = sql.task_row(values)
                 until = max(lease_until, row.next_time if pulled else 0)
-                found.append(Seen(row, bool(leased), bool(pulled), until))
+                found.append(Seen(row, bool(leased), until))
     return found
 
 

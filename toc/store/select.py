@@ -120,16 +120,9 @@ class Selections:
     def _page_of_biz(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
         (table,) = self._tables(wanted)
         server = self._shards.server_of[table]
-        conditions = [*_conditions(wanted), f"job_id>{after[1] if after else 0:d}"]
-        if wanted.status is not None:
-            conditions.append(f"status={wanted.status:d}")
-        if wanted.since is not None:
-            conditions.append(f"next_time>={server.instant(wanted.since)}")
-        if wanted.before is not None:
-            conditions.append(f"next_time<{server.instant(wanted.before)}")
         select = (
-            f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {' AND '.join(conditions)} "
-            f"ORDER BY job_id LIMIT {limit + 1:d}"
+            f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {_where(server, wanted)} "
+            f"AND job_id>{after[1] if after else 0:d} ORDER BY job_id LIMIT {limit + 1:d}"
         )
         parts = self._shards.each({server: {table: None}}, lambda server, _: server.run([Statement(select)]))
         rows = [row for part in parts.whole() for row in sql.task_rows(part)]
@@ -232,9 +225,10 @@ def _last(wanted: Selection) -> Cursor:
 
 def _where(server: DatabaseServer, wanted: Selection) -> str:
     """Return the condition of a row: a range of the index (status, next_time), then the rest."""
-    assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
     before = END_OF_TIME if wanted.before is None else wanted.before
-    conditions = [f"status={wanted.status:d}", f"next_time<{server.instant(before)}"]
+    # only pages of a biz_id have no status
+    conditions = [] if wanted.status is None else [f"status={wanted.status:d}"]
+    conditions.append(f"next_time<{server.instant(before)}")
     if wanted.since is not None:
         conditions.append(f"next_time>={server.instant(wanted.since)}")
     return " AND ".join([*conditions, *_conditions(wanted)])

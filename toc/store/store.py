@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TypeVar
 
 from toc.model.body import NO_BODIES, Content, Contents
@@ -87,6 +86,7 @@ class Store(Batches):
             pool_size=pool_size,
         )
         super().__init__(shards, Leases(shards), clock)
+        self.soon, self.run_detached = shards.soon, shards.run_detached
         self.bodies = bodies.Bodies(shards)
         self.ended = EndedRows(shards)
         self.selections = Selections(shards)
@@ -146,14 +146,6 @@ class Store(Batches):
             [table for table in range(self._shards.tables) if of[table] is server]
             for server in self._shards.servers
         ]
-
-    def soon(self, do: Callable[[], R]) -> Future[R]:
-        """Run ``do`` on a thread of the store, for callers that must not wait."""
-        return self._shards.soon(do)
-
-    def run_detached(self, do: Callable[[], object]) -> None:
-        """Run ``do`` on a thread of the store for no caller. Its error goes to ``threading.excepthook``."""
-        self._shards.run_detached(do)
 
     def server_of(self, job_id: int) -> int:
         """Return the number, as in ``tables_of_server``, of the server that holds the task."""

@@ -14,9 +14,10 @@ does not mark a server as away because it cannot open another connection.
 from __future__ import annotations
 
 import fcntl
-import os
 import resource
 import signal
+
+from toc.sockets import is_open
 
 LEFT = 32
 """A process with fewer free descriptors than this, or than a quarter of its limit if that is less, leaves."""
@@ -37,7 +38,7 @@ def short() -> bool:
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     first = limit - min(LEFT, limit // 4)
-    return limit != resource.RLIM_INFINITY and all(map(_is_open, range(first, first + _LOOKED_AT)))
+    return limit != resource.RLIM_INFINITY and all(map(is_open, range(first, first + _LOOKED_AT)))
 
 
 def guard(descriptor: int) -> None:
@@ -57,11 +58,3 @@ def check() -> None:
     except OSError:
         pass
     raise RuntimeError("a handler has closed descriptors of its process")
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True

@@ -199,7 +199,7 @@ class Daemons:
         rows = self.rows()
         shown = {Slot(row.topic, row.number): row.owner for row in rows if row.owner == row.assigned}
         workers = self.workers()
-        return shown == self.holders() and {each.worker_id for each in workers} == {
+        return shown == self.holders() and {each.member.worker_id for each in workers} == {
             name for each in self.all for name in each.held
         }
 
@@ -394,7 +394,7 @@ def test_what_a_worker_does_not_reach_while_another_does_costs_it_its_slots_unti
     assert 0 < since <= time.time() * 1000
     first.join("a-0", out_of_reach=["database 0"])
     daemons.until(lambda: {slot.topic for slot in first.slots} == {"only.a"} and daemons.calm())
-    assert [each.out_of_reach for each in daemons.workers()] == [("database 0",), ()]
+    assert [set(each.member.out_of_reach) for each in daemons.workers()] == [{"database 0"}, set()]
     assert daemons.created_worker("a-0") > joined, "its node is a new one, or the leader would not look"
     assert daemons.workers()[0].joined == since, "and it is a member since when it was"
     first.join("a-0")
@@ -667,7 +667,7 @@ def test_slots_are_kept_and_none_of_others_acquired_while_zookeeper_is_away(
     daemons.until(lambda: not suspended(first) and not suspended(second) and daemons.settled(), seconds=30)
     assert daemons.calm()
     assert first.coordinator.dead_workers() == {"a-1"}
-    assert {row.worker_id for row in daemons.workers()} == {"a-0", "a-2", "b-0"}
+    assert {row.member.worker_id for row in daemons.workers()} == {"a-0", "a-2", "b-0"}
     assert {row.state for row in daemons.rows()} == {SlotState.OWNED}
     assert before["b-0"] & second.slots, "an outage must not shuffle everything"
 

@@ -102,7 +102,10 @@ def test_a_visitor_sees_every_slot_and_worker_without_joining(pair: Cluster) -> 
     assert {(row.state, row.owner == row.assigned, row.reason) for row in slots} == {
         (SlotState.OWNED, True, "balance")
     }
-    assert [(row.worker_id, row.host, row.pid, row.assigned, row.owned, row.leader) for row in workers] == [
+    assert [
+        (row.member.worker_id, row.member.host, row.member.pid, row.assigned, row.owned, row.leader)
+        for row in workers
+    ] == [
         ("h1-0", "h1", 101, 6, 6, True),
         ("h2-0", "h2", 102, 6, 6, False),
     ]

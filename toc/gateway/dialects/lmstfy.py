@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -251,7 +251,7 @@ class Lmstfy(Dialect):
         """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
         ids = [row.job_id for row in dead]
         purge = partial(bulk.purge_dead, self.service.center, ids)
-        counts = await self.service.at_length_for_dialect(_run, purge)
+        counts = await self.service.at_length_for_dialect(bulk.last_counts, purge)
         if counts["left"]:
             raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
         return counts["purged"]
@@ -288,7 +288,9 @@ class Lmstfy(Dialect):
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(asked, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.service.at_length_for_dialect(_run, partial(bulk.cancel, self.service.center, ids))
+            await self.service.at_length_for_dialect(
+                bulk.last_counts, partial(bulk.cancel, self.service.center, ids)
+            )
         return reply(None, 204, asked.where.call)
 
     async def _peek_dead(self, asked: Asked) -> Reply:
@@ -399,11 +401,3 @@ def _may(token: Token, call: Call, topic: str) -> bool:
 
 def _names(asked: Asked) -> dict[str, object]:
     return {"namespace": asked.where.namespace, "queue": asked.where.queue}
-
-
-def _run(begin: Callable[[], Iterator[bulk.BulkStep]]) -> bulk.Counts:
-    """Take all steps. Returns the counts of the last; none without a step."""
-    counts: bulk.Counts = {}
-    for step in begin():
-        counts = step.counts
-    return counts

@@ -191,7 +191,7 @@ class Quarantine:
             self.finisher.give_back([entry])
         elif row.next_time > now:
             self.early.put([entry])  # the last check of the clock: never early
-        elif has_expired(row, now):
+        elif has_expired(row.expires_at, now):
             self.finisher.expire([entry])
         else:
             self._run_alone(entry, row, child)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 
 from toc.model.handler import Handler
 from toc.model.raised import Delivered
-from toc.model.scores import store_score
+from toc.model.scores import unread_score
 from toc.model.task import TryRow
 from toc.model.topic import Slot, Topic
 from toc.model.verdict import entry_score
@@ -21,6 +22,7 @@ UNLEASED_SECONDS = 1.0
 before they take it."""
 
 
+@dataclass(eq=False, slots=True)
 class Entry:
     """A task that this worker holds, from prepare until its entry has left the PrepareQueue.
 
@@ -33,52 +35,29 @@ class Entry:
     succeeded. ``waits``: it is held and has not started, as Inflight counts it.
     """
 
-    __slots__ = (
-        "checked",
-        "delivered",
-        "ended",
-        "fence",
-        "handler",
-        "held",
-        "job_id",
-        "kept",
-        "lease_at",
-        "leased",
-        "lost",
-        "may_be_leased",
-        "row",
-        "settled",
-        "slot",
-        "started",
-        "taken",
-        "topic",
-        "waits",
-    )
-
-    ended: float
-    row: TryRow
+    job_id: int
+    slot: Slot
+    fence: float
+    topic: Topic
+    handler: Handler
+    taken: int
+    held: float
+    kept: float = field(init=False)
+    started: float = 0.0
+    ended: float = field(init=False)
+    settled: bool = False
+    lost: bool = False
+    row: TryRow = field(init=False)
     """Set by the row check, before any other stage sees the entry."""
+    checked: bool = False
+    leased: float = 0.0
+    lease_at: float = 0.0
+    may_be_leased: bool = False
+    delivered: Delivered | None = None
+    waits: bool = False
 
-    def __init__(
-        self, job_id: int, slot: Slot, fence: float, topic: Topic, handler: Handler, taken: int, now: float
-    ) -> None:
-        self.job_id = job_id
-        self.slot = slot
-        self.fence = fence
-        self.topic = topic
-        self.handler = handler
-        self.taken = taken
-        self.held = now
-        self.kept = now
-        self.started = 0.0
-        self.settled = False
-        self.lost = False
-        self.checked = False
-        self.leased = 0.0
-        self.lease_at = 0.0
-        self.may_be_leased = False
-        self.delivered: Delivered | None = None
-        self.waits = False
+    def __post_init__(self) -> None:
+        self.kept = self.held
 
     def timed_out(self, now: float) -> bool:
         """Whether others may have timed the entry out: no heartbeat succeeded within prepare_timeout."""
@@ -96,8 +75,7 @@ class Entry:
 
     def unread_score(self, at: int | None = None) -> float:
         """The StoreQueue score if the row could not be read: due at once or ``at`` (ms), tries as fenced."""
-        remaining = max(int(self.fence), 1)
-        return store_score(self.taken if at is None else at, remaining, self.topic.retries - remaining)
+        return unread_score(self.fence, self.taken if at is None else at, self.topic.retries)
 
 
 class Held(Enum):

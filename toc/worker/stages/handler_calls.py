@@ -58,7 +58,7 @@ class HandlerCalls:
                 early.append(entry)
             elif not self.inflight.start(entry, started):
                 refused.append(entry)
-            elif entry.row.expires_at and has_expired(entry.row, now):  # while it waited
+            elif entry.row.expires_at and has_expired(entry.row.expires_at, now):  # while it waited
                 entry.started = 0.0
                 expired.append(entry)
             else:

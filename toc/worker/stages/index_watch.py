@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import ceil
 
-from toc.index.calls import IndexBroken
+from toc.index.calls import BySlot, IndexBroken
 from toc.index.messages import Generation
 from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
 from toc.loop import Loop
@@ -264,9 +264,7 @@ class IndexWatch:
         slots = [self._to_look.popleft() for _ in range(min(count, len(self._to_look)))]
         return [slot for slot in slots if slot in ours]
 
-    def _ask(
-        self, samples: Sequence[Slot], more: Sequence[Slot]
-    ) -> dict[Slot, Generation | IndexUnavailable]:
+    def _ask(self, samples: Sequence[Slot], more: Sequence[Slot]) -> BySlot[Generation]:
         """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
         found = self.queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
         now = self.clock.monotonic()

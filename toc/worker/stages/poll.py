@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
-from toc.index.calls import IndexBroken, ReplyLost
+from toc.index.calls import BySlot, IndexBroken, ReplyLost
 from toc.index.connections import IndexSlow
 from toc.index.messages import Prepared, PrepareRequest
 from toc.index.queues import Queues
@@ -66,7 +66,7 @@ class Poller:
     def __post_init__(self) -> None:
         self._queues = self.queues.within(PATIENCE_SECONDS)
         self._lock = threading.Lock()
-        self._late: list[tuple[_Asked, dict[Slot, Prepared | IndexUnavailable], float]] = []
+        self._late: list[tuple[_Asked, BySlot[Prepared], float]] = []
         """Answers that came after their round, with the seconds they took."""
         self._awaited = 0
         """How many slots have yet to be answered."""
@@ -164,7 +164,7 @@ class Poller:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         return taken
 
-    def _answered_late(self, asked: _Asked, answers: dict[Slot, Prepared | IndexUnavailable]) -> None:
+    def _answered_late(self, asked: _Asked, answers: BySlot[Prepared]) -> None:
         """Queue the late answer, or failure, of a node."""
         seconds = self.clock.monotonic() - asked.at
         with self._lock:
