@@ -48,11 +48,12 @@ class CancelOutcome(Enum):
     """The outcome of a cancel."""
 
     CANCELLED = "cancelled"
-    """The handler has not run for the current deadline and never will."""
+    """The handler has not run for the current deadline and never will. Also of a task that expired before its
+    first try."""
     MAY_HAVE_STARTED = "may_have_started"
     """Cancelled, but a try may be running or may have run. No later try follows."""
     TOO_LATE = "too_late"
-    """The task had ended by itself: it was processed, dead or expired."""
+    """The task had ended by itself: it was processed or dead."""
     UNKNOWN = "unknown"
     """No such task exists."""
 

@@ -399,9 +399,11 @@ class TimeoutCenter:
         outcomes = dict.fromkeys(job_ids, CancelOutcome.UNKNOWN)
         cancelled: dict[int, tuple[bool, TaskRow]] = {}
         for job_id, (changed, row) in found.items():
-            outcomes[job_id] = CancelOutcome.TOO_LATE
-            if row.status not in (TaskStatus.PROCESSED, TaskStatus.DEAD) and not row.expired:
-                outcomes[job_id] = CancelOutcome.CANCELLED
+            if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
+                outcomes[job_id] = CancelOutcome.TOO_LATE
+                continue
+            outcomes[job_id] = CancelOutcome.CANCELLED
+            if not row.expired:  # else it ended by itself, before its first try
                 cancelled[job_id] = changed, row
         replies = self._indexing.take_out(row for _, row in cancelled.values())
         started = {

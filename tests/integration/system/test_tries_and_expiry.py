@@ -121,7 +121,7 @@ def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System
     assert ended(system, tried) == (DEAD, 1, 0)
     assert system.pending([stays])
     system.wait(lambda: queues(system) == (1, 0, 2), "the index has followed", 10)
-    assert center.cancel(never) is CancelOutcome.TOO_LATE
+    assert center.cancel(never) is CancelOutcome.CANCELLED
     assert center.cancel(tried) is CancelOutcome.TOO_LATE
     task = center.get(never)
     assert task is not None
