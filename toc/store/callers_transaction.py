@@ -70,6 +70,8 @@ class CallersTransaction:
             raise WrongShardConnection(
                 f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}"
             )
+        if connection.closed:
+            raise WrongShardConnection("the connection passed is closed; pass one with an open transaction")
         family = "sqlite" if self._shards.layout.sqlite else "mysql"
         theirs = None
         if connection.dialect.name.replace("mariadb", "mysql") == family:

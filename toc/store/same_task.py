@@ -37,13 +37,18 @@ def job_id_or_conflict(row: TaskRow, other: TaskRow, job_id: int) -> int | Dedup
 
 def same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
     """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
-    same = row.attribute == other.attribute and row.biz_key == other.biz_key
-    if same and row.body_sha256 == other.body_sha256:
+    differs = (
+        "biz_id" if row.biz_key != other.biz_key  # two texts with one number
+        else "attribute" if row.attribute != other.attribute
+        else "body" if row.body_sha256 != other.body_sha256
+        else None
+    )  # fmt: skip
+    if differs is None:
         return other.job_id
     whose = f"task {other.job_id}" if stored else "another task of this call"
     raise DedupConflict(
         f"dedup_key {row.dedup_key!r} of biz_id {row.biz_id if row.biz_key is None else row.biz_key!r} "
-        f"is taken by {whose} with another {'body' if same else 'attribute'}",
+        f"is taken by {whose} with another {differs}",
         other.job_id if stored else None,
     )
 

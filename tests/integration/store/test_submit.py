@@ -406,6 +406,17 @@ def test_a_connection_to_another_database_system_is_refused(
     engine.dispose()
 
 
+def test_a_connection_that_is_closed_is_refused(sqlite_place: Any, new_row: NewRow) -> None:
+    store = sqlite_place.open()
+    engine = create_engine(sqlite_place.urls[0])
+    with engine.connect() as connection:
+        pass
+    with pytest.raises(WrongShardConnection, match="closed"):
+        store.insert_with(connection, new_row())
+    engine.dispose()
+    store.close()
+
+
 def test_a_connection_to_another_file_is_refused(sqlite_place: Any, tmp_path: Any, new_row: NewRow) -> None:
     store = sqlite_place.open()
     engine = create_engine(f"sqlite:///{tmp_path}/other.db")
