@@ -217,7 +217,7 @@ class TimeoutCenter:
         ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond. A
         second submit with the same topic, biz_id and ``dedup_key`` returns the first job_id. ``slot_basis``
         chooses the slot (default: the biz_id). With ``connection`` the row is written in the caller's
-        transaction; after the commit ``index`` indexes it at once, the sweep within a second of its being due.
+        transaction; after the commit ``index`` indexes it at once, or the sweep within a second of its time.
         ``body`` holds at most TOC_MAX_BODY bytes; ``content_type`` is by default application/octet-stream.
 
         ``tries`` is the number of all its tries, at most 65,534; 0: as many as its topic gives; 65,535: no
