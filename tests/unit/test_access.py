@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.model.access import CLUSTER_ACTIONS, MATRIX, Access, Action, Role, Token, check_grant
-from toc.model.errors import FeatureNotReady, InvalidInput, NotGranted
+from toc.model.errors import FeatureNotReady, InvalidInput, NotGranted, UnknownTopic
 from toc.model.features import KNOWN, NOBODY_LACKS, Feature, check, decode, encode, lacking
 from toc.model.pattern import check_pattern, covers, matches
 from toc.model.template import Template, best_of
@@ -113,7 +113,8 @@ def test_of_templates_the_longest_pattern_wins() -> None:
         "shop.xy": "shop.x*",
         "shop.close.late": "*.close.late",
     }
-    assert best_of(made[1:], "other") is None
+    with pytest.raises(UnknownTopic):
+        best_of(made[1:], "other")
     for wrong in (
         {},
         {"slot_amount": 3},

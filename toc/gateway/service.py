@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -17,7 +17,7 @@ from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, Unk
 from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
 from toc.model.topic import Topic
-from toc.operate.templates import ensure_topic
+from toc.operate.templates import ensure_topic, topic_to_be
 from toc.operate.tokens import TokenBook
 from toc.pull.pulls import Pulls
 from toc.sdk.batcher import Batcher
@@ -51,7 +51,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._asked: Counter[str] = Counter()
-        self._making: dict[str, asyncio.Task[Topic]] = {}
+        self._making: dict[tuple[Callable[..., Topic], str], asyncio.Task[Topic]] = {}
 
     # --- work that waits for servers
 
@@ -153,22 +153,33 @@ class Service:
 
     # --- topics
 
-    async def ensure_topic(self, name: str, by: str) -> None:
-        """Create a topic that does not exist yet, if a template makes it. For a submit, never for a poll.
+    async def checked(self, name: str, by: str, check: Callable[[Topic], Awaitable[R]]) -> R:
+        """Return what ``check`` makes of a submit to a topic, which it may raise an error to refuse.
 
-        Concurrent submits to the same new topic share one request.
+        If the topic does not exist yet, a template makes it, but only after the check of what it would be:
+        a refused submit creates nothing.
         """
-        if name in self.center.catalog.known():
-            return
+        try:
+            topic = await self.batcher.topic(name)
+        except UnknownTopic:
+            await check(await self._once(topic_to_be, name))
+            topic = await self.ensure_topic(name, by)
+        return await check(topic)
+
+    async def ensure_topic(self, name: str, by: str) -> Topic:
+        """Return a topic; if it does not exist yet, a template makes it. For a submit, never for a poll."""
         with suppress(UnknownTopic):
-            await self.batcher.topic(name)
-            return
-        making = self._making.get(name)
+            return await self.batcher.topic(name)
+        return await self._once(ensure_topic, name, by=by)
+
+    async def _once(self, do: Callable[..., Topic], name: str, **more: str) -> Topic:
+        """Run what concurrent submits to the same new topic share."""
+        making = self._making.get((do, name))
         if making is None:
-            making = self._loop.create_task(self.at_topics(ensure_topic, self.center, name, by=by))
-            self._making[name] = making
-            making.add_done_callback(lambda _: self._making.pop(name))
-        await asyncio.shield(making)
+            making = self._loop.create_task(self.at_topics(do, self.center, name, **more))
+            self._making[do, name] = making
+            making.add_done_callback(lambda _: self._making.pop((do, name)))
+        return await asyncio.shield(making)
 
     async def read_through(self, rows: Iterable[TaskRow]) -> TocError | None:
         """Read the topics again if one of a task is unknown: another process may just have created it.

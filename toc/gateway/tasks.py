@@ -19,6 +19,7 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
+from toc.model.topic import Topic
 from toc.sdk.submission import Submission
 from toc.store.ended import Cursor
 from toc.store.select import END_OF_TIME, Selection
@@ -165,8 +166,11 @@ async def submit(asked: Asked) -> Answer:
     else:
         task = asked.body.task(topic)
     _check_url_allowed(asked, [task])
-    await asked.service.ensure_topic(topic, asked.token.name)
-    put = await asked.service.batcher.put(task, request=asked.request)
+    batcher = asked.service.batcher
+    one = await asked.service.checked(
+        topic, asked.token.name, lambda at: batcher.checked(task, request=asked.request, topic=at)
+    )
+    put = one if isinstance(one, Put) else await batcher.store(one)
     return Answer(_shown(task, put), 201 if put.outcome in (PutOutcome.NEW, PutOutcome.KEPT) else 200)
 
 
@@ -181,32 +185,36 @@ async def submit_batch(asked: Asked) -> Answer:
     task that was stored gets its first answer."""
     topic, batcher = asked.topic, asked.service.batcher
     _check_url_allowed(asked, asked.body.tasks)
-    await asked.service.ensure_topic(topic, asked.token.name)
-    found: list[Submission | Put] = []
-    tasks = []
+    found = await asked.service.checked(topic, asked.token.name, partial(_checked_batch, asked))
+    if asked.request is not None:
+        await batcher.claim(asked.request)
+    stored = iter(await batcher.store_each([one for _, one in found if isinstance(one, Submission)]))
+    outcomes = [(task, one if isinstance(one, Put) else next(stored)) for task, one in found]
+    return Answer(
+        {
+            "tasks": [
+                _shown(task, one) if isinstance(one, Put) else {"problem": problem_of(one).body()}
+                for task, one in outcomes
+            ]
+        }
+    )
+
+
+async def _checked_batch(asked: Asked, topic: Topic) -> list[tuple[NewTask, Submission | Put]]:
+    """Return the tasks of a batch with what ``Batcher.checked`` returns for each. Raises Problem."""
+    found = []
     for index, one in enumerate(asked.body.tasks):
         try:
-            tasks.append(one.task(topic))
+            task = one.task(topic.name)
             part = None if asked.request is None else asked.request.part_of(index)
-            found.append(await batcher.checked(tasks[-1], request=part))
+            found.append((task, await asked.service.batcher.checked(task, request=part, topic=topic)))
         except (TocError, Problem) as exc:
             problem = exc if isinstance(exc, Problem) else problem_of(exc)
             if not isinstance(exc, RequestReused):
                 field = problem.more.get("field")
                 problem.more["field"] = f"tasks.{index}" + (f".{field}" if field else "")
             raise problem from exc
-    if asked.request is not None:
-        await batcher.claim(asked.request)
-    stored = iter(await batcher.store_each([one for one in found if isinstance(one, Submission)]))
-    outcomes = [one if isinstance(one, Put) else next(stored) for one in found]
-    return Answer(
-        {
-            "tasks": [
-                _shown(task, one) if isinstance(one, Put) else {"problem": problem_of(one).body()}
-                for task, one in zip(tasks, outcomes, strict=True)
-            ]
-        }
-    )
+    return found
 
 
 async def body(asked: Asked) -> Answer:

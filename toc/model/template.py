@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toc.model.errors import InvalidInput, InvalidTopic, shown
+from toc.model.errors import InvalidInput, InvalidTopic, UnknownTopic, shown
 from toc.model.pattern import check_pattern, matches
 from toc.model.sharding import is_whole
 from toc.model.topic import Topic
@@ -71,7 +71,15 @@ class Template:
         return replace(self, policies={**self.policies, **policies}, most_topics=cap)
 
 
-def best_of(templates: Iterable[Template], name: str) -> Template | None:
-    """Return the template for a name: of those that match, the one with the longest pattern."""
+def best_of(templates: Iterable[Template], name: str) -> Template:
+    """Return the template for a name: of those that match, the one with the longest pattern.
+
+    Raises UnknownTopic if none matches.
+    """
     fitting = [template for template in templates if matches(template.pattern, name)]
-    return max(fitting, key=lambda template: (len(template.pattern), template.pattern), default=None)
+    if not fitting:
+        raise UnknownTopic(
+            f"there is no topic {name!r}, and no template makes one; create it with "
+            f"`toc topic create {name} --biz-type N --slots N`"
+        )
+    return max(fitting, key=lambda template: (len(template.pattern), template.pattern))

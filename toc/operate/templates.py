@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from toc.model.errors import StoreUnavailable, TooManyTopics, TopicExists, UnknownTopic
+from toc.model.errors import StoreUnavailable, TooManyTopics, TopicExists
 from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.template import Template, best_of
@@ -19,6 +19,14 @@ DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
 clash. The biz_type of another topic, even of a deleted one, is refused."""
 
 _REPEATS = 20
+
+
+def topic_to_be(center: TimeoutCenter, name: str) -> Topic:
+    """Return what the template that fits a name best would make of it, with biz_type 0. Creates nothing.
+
+    Raises UnknownTopic if no template fits, StoreUnavailable.
+    """
+    return best_of(center.store.templates.list(), name).topic(name, 0)
 
 
 def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
@@ -38,11 +46,6 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
         if name in known:
             return known[name]
         template = best_of(versions, name)
-        if template is None:
-            raise UnknownTopic(
-                f"there is no topic {name!r}, and no template makes one; create it with "
-                f"`toc topic create {name} --biz-type N --slots N`"
-            )
         made = _create(center, name, template, versions[template], known)
         if made is not None:
             log.info("topic_created", by=by, topic=name, biz_type=made.biz_type, template=template.pattern)

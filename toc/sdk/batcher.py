@@ -117,14 +117,16 @@ class Batcher:
         across: Collection[str] = (),
         request: Request | None = None,
         max_delay: float | None = None,
+        topic: Topic | None = None,
     ) -> Submission | Put:
         """Return what a task's submit writes, or the answer that its request got before.
 
+        ``topic`` takes the place of the task's topic, for one that is yet to be created.
         ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of their own.
         Raises InvalidInput, FeatureNotReady.
         """
         try:
-            topic = self.center.catalog.known().get(task.topic) or await self.topic(task.topic)
+            topic = topic or await self.topic(task.topic)
             row = self.center._intake.row(task, lambda _name: topic, max_delay)
             for feature in features_of(row):
                 if self.center.catalog.lacking.get(feature.value) != ():

@@ -151,6 +151,12 @@ def test_mistakes_are_answered_in_the_originals_words(
     golden(client.call(method, path, body), status, answer)
 
 
+def test_a_mistake_creates_no_queue(client: Client, gateway: Gateway) -> None:
+    far = client.call("PUT", f"/api/ns/far?delay={4000 * 86_400}&ttl=0", b"hi")
+    assert far.status == 400, far
+    assert "ns.far" not in gateway.system.center.catalog.refresh()
+
+
 def test_a_request_that_announces_too_much_is_refused_before_it_comes(client: Client) -> None:
     head = f"PUT /api/ns/bad HTTP/1.1\r\nHost: x\r\nX-Token: {client.token}\r\n"
     answer = exchange(client.port, f"{head}Content-Length: {2**24 + 1}\r\n\r\n".encode())

@@ -68,6 +68,17 @@ def test_submits_that_want_the_same_new_topic_ask_for_it_once(
             with pytest.raises(UnknownTopic):
                 await service.ensure_topic("unmade.one", "test")
             assert asked == ["made.one", "unmade.one", "unmade.one"], "an error is not kept"
+
+            planned: list[int] = []
+
+            async def check(topic: Topic) -> int:
+                planned.append(topic.biz_type)
+                return topic.biz_type
+
+            checks = (service.checked("made.two", "test", check) for _ in range(200))
+            (made,) = set(await asyncio.gather(*checks))
+            assert Counter(planned) == {0: 200, made: 200}, "before it is made, and of what was made"
+            assert asked[3:] == ["made.two"]
         finally:
             await service.close()
 

@@ -100,6 +100,53 @@ def test_a_body_of_the_largest_size_is_taken_and_a_larger_one_refused(shared: Ga
     assert (batch.status, batch.body["field"]) == (413, "tasks.0.body")
 
 
+REFUSED: dict[str, dict[str, Any]] = {
+    "biz_id": {"biz_id": -1},
+    "delay": {"delay": 1e18},
+    "action_time": {"delay": None, "action_time": "2020-01-01T00:00:00Z"},
+    "no-time": {"delay": None},
+    "now": {"delay": 0},  # of what the template makes: a timed topic
+    "target": {"target": "shop"},  # of what the template makes: a pulled topic
+    "tries": {"tries": 70_000},
+    "attribute": {"attribute": {"a": "x" * 5000}},
+    "reserved": {"attribute": {"toc-webhook": 1}},
+    "dedup_key": {"dedup_key": ""},
+    "expires_at": {"expires_at": "2020-01-01T00:00:00Z"},
+    "body": {"body": "x" * ((1 << 20) + 1)},
+    "base64": {"body_base64": "a*"},
+    "content_type": {"content_type": "a/b"},
+}
+
+
+def test_a_refused_submit_creates_no_topic_and_a_valid_one_does(shared: Gateway, biz: int) -> None:
+    policies = {"slot_amount": 1, "topic_type": "timed", "delivery": "pull"}
+    template = {"pattern": "made.*", "policies": policies, "most_topics": 3}
+    assert shared.call("POST", "/v1/templates", template).status == 201
+    task = {"biz_id": biz, "delay": 60}
+    for name, wrong in REFUSED.items():
+        path = f"/v1/topics/made.{name}/tasks"
+        single = shared.call("POST", path, task | wrong, token="produce")
+        batch = shared.call("POST", f"{path}:batch", {"tasks": [task, task | wrong]}, token="produce")
+        assert single.status == batch.status, (name, single, batch)
+        assert single.status in (413, 422), (name, single)
+        assert batch.body["field"] == f"tasks.1.{single.body['field']}"
+    raw = {"Content-Type": "text/plain"}
+    assert shared.call("POST", "/v1/topics/made.raw/tasks?biz_id=1", b"x", headers=raw).status == 422
+    names = [one["name"] for one in shared.call("GET", "/v1/topics").body["topics"]]
+    assert not [name for name in names if name.startswith("made.")]
+    made = [
+        shared.call("POST", "/v1/topics/made.single/tasks", task),
+        shared.call("POST", "/v1/topics/made.batch/tasks:batch", {"tasks": [task]}),
+        shared.call("POST", "/v1/topics/made.raw/tasks?biz_id=1&delay=60", b"x", headers=raw),
+    ]
+    assert [one.status for one in made] == [201, 200, 201]
+    job_ids = [made[0].body["job_id"], made[1].body["tasks"][0]["job_id"], made[2].body["job_id"]]
+    topics = [shared.call("GET", f"/v1/tasks/{job_id}").body["topic"] for job_id in job_ids]
+    assert topics == ["made.single", "made.batch", "made.raw"]
+    full = shared.call("POST", "/v1/topics/made.fourth/tasks", task)
+    assert (full.status, full.body["type"]) == (409, "/docs#in-use")
+
+
 def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, biz: int) -> None:
     plain = submit(shared, biz_id=biz)
     assert shared.call("GET", f"/v1/tasks/{plain.body['job_id']}").body["body_length"] is None

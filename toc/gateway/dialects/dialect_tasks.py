@@ -12,15 +12,14 @@ from functools import partial
 
 from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING
 from toc.gateway.service import Service
-from toc.model.body import Content, check_body
+from toc.model.body import Content
 from toc.model.errors import BodyGone, Busy, NameTaken, TocError
 from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease, PullRow
 from toc.model.sharding import BizId
-from toc.model.target import NOTHING_ALLOWED, named_route
-from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus, encode_attribute
-from toc.model.template import Template
+from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
+from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
@@ -49,19 +48,18 @@ class DialectTasks:
         """Return the dialect's topics that this process knows."""
         return [name for name in self._service.center.catalog.known() if self.fits(name)]
 
-    async def make_topic(self, tasks: Sequence[NewTask]) -> None:
+    async def make_topic(self, tasks: Sequence[NewTask], *, max_delay: float | None = None) -> None:
         """Create the topic of these tasks if it does not exist yet: for a submit, never for a poll.
 
         The dialect's templates are added to the table of templates if they are missing; operators may alter
-        them. Raises what ``ensure_topic`` does, and InvalidInput for a task that no topic would take.
+        them. Raises what ``ensure_topic`` does, and before anything is created what ``Batcher.checked`` does.
         """
         name = tasks[0].topic
         if name in self._service.center.catalog.known():
             return
+        topic = best_of(self._templates, name).topic(name, 0)
         for task in tasks:
-            check_body(task.body, task.content_type, self._service.center.settings.max_body)
-            named_route(task.target, task.url, NOTHING_ALLOWED)
-            encode_attribute(task.attribute)
+            await self._service.batcher.checked(task, max_delay=max_delay, topic=topic)
         await self._service.at_topics(self._make_templates)
         await self._service.ensure_topic(name, self.name)
         self._made.set()

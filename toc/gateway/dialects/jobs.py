@@ -93,7 +93,7 @@ class Jobs:
         if len(job.id.encode()) > MAX_KEY_BYTES:
             raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
         task = job.task(self._tasks.name, self._prefix)
-        await self._tasks.make_topic([task])
+        await self._tasks.make_topic([task], max_delay=self._max_delay)
         await self._tasks.put_across(task, max_delay=self._max_delay)
 
     async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[Delivered, Job] | None:
