@@ -36,7 +36,7 @@ from toc.gateway import (
 )
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
 from toc.gateway.connections import ClientGone, Connection
-from toc.gateway.intake import Intake, Receive
+from toc.gateway.intake import ESCAPED, Intake, Receive
 from toc.gateway.problems import (
     BUSY,
     INTERNAL,
@@ -195,6 +195,7 @@ class App:
                 raw = data
             else:
                 body = _parsed(model, data)
+            del data  # it may be much longer than what was read of it
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
         tracing = self._service.center.tracing
         if tracing is None and not call.waits:
@@ -231,8 +232,8 @@ class App:
     async def _body(self, call: HttpCall, token: Token, headers: Sent, receive: Receive) -> bytes:
         """Return the whole body of a request. Raises Problem."""
         most = call.most_bytes
-        if call.takes_raw:  # in JSON, a body takes up to twice its bytes and rarely more
-            most += 2 * self._service.center.settings.max_body
+        if call.takes_raw:
+            most += ESCAPED * self._service.center.settings.max_body
         try:
             return await self._intake.body(receive, token.name, most, _header(headers, b"content-length"))
         except (BodyTooLarge, Busy) as exc:

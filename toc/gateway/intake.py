@@ -14,6 +14,9 @@ MOST_BUFFERED = 128 << 20
 so that it cannot keep out the bodies of others. A sender is a token, or on a port of a dialect the address of
 a client."""
 
+ESCAPED = 6
+"""Most bytes of JSON for one byte of a text."""
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 

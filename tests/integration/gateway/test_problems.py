@@ -66,7 +66,7 @@ BODIES: dict[str, tuple[bytes | dict[str, Any], int, str, str | None]] = {
     "an empty dedup_key": (TASK | {"dedup_key": ""}, 422, "invalid", "dedup_key"),
     "a dedup_key with NUL": (TASK | {"dedup_key": "a\0"}, 422, "invalid", "dedup_key"),
     "a long slot_basis": (TASK | {"slot_basis": "x" * 300}, 422, "invalid", "slot_basis"),
-    "too large": (b" " * (2400 << 10), 413, "too-large", None),
+    "too large": (b" " * (6500 << 10), 413, "too-large", None),
 }
 
 

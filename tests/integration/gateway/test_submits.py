@@ -88,9 +88,10 @@ def test_a_body_of_the_largest_size_is_taken_and_a_larger_one_refused(shared: Ga
                 "POST", f"{TASKS}?biz_id={biz}&delay=60", part, headers={"Content-Type": "image/png"}
             ),
             submit(shared, biz_id=biz, body="\n" * len(part)),
+            submit(shared, biz_id=biz, body="\x01" * len(part)),  # six bytes of JSON for each
         ]
         if len(part) == 1 << 20:
-            assert [reply.status for reply in replies] == [201, 201, 201]
+            assert [reply.status for reply in replies] == [201, 201, 201, 201]
             assert body_of(shared, replies[0].body["job_id"])[0] == part
         else:
             assert {(reply.status, reply.body["field"]) for reply in replies} == {(413, "body")}

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, Connection
 from toc.gateway.dialects.dialect_tasks import DialectTasks
-from toc.gateway.intake import Intake, Receive
+from toc.gateway.intake import ESCAPED, Intake, Receive
 from toc.gateway.service import Service
 from toc.model.access import Token
 from toc.model.errors import BodyTooLarge, Busy, TocError
@@ -35,8 +35,6 @@ ACKS = 20
 ACK_AGAIN_SECONDS = 0.25
 """How many attempts are made to mark tasks as processed while their server does not answer, and the
 pause between two attempts, in seconds."""
-ESCAPED = 6
-"""Most bytes of JSON for one byte of a text."""
 BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
 
