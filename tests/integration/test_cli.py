@@ -29,7 +29,7 @@ from toc.coordination.operator import Operator
 from toc.dev.local.process import free_port
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.index.messages import Peek
-from toc.model.clock import from_ms
+from toc.model.clock import from_ms, to_ms
 from toc.model.task import NewTask, TaskStatus
 from toc.model.topic import Slot, Topic
 from toc.model.verdict import Failure
@@ -643,6 +643,7 @@ def test_a_dead_task_is_shown_with_what_its_row_knows(toc: Toc, center: TimeoutC
     assert (shown["status"], shown["topic"]) == ("dead", topic)
     [failed] = shown["history"]
     assert (failed["attempt"], failed["error"], failed["at"]) == (16, "no luck", shown["ended"])
+    assert (failed["seconds"], "ms" in failed) == (None, False)
     assert toc.json("get", job_id)["history"] == [failed]
 
 
@@ -746,6 +747,9 @@ def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutC
         "rescheduled": 20, "may_have_started": 0, "too_late": 0, "unknown": 0,
     }  # fmt: skip
     assert _account(toc, "tasks.reschedule")["rescheduled"] == 20
+    (audited,) = toc.json("audit", "--limit", 1)
+    at = audited["details"]["selected"].rpartition("action_time=")[2]
+    assert at == instant(to_ms(datetime.fromisoformat(at))), "UTC, with milliseconds"
     for row in center.store.read(job_ids).values():
         assert 7200 <= (from_ms(row.action_time) - began).total_seconds() < 7260
         assert row.version == (2 if row.job_id == job_ids[7] else 1), "each once"
@@ -1305,12 +1309,12 @@ def test_schedules_on_the_command_line(toc: Toc) -> None:
     )
     fires = toc.json("schedule", "preview", "r", "--after", "2030-03-30T00:00Z", "--count", 3)
     assert [fire["nominal"] for fire in fires] == [
-        "2030-03-30T02:30:00+01:00",
-        "2030-03-31T03:00:00+02:00",
-        "2030-04-01T02:30:00+02:00",
+        "2030-03-30T02:30:00.000+01:00",
+        "2030-03-31T03:00:00.000+02:00",
+        "2030-04-01T02:30:00.000+02:00",
     ]
     assert len(toc.json("schedule", "preview", "r")) == 20
-    assert "2030-03-31T03:00:00+02:00" in toc.ok(
+    assert "2030-03-31T03:00:00.000+02:00" in toc.ok(
         "schedule",
         "preview",
         "--cron",

@@ -10,7 +10,6 @@ import typer
 from toc.cli.options import Group, Json, flag, grouped, option
 from toc.cli.output import print_job_id, print_json, say, show, show_one
 from toc.cli.values import attribute, audited, changing, duration, instant, opened
-from toc.model import wire
 from toc.model.clock import to_ms
 from toc.model.schedule import Dst, Missed, Overlap, check_instant
 from toc.model.schedule import preview as fires_of
@@ -240,15 +239,12 @@ def _when(record: dict[str, Any]) -> str:
 
 
 def _fires(fires: Sequence[Fire], *, as_json: bool) -> list[dict[str, Any]]:
+    records = [fire_record(fire) for fire in fires]
     if as_json:
-        return [fire_record(fire) for fire in fires]
+        return records
     return [
-        {
-            "day": f"{fire.nominal:%a}",
-            "nominal": fire.nominal.isoformat(),
-            "due (UTC)": wire.instant(to_ms(fire.due)),
-        }
-        for fire in fires
+        {"day": f"{fire.nominal:%a}", "nominal": record["nominal"], "due (UTC)": record["due"]}
+        for fire, record in zip(fires, records, strict=True)
     ]
 
 

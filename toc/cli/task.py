@@ -314,7 +314,7 @@ def _reschedule_many(
         raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
     if chosen and biz is None:
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
-    account = Account(chosen, Filters(topic, biz), action_time=due().isoformat())
+    account = Account(chosen, Filters(topic, biz), action_time=wire.instant(to_ms(due())))
     steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
     account.follow(center, "tasks.reschedule", steps)
     _tell(account, "rescheduled", as_json=as_json)

@@ -163,7 +163,7 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
 
 def fire_record(fire: Fire) -> dict[str, Any]:
     """Return a time at which a schedule fires: nominal with the offset of its zone, due in UTC."""
-    return {"nominal": fire.nominal.isoformat(), "due": _time(fire.due)}
+    return {"nominal": fire.nominal.isoformat(timespec="milliseconds"), "due": _time(fire.due)}
 
 
 def ownership_record(view: SlotView) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from toc.model.wire import instant
+from toc.model.wire import instant, seconds
 from toc.store.schema import ERROR_COLUMN_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import DatabaseServer
 
@@ -39,8 +39,15 @@ class FailedTry(NamedTuple):
     next: int | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Return it for display, with its times as texts; ``next`` is None if there is none."""
-        return {**self._asdict(), "at": instant(self.at), "next": instant(self.next) if self.next else None}
+        """Return it for display: its times as texts, and ``ms`` as ``seconds``. ``next`` is None if there is
+        none."""
+        shown = self._asdict()
+        del shown["ms"], shown["next"]
+        return shown | {
+            "at": instant(self.at),
+            "seconds": None if self.ms is None else seconds(self.ms),
+            "next": instant(self.next) if self.next else None,
+        }
 
 
 _text = json.JSONEncoder(ensure_ascii=False).encode

@@ -21,6 +21,7 @@ from toc.model.topic import Topic
 from toc.operate.audit import MOST_IDS, tasks_chosen
 from toc.operate.tokens import REFRESH_SECONDS
 from toc.store.audit import MOST_TEXT
+from toc.store.history import FailedTry, line
 from toc.store.server import Statement
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -131,6 +132,20 @@ def test_a_damaged_row_is_named_on_its_page_and_hides_no_other(shared: Gateway) 
         assert (one.status, one.body["type"]) == (409, "/docs#unreadable-task")
     finally:
         server.run([Statement(f"UPDATE {name} SET attribute='{{}}' WHERE job_id={job_ids[1]}")])
+
+
+def test_a_history_has_its_times_as_texts_and_its_durations_in_seconds(shared: Gateway) -> None:
+    job_id = shared.submit(biz_id=1).body["job_id"]
+    store = shared.system.center.store
+    server, name = store._shards.servers[0], store._shards.names[store._shards.table_of(int(job_id))]
+    failed = FailedTry(1, 0, 0, 1_700_000_000_047, "down", 500, 47, 1_700_000_060_000)
+    server.run([Statement(f"UPDATE {name} SET history=%s WHERE job_id={job_id}", [line(failed)])])
+    assert shared.call("GET", f"/v1/tasks/{job_id}/history").body["tries"] == [
+        {
+            "attempt": 1, "crashes": 0, "version": 0, "at": "2023-11-14T22:13:20.047Z", "error": "down",
+            "status": 500, "seconds": 0.047, "next": "2023-11-14T22:14:20.000Z",
+        }
+    ]  # fmt: skip
 
 
 def test_operators_do_their_work_over_http(shared: Gateway) -> None:

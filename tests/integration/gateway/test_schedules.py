@@ -84,9 +84,9 @@ def test_a_list_goes_by_name_in_pages_and_shows_what_the_token_may_see(shared: G
 def test_a_preview_has_the_offsets_of_the_zone_stored_or_not(shared: Gateway) -> None:
     rule = {"cron": "30 2 * * *", "zone": "Europe/Berlin"}
     fires = [
-        {"nominal": "2030-03-30T02:30:00+01:00", "due": "2030-03-30T01:30:00.000Z"},
-        {"nominal": "2030-03-31T03:00:00+02:00", "due": "2030-03-31T01:00:00.000Z"},
-        {"nominal": "2030-04-01T02:30:00+02:00", "due": "2030-04-01T00:30:00.000Z"},
+        {"nominal": "2030-03-30T02:30:00.000+01:00", "due": "2030-03-30T01:30:00.000Z"},
+        {"nominal": "2030-03-31T03:00:00.000+02:00", "due": "2030-03-31T01:00:00.000Z"},
+        {"nominal": "2030-04-01T02:30:00.000+02:00", "due": "2030-04-01T00:30:00.000Z"},
     ]
     given = {**rule, "after": "2030-03-30T00:00:00Z", "count": 3}
     assert shared.call("POST", "/v1/schedules:preview", given, token="read").body == {"fires": fires}
@@ -95,6 +95,9 @@ def test_a_preview_has_the_offsets_of_the_zone_stored_or_not(shared: Gateway) ->
     path = "/v1/schedules/looked:preview"
     assert shared.call("GET", f"{path}?after=2030-03-30T00:00:00Z&count=3").body == {"fires": fires}
     assert len(shared.call("GET", path).body["fires"]) == 20
+    short = {"every": 1.5, "after": "2030-01-01T00:00:00Z", "count": 2}
+    found = shared.call("POST", "/v1/schedules:preview", short).body["fires"]
+    assert [fire["nominal"][19:] for fire in found] == [".500+00:00", ".000+00:00"]
     late = {"every": 86400 * 3000, "anchor": "9999-12-31T23:59:59Z"}
     assert shared.call("POST", "/v1/schedules:preview", late).body == {"fires": []}
 
