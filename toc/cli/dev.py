@@ -252,7 +252,7 @@ def _gateway(settings: Settings) -> SideProcesses | None:
             topics=["*"],
             clock=center.clock,
             by=who(),
-            lifetime=DEV_TOKEN_SECONDS,
+            expires=DEV_TOKEN_SECONDS,
         )
     say(f"its token, for a week: {made.secret}")
     from toc.gateway.dialects.registry import DIALECTS

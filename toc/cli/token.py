@@ -37,11 +37,11 @@ def create(
     """
     from toc.operate import tokens
 
-    lifetime = None if expires is None else duration(expires)
+    seconds = None if expires is None else duration(expires)
     roles = sorted(each.value for each in set(role))
-    with changing("token.create", name, roles=roles, topics=topic, lifetime=lifetime, rate=rate) as center:
+    with changing("token.create", name, roles=roles, topics=topic, expires=seconds, rate=rate) as center:
         made = tokens.create_token(
-            center.store, name, roles=role, topics=topic, clock=center.clock, by=who(), lifetime=lifetime,
+            center.store, name, roles=role, topics=topic, clock=center.clock, by=who(), expires=seconds,
             rate=rate,
         )  # fmt: skip
     if as_json:

@@ -25,7 +25,7 @@ class NewToken(Model):
     name: str
     roles: list[Annotated[Role, Field(strict=False)]] = Field(min_length=1, max_length=len(Role))
     topics: list[str] = Field(min_length=1, max_length=100, description="Patterns, such as shop.*")
-    lifetime: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds; null: no end.")
+    expires: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds; null: no end.")
     rate: float | None = Field(
         None,
         gt=0,

@@ -50,21 +50,21 @@ def create_token(
     topics: Sequence[str],
     clock: Clock,
     by: str,
-    lifetime: float | None = None,
+    expires: float | None = None,
     rate: float | None = None,
     giver: Token | None = None,
     secret: str | None = None,
 ) -> Made:
-    """Make a token that lives ``lifetime`` seconds (None: until it is revoked).
+    """Make a token that ends after ``expires`` seconds (None: when it is revoked).
 
     ``giver``: the token by which the caller asks; None for an operator at the command line, who may grant
     all. ``secret``: its text, for one that clients have already; it begins with PREFIX. Raises InvalidInput,
     NameTaken, NotGranted.
     """
     now = clock.now_ms()
-    if lifetime is not None and not 1 <= lifetime <= 10 * 366 * 86_400:
-        raise InvalidInput("a token may last 1 s to 10 years, or have no expiry", "lifetime")
-    expires_at = None if lifetime is None else now + round(lifetime * 1000)
+    if expires is not None and not 1 <= expires <= 10 * 366 * 86_400:
+        raise InvalidInput("a token may last 1 s to 10 years, or have no expiry", "expires")
+    expires_at = None if expires is None else now + round(expires * 1000)
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:
         check_grant(giver, roles, topics, expires_at, rate)

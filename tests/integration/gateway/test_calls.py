@@ -401,8 +401,11 @@ def test_a_token_is_needed_shown_once_limited_and_ends_within_a_second(shared: G
         answer = shared.call("GET", "/v1/tasks/1", token=token)
         assert (answer.status, answer.body["type"]) == (401, "/docs#unauthenticated")
         assert answer.headers["www-authenticate"] == "Bearer"
-    made = shared.call("POST", "/v1/tokens", {"name": "brief", "roles": ["read"], "topics": ["*"], "rate": 1})
+    wanted = {"name": "brief", "roles": ["read"], "topics": ["*"], "rate": 1, "expires": 3600}
+    made = shared.call("POST", "/v1/tokens", wanted)
     assert made.status == 201
+    left = datetime.fromisoformat(made.body["expires_at"]) - datetime.fromisoformat(made.body["created"])
+    assert left == timedelta(hours=1)
     secret = made.body["token"]
     assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 200, 5)
     answers = [shared.call("GET", "/v1/topics", token=secret) for _ in range(20)]

@@ -50,7 +50,7 @@ ACTS: list[tuple[str, str, str, str, dict[str, Any] | None]] = [
      {"policies": {"retries": 4}}),
     ("template.delete", "template delete {}.*", "DELETE", "templates/{}.*", None),
     ("token.create", "token create {} --role read --topic a.* --expires 1h", "POST", "tokens",
-     {"name": "{}", "roles": ["read"], "topics": ["a.*"], "lifetime": 3600}),
+     {"name": "{}", "roles": ["read"], "topics": ["a.*"], "expires": 3600}),
     ("token.revoke", "token revoke {}", "DELETE", "tokens/{}", None),
     ("schedule.create",
      'schedule create {} --topic test.sync --every 1h --window 1m --overlap skip --attribute {{"a":1}}',

@@ -199,7 +199,7 @@ def test_a_token_is_in_force_from_its_creation_to_its_end_and_stored_nowhere(sto
         topics=["shop.*"],
         clock=clock,
         by="ann@h",
-        lifetime=60,
+        expires=60,
         rate=2,
     )
     assert book.find(made.secret) is None
