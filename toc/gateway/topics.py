@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
-from toc.gateway.problems import FORBIDDEN, INVALID, Problem
+from toc.gateway.problems import INVALID, UNKNOWN_TOPIC, Problem
 from toc.model.access import Action
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import TocError
@@ -72,7 +72,7 @@ async def create(asked: Asked) -> Answer:
     values = asked.body.given()
     name = values.pop("name")
     if not asked.may(name):
-        raise Problem(FORBIDDEN, "the name is outside the patterns of this access token")
+        raise Problem(UNKNOWN_TOPIC, "the name is outside the patterns of this access token")
     async with asked.audit("topic.create", name, values):
         topic = await asked.service.at_topics(admin.create_topic, asked.service.center, name, **values)
     return await _shown_anew(asked, topic, 201)
