@@ -118,9 +118,9 @@ class Asked:
             raise Problem(UNKNOWN_TOPIC, "there is no such topic")
         return name
 
-    async def row(self) -> tuple[TaskRow, str]:
-        """The task that the path names, and its topic. Raises Problem (404) if the token may not see it, and
-        StoreUnavailable or SchemaBehind if that cannot be told."""
+    async def row(self, **more: Any) -> tuple[TaskRow, str]:
+        """The task that the path names, and its topic. Raises Problem (404, with ``more``) if the token may
+        not see it, and StoreUnavailable or SchemaBehind if that cannot be told."""
         text = self.path["job_id"]
         job_id = int(text) if text.isdecimal() and text.isascii() and len(text) < 20 else 0
         row = await self.service.batcher.get(job_id) if valid_job_id(job_id) else None
@@ -131,7 +131,8 @@ class Asked:
                 return row, topic
             if error is not None:
                 raise error
-        raise Problem(UNKNOWN_TASK, "there is no such task; finished ones are purged after their retention")
+        detail = "there is no such task; finished ones are purged after their retention"
+        raise Problem(UNKNOWN_TASK, detail, **more)
 
     @asynccontextmanager
     async def audit(

@@ -386,7 +386,7 @@ class Changed(TypedDict):
 
 async def cancel(asked: Asked) -> Answer:
     """Cancel a pending task."""
-    row, _ = await asked.row()
+    row, _ = await asked.row(outcome="unknown")
     outcome = await asked.service.at_task(row.job_id, asked.service.center.cancel, row.job_id)
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 
@@ -396,7 +396,7 @@ async def reschedule(asked: Asked) -> Answer:
     body: NewDeadline = asked.body
     if (body.delay is None) == (body.action_time is None):
         raise Problem(INVALID, "give a delay or an action_time", field="action_time")
-    row, _ = await asked.row()
+    row, _ = await asked.row(outcome="unknown")
     center = asked.service.center
     if body.action_time is None:
         delay = min(body.delay or 0.0, center.settings.max_delay + 1)

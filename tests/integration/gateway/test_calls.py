@@ -53,6 +53,9 @@ def test_a_task_lives_over_http(shared: Gateway) -> None:
     assert shared.call("GET", f"/v1/tasks/{job_id}").body["version"] == 1
     assert shared.call("DELETE", f"/v1/tasks/{job_id}").body == {"job_id": job_id, "outcome": "cancelled"}
     assert shared.call("PATCH", f"/v1/tasks/{job_id}", {"delay": 60}).body["outcome"] == "too_late"
+    for method, wanted in (("PATCH", {"delay": 60}), ("DELETE", None)):
+        unknown = shared.call(method, "/v1/tasks/123456789", wanted)
+        assert (unknown.status, unknown.body["outcome"]) == (404, "unknown")
     task = shared.call("GET", f"/v1/tasks/{job_id}").body
     assert (task["status"], task["next_time"]) == ("cancelled", None)
     assert TIME.fullmatch(task["ended"])
