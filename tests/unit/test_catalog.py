@@ -39,6 +39,28 @@ def test_a_process_that_was_idle_waits_to_learn_that_its_topic_was_deleted() -> 
         catalog.get("t")
 
 
+def test_a_read_that_ends_late_does_not_bring_an_older_view_back() -> None:
+    topics = [Topic("t", 7, 4)]
+    read_old, answers = threading.Event(), threading.Event()
+
+    def read() -> TopicsRead:
+        found = TopicsRead(list(topics))
+        if len(topics) == 1:
+            read_old.set()
+            answers.wait(30)
+        return found
+
+    catalog = TopicCatalog(read, Clock())
+    late = threading.Thread(target=catalog.refresh)
+    late.start()
+    assert read_old.wait(30)
+    topics.append(Topic("new", 8, 4))
+    assert "new" in catalog.refresh()
+    answers.set()
+    late.join()
+    assert "new" in catalog.known()
+
+
 def test_while_the_table_does_not_answer_one_caller_waits_and_the_others_use_the_old_view() -> None:
     answers = threading.Event()
     answers.set()

@@ -11,6 +11,7 @@ from toc.model import features
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
 from toc.model.features import Feature
+from toc.model.fork import call_in_children
 from toc.model.topic import Topic, check_topic_name
 
 REFRESH_SECONDS = 2.0
@@ -70,22 +71,35 @@ class TopicCatalog:
         self._reading: _Reading | None = None
         """The last read on a thread of its own."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
-        """By name and by biz_type. Replaced in one assignment, so no lock is needed."""
+        """By name and by biz_type. Replaced in one assignment, so readers need no lock."""
         self.lacking: features.Lacking = {}
         """Which members lack which features, as of the last read."""
+        self._new_lock()
+        call_in_children(self._new_lock)
+
+    def _new_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def refresh(self) -> dict[str, Topic]:
-        """Read the topic table now. Raises StoreUnavailable, and keeps the old view then."""
+        """Read the topic table now. Raises StoreUnavailable, and keeps the old view then.
+
+        Of reads at the same time, the one that began last counts: a topic that was seen never vanishes again.
+        """
         began = self._clock.monotonic()
-        topics, self.lacking = self._read()
-        self._show(topics)
-        self._shown_at, self._read_at = began, self._clock.monotonic()
+        topics, lacking = self._read()
+        with self._lock:
+            if began >= self._shown_at:
+                self.lacking = lacking
+                self._show(topics)
+                self._shown_at = began
+            self._read_at = self._clock.monotonic()
         return self.known()
 
     def learn(self, topics: Iterable[Topic]) -> None:
         """Use topics that another process has read, until this process has read its own."""
-        if not self._view[0]:
-            self._show(topics)
+        with self._lock:
+            if not self._view[0]:
+                self._show(topics)
 
     def get(self, name: str) -> Topic:
         """Return topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""

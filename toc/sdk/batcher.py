@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ class Batcher:
         """Separate, because plain submits need fewer round trips."""
         self._reads = [self._read_batcher(server) for server in servers]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
-        self._reading_topics: asyncio.Future[Any] | None = None
+        self._reading_topics: Future[Any] | None = None
         self.keeping = self._loop.create_task(self._keep_topics())
         """The task that keeps the topics fresh. Only ``close`` may end it.
 
@@ -60,11 +60,9 @@ class Batcher:
         """Store a task and return its job_id."""
         return (await self.put(task)).job_id
 
-    async def put(
-        self, task: NewTask, *, across: Collection[str] = (), request: Request | None = None
-    ) -> Put:
+    async def put(self, task: NewTask, *, request: Request | None = None) -> Put:
         """Do as ``TimeoutCenter.put``. Its outcome is what the rows tell; the index is not waited for."""
-        one = await self.checked(task, across=across, request=request)
+        one = await self.checked(task, request=request)
         return one if isinstance(one, Put) else await self.store(one)
 
     async def store(self, one: Submission) -> Put:
@@ -114,16 +112,16 @@ class Batcher:
         self,
         task: NewTask,
         *,
-        across: Collection[str] = (),
+        across: Callable[[int], bool] | None = None,
         request: Request | None = None,
         max_delay: float | None = None,
         topic: Topic | None = None,
     ) -> Submission | Put:
         """Return what a task's submit writes, or the answer that its request got before.
 
-        ``topic`` takes the place of the task's topic, for one that is yet to be created.
-        ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of their own.
-        Raises InvalidInput, FeatureNotReady.
+        ``across``: as in ``ToPut``. ``topic`` takes the place of the task's topic, for one that is yet to be
+        created. ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of
+        their own. Raises InvalidInput, FeatureNotReady.
         """
         try:
             topic = topic or await self.topic(task.topic)
@@ -132,9 +130,8 @@ class Batcher:
                 if self.center.catalog.lacking.get(feature.value) != ():
                     await self.read_topics()
                     features.check(feature, self.center.catalog.lacking)
-            types = [(await self.topic(name)).biz_type for name in across] if across else ()
             contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
-            return Submission(row, task.topic, contents, conflict_of(task), types, request)
+            return Submission(row, task.topic, contents, conflict_of(task), across, request)
         except InvalidInput:
             # A repeated request may be refused for what was valid the first time, such as a time now past.
             if request is None:
@@ -169,12 +166,11 @@ class Batcher:
         return topic
 
     async def read_topics(self) -> None:
-        """Read the topic table. Calls at the same time share one read. Raises StoreUnavailable."""
+        """Read the topic table. Calls at the same time share the next read. Raises StoreUnavailable."""
         reading = self._reading_topics
-        if reading is None or reading.done():
-            reading = self._loop.run_in_executor(self._topics_thread, self.center.catalog.read_through)
-            self._reading_topics = reading
-        await asyncio.shield(reading)
+        if reading is None or reading.running() or reading.done():  # it may have missed a new topic
+            reading = self._reading_topics = self._topics_thread.submit(self.center.catalog.read_through)
+        await asyncio.shield(asyncio.wrap_future(reading))
 
     # --- the end
 
@@ -268,7 +264,7 @@ class Batcher:
 
 
 def _to_put(one: Submission) -> ToPut:
-    return ToPut(one.row, one.contents, one.on_conflict, one.types, one.request)
+    return ToPut(one.row, one.contents, one.on_conflict, one.across, one.request)
 
 
 def _inserted(row: TaskRow, outcome: int | TocError) -> Put | TocError:

@@ -195,20 +195,20 @@ def conflict_of(task: NewTask) -> OnConflict:
 class Submission(NamedTuple):
     """A task to store, checked: its row and body, and what to do if its name is taken.
 
-    ``types``: biz_types of further topics on which its name is the same.
+    ``across``: as in ``ToPut``.
     """
 
     row: TaskRow
     topic: str
     contents: Contents = NO_BODIES
     on_conflict: OnConflict = OnConflict.KEEP
-    types: Sequence[int] = ()
+    across: Callable[[int], bool] | None = None
     request: Request | None = None
 
     @property
     def plain(self) -> bool:
         """Whether one INSERT stores it, together with others."""
-        return self.on_conflict is OnConflict.KEEP and not self.types and self.request is None
+        return self.on_conflict is OnConflict.KEEP and self.across is None and self.request is None
 
     @property
     def size(self) -> int:

@@ -269,7 +269,7 @@ class Puts:
             if row.dedup_key is not None:
                 key, own = row.dedup_key.encode(), f"biz_id={row.biz_id:d} AND biz_type"
                 keys.setdefault(table, []).append((f"({own}={row.biz_type:d} AND dedup_key=%s)", key))
-                if len(one.types) > 1:  # a row being inserted under another topic is found by its lock
+                if one.over_topics:  # a row being inserted under another topic is found by its lock
                     others.setdefault(table, []).append((f"({own}<>{row.biz_type:d} AND dedup_key=%s)", key))
             if one.request is not None:
                 asked.setdefault(request_names[table], []).append(one.request)
@@ -297,9 +297,13 @@ class Puts:
     def _plan(self, server: DatabaseServer, asked: ToPut, looked: _Looked, now: int) -> Plan:
         name = self._name(asked.row)
         named = [] if name is None else looked.by_name.get(name, [])
-        types = set(asked.types)
-        found = [seen for seen in named if seen.row.biz_type in types]
-        strangers = [seen.row.job_id for seen in named if seen.row.biz_type not in types]
+        found: list[Seen] = []
+        strangers: list[int] = []
+        for seen in named:
+            if asked.holds(seen.row.biz_type):
+                found.append(seen)
+            else:
+                strangers.append(seen.row.job_id)
         return self._planner.plan(server, asked, found, now, strangers)
 
     def _renamed(self, asked: ToPut, looked: _Looked) -> ToPut:

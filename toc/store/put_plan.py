@@ -8,7 +8,7 @@ first, and then fails as a whole.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,19 +32,25 @@ TRIED_BEFORE = "a try for a former time had begun"
 
 
 class ToPut(NamedTuple):
-    """A row to put. ``across``: further biz_types under which its dedup_key names the same task."""
+    """A row to put. ``across``: under which further biz_types its dedup_key names the same task; None: none.
+
+    It may raise a TocError for a type of which it cannot say that. Then nothing is stored.
+    """
 
     row: TaskRow
     contents: Contents = NO_BODIES
     on_conflict: OnConflict = OnConflict.REPLACE
-    across: Collection[int] = ()
+    across: Callable[[int], bool] | None = None
     request: Request | None = None
 
     @property
-    def types(self) -> list[int]:
-        """The biz_types under which its dedup_key names the same task."""
-        types = {self.row.biz_type, *self.across} if self.row.dedup_key is not None else {self.row.biz_type}
-        return sorted(types)
+    def over_topics(self) -> bool:
+        """Whether its dedup_key may name the same task under further biz_types."""
+        return self.across is not None and self.row.dedup_key is not None
+
+    def holds(self, biz_type: int) -> bool:
+        """Whether its dedup_key names the same task under a biz_type. Raises what ``across`` does."""
+        return biz_type == self.row.biz_type or (self.across is not None and self.across(biz_type))
 
 
 class Stored(NamedTuple):
@@ -203,7 +209,7 @@ class Planner:
             asked,
             Stored(put, row, [_tried(seen) for seen in pending]),
             asked.request,
-            lock=self._lock(server, asked, found, now, strangers) if len(asked.types) > 1 else (),
+            lock=self._lock(server, asked, found, now, strangers) if asked.over_topics else (),
             ended=[seen.row.job_id for seen in found if seen.row.status != PENDING],
             changes=cancels,
         )
@@ -223,7 +229,7 @@ class Planner:
         name's rows would be could hold up any task.
         """
         row = asked.row
-        assert row.dedup_key is not None  # noqa: S101 - else it has one type
+        assert row.dedup_key is not None  # noqa: S101 - else it is not over topics
         table = self._shards.table_of(row.job_id)
         name, request_name = self._shards.names[table], self._shards.request_names[table]
         number = int.from_bytes(hashlib.sha256(row.dedup_key.encode() + b"%d" % row.biz_id).digest()[:4])

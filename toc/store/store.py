@@ -199,7 +199,8 @@ class Store(Batches):
         answered before gets the same answer. Raises DedupConflict, TaskExists, RequestReused, InvalidExpiry,
         SubmitUnknown.
         """
-        return self._puts.put(ToPut(row, contents, on_conflict, across, request))
+        types = set(across).__contains__ if across else None
+        return self._puts.put(ToPut(row, contents, on_conflict, types, request))
 
     # --- one task ------------------------------------------------------------------------------------------
 

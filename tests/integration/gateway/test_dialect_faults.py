@@ -268,6 +268,28 @@ def test_pushes_of_one_id_under_several_topics_leave_one_job(system: System) -> 
         assert gateway.stop() == 0
 
 
+def test_pushes_of_one_id_under_new_topics_leave_one_job(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0", "--processes", "2")
+    try:
+        port, barrier = port_of(gateway, "youzan"), threading.Barrier(8)
+
+        def push(number: int) -> set[str]:
+            answers = set()
+            for turn in range(15):
+                topic = f"t{turn}-{number % 4}"
+                job = {"id": f"{turn}", "topic": topic, "delay": 3600, "ttr": 60, "body": ""}
+                barrier.wait()
+                answers.add(ask(port, "POST", "/push", job).json["message"])
+            return answers
+
+        with ThreadPoolExecutor(8) as threads:
+            assert set().union(*threads.map(push, range(8))) == {"添加成功"}
+        pending = [str(one.biz_key) for one in rows(system) if one.status == TaskStatus.PENDING]
+        assert sorted(pending) == sorted(map(str, range(15)))
+    finally:
+        assert gateway.stop() == 0
+
+
 def test_a_stopping_gateway_answers_its_holds(system: System) -> None:
     gateway = Gateway(system, "--youzan", "127.0.0.1:0")
     port = port_of(gateway, "youzan")

@@ -23,9 +23,18 @@ from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
+from toc.sdk.submission import Submission
 
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
+
+
+class _NewType(TocError):
+    """A task has the biz_type of a topic that this process does not know."""
+
+    def __init__(self, biz_type: int) -> None:
+        super().__init__(f"this process does not know the topic with biz_type {biz_type}")
+        self.biz_type = biz_type
 
 
 class DialectTasks:
@@ -43,10 +52,6 @@ class DialectTasks:
     def fits(self, topic: str) -> bool:
         """Whether a topic is one of the dialect's, by its name."""
         return any(matches(template.pattern, topic) for template in self._templates)
-
-    def topics(self) -> list[str]:
-        """Return the dialect's topics that this process knows."""
-        return [name for name in self._service.center.catalog.known() if self.fits(name)]
 
     async def make_topic(self, tasks: Sequence[NewTask], *, max_delay: float | None = None) -> None:
         """Create the topic of these tasks if it does not exist yet: for a submit, never for a poll.
@@ -137,15 +142,12 @@ class DialectTasks:
 
     async def own(self, biz_id: int | str, dedup_key: str | None = None) -> list[TaskRow]:
         """Return its tasks of a biz_id, with this dedup_key or any, oldest first. Raises StoreUnavailable."""
-        return [row for row in await self._find(biz_id, dedup_key) if self.topic_of(row) is not None]
-
-    async def _find(self, biz_id: int | str, dedup_key: str | None) -> list[TaskRow]:
         biz, store = BizId.of(biz_id), self._service.center.store
         look = partial(store.find, biz, dedup_key=dedup_key)
         rows = await self._service.at_server_for_dialect(store.server_of_biz(biz), look)
         if (error := await self._service.read_through(rows)) is not None:
             raise error
-        return rows
+        return [row for row in rows if self.topic_of(row) is not None]
 
     async def put_across(self, task: NewTask, *, max_delay: float) -> Put:
         """Store a task whose name holds over all topics of the dialect.
@@ -153,10 +155,23 @@ class DialectTasks:
         Its name is its biz_id and dedup_key. If a task of that name exists under any of these
         topics, ``on_conflict`` says what happens to it. Raises what ``TimeoutCenter.put`` raises.
         """
-        batcher = self._service.batcher
-        await self._find(task.biz_id, task.dedup_key)  # so that all topics are known under which it may be
-        one = await batcher.checked(task, across=self.topics(), max_delay=max_delay)
-        return one if isinstance(one, Put) else await batcher.store(one)
+        batcher, catalog = self._service.batcher, self._service.center.catalog
+        gone: set[int] = set()
+
+        def is_own(biz_type: int) -> bool:
+            topic = catalog.known_type(biz_type)
+            if topic is None and biz_type not in gone:
+                raise _NewType(biz_type)
+            return topic is not None and self.fits(topic.name)
+
+        one = await batcher.checked(task, across=is_own, max_delay=max_delay)
+        while isinstance(one, Submission):
+            try:
+                return await batcher.store(one)
+            except _NewType as exc:  # another call may have just created the topic
+                await batcher.read_topics()
+                gone.add(exc.biz_type)
+        return one
 
     async def end(self, row: TaskRow) -> AckOutcome:
         """End a task as processed if it was handed out in the row's version. Raises StoreUnavailable."""
