@@ -13,7 +13,7 @@ from functools import partial
 from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING
 from toc.gateway.service import Service
 from toc.model.body import Content
-from toc.model.errors import BodyGone, Busy, NameTaken, TocError
+from toc.model.errors import BodyGone, Busy, NameTaken, TocError, UnknownTopic
 from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease, PullRow
@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
 
 
-class _NewType(TocError):
+class _UnknownType(UnknownTopic):
     """A task has the biz_type of a topic that this process does not know."""
 
     def __init__(self, biz_type: int) -> None:
@@ -161,14 +161,14 @@ class DialectTasks:
         def is_own(biz_type: int) -> bool:
             topic = catalog.known_type(biz_type)
             if topic is None and biz_type not in gone:
-                raise _NewType(biz_type)
+                raise _UnknownType(biz_type)
             return topic is not None and self.fits(topic.name)
 
         one = await batcher.checked(task, across=is_own, max_delay=max_delay)
         while isinstance(one, Submission):
             try:
                 return await batcher.store(one)
-            except _NewType as exc:  # another call may have just created the topic
+            except _UnknownType as exc:  # another call may have just created the topic
                 await batcher.read_topics()
                 gone.add(exc.biz_type)
         return one
