@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from toc.gateway.dialects import json_fields, youzan
 from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.lmstfy_replies import refusal
+from toc.gateway.dialects.lmstfy_tasks import OTHERS, topic_of
 from toc.gateway.dialects.names import key_for, topic_for
 from toc.gateway.dialects.port import Guard
 from toc.gateway.dialects.registry import DIALECTS
@@ -38,6 +39,13 @@ def test_a_name_that_fits_stays_and_any_other_is_hashed() -> None:
     assert topic_for("h-shop", "youzan.") == "youzan.h-shop"
     assert topic_for("-a", "p.") == "p.-a"
     assert topic_for("-a").startswith("h-")
+
+
+def test_no_topic_of_a_namespace_is_one_of_another_dialect() -> None:
+    patterns = [template.pattern for dialect in DIALECTS.values() for template in dialect.templates]
+    assert {f"{name}.*" for name in OTHERS} == set(patterns)
+    for name in OTHERS:
+        assert not [pattern for pattern in patterns if matches(pattern, topic_of(name, "queue"))]
 
 
 @given(st.lists(st.text(min_size=1, max_size=60), unique=True, max_size=20))

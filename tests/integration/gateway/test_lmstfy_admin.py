@@ -8,6 +8,7 @@ from base64 import b64encode
 from urllib.parse import quote
 
 import pytest
+from harness.dialect import ask
 from harness.gateway import Gateway
 from harness.lmstfy import OPTIONS, Client, Raw, exchange, port_of
 from harness.system import System
@@ -164,5 +165,35 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
         kept = asked(admin, f"DELETE /token/shop/{token}", f"Authorization: Basic {few}", host=host)
         assert kept.status == 204, "as for a token that is unknown"
         assert client.call("GET", "/api/shop/orders").status == 404, "but it is still valid"
+    finally:
+        gateway.stop()
+
+
+def test_queues_are_listed_by_the_names_that_clients_use_and_no_topics_of_other_dialects(
+    system: System,
+) -> None:
+    gateway = Gateway(system, *OPTIONS, "--youzan", "127.0.0.1:0")
+    try:
+        admin, api = port_of(gateway, "lmstfy-admin"), port_of(gateway, "lmstfy")
+        youzan = port_of(gateway, "youzan")
+        job = {"id": "j", "topic": "order", "delay": 3600, "ttr": 60, "body": "x"}
+        assert ask(youzan, "POST", "/push", job).json["code"] == 0
+        assert asked(admin, "GET /info").content == {}
+
+        wanted = {"youzan": ["order"], "shop": ["orders", "q" * 200], "n" * 200: ["orders"]}
+        for namespace, queues in wanted.items():
+            token = asked(admin, f"POST /token/{namespace}?description=x").content["token"]
+            assert list(asked(admin, f"GET /token/{namespace}").content["tokens"].values()) == ["x"]
+            for queue in queues:
+                Client(api, token, namespace).publish(queue)
+        assert asked(admin, "GET /info").content == wanted
+        topics = {topic.name for topic in system.center.store.topics.list()}
+        assert [name for name in topics if name.startswith("youzan.")] == ["youzan.order"]
+        assert "h-" not in asked(admin, "GET /info").body.decode()
+        every = system.center.store.tokens.list()
+        assert not [one.name for one in every if "youzan.*" in one.topics]
+
+        client = Client(api, asked(admin, "POST /token/youzan?description=x").content["token"], "youzan")
+        assert client.consume("order", timeout=30)["queue"] == "order"
     finally:
         gateway.stop()

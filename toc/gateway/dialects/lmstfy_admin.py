@@ -14,16 +14,20 @@ from typing import ClassVar
 
 from toc.gateway.dialects import lmstfy_wire as wire
 from toc.gateway.dialects.lmstfy_replies import refusal, reply, secret_of
-from toc.gateway.dialects.lmstfy_tasks import NAME, prefix_of
+from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, OTHERS, names_of, prefix_of, topic_of
 from toc.gateway.dialects.lmstfy_wire import Query, Refused
+from toc.gateway.dialects.names import is_hash
 from toc.gateway.dialects.port import Dialect, Reply, Request, client_address
+from toc.gateway.service import Service
 from toc.model import access
 from toc.model.access import Access, Role, Token
-from toc.model.errors import NameTaken, NotGranted, UnknownToken
+from toc.model.errors import NameTaken, NotGranted, Unavailable, UnknownToken
+from toc.model.task import TaskStatus
 from toc.model.template import Template
-from toc.model.topic import Delivery, TopicType
+from toc.model.topic import Delivery, Topic, TopicType
 from toc.operate.audit import audited
 from toc.operate.tokens import LONGEST, create_token, revoke_token
+from toc.store.select import Selection
 
 ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
 """What a token of lmstfy may do, on the queues of its namespace."""
@@ -47,6 +51,11 @@ class LmstfyAdmin(Dialect):
 
     name: ClassVar[str] = "lmstfy-admin"
     templates: ClassVar[tuple[Template, ...]] = ()
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._told: dict[str, tuple[str, str]] = {}
+        """Namespaces and queues of topics that have a hash in their name."""
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Raises Refused for a mistake."""
@@ -90,14 +99,32 @@ class LmstfyAdmin(Dialect):
             one.pattern for one in await self.service.at_topics(self.service.center.store.templates.list)
         }
         names = [
-            (topic.name.partition(".")[0], topic.name.partition(".")[2])
+            await self._names(topic)
             for topic in self.service.center.catalog.known().values()
             if topic.delivery is Delivery.PULL
             and topic.topic_type is TopicType.INSTANT
-            and f"{topic.name.partition('.')[0]}.*" in stored
+            and (prefix := topic.name.partition(".")[0]) not in OTHERS
+            and f"{prefix}.*" in stored
         ]
         answer = _shown(wire.joined(names), "info")
         return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
+
+    async def _names(self, topic: Topic) -> tuple[str, str]:
+        """Return the namespace and the queue of a topic; if one is hashed, as a task of the topic has them.
+
+        Without such a task the hash is all that is known.
+        """
+        namespace, _, queue = topic.name.partition(".")
+        if topic.name not in self._told and (is_hash(namespace) or is_hash(queue)):
+            page = self.service.center.store.selections.page
+            with suppress(Unavailable):
+                for status in TaskStatus:
+                    wanted = Selection(status, biz_type=topic.biz_type, dedup_key=DEDUP_KEY)
+                    for row in (await self.service.at_all_for_dialect(page, wanted, None, 1)).rows:
+                        if (names := names_of(row.attribute)) and topic_of(*names) == topic.name:
+                            self._told[topic.name] = names
+                            return names
+        return self._told.get(topic.name, (namespace, queue))
 
     async def _list(self, namespace: str, query: Query, _: Request, giver: Token | None) -> Reply:
         """List the names of the tokens of a namespace, each with what it is for."""

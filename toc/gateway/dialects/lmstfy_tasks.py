@@ -9,7 +9,7 @@ from toc.gateway.dialects.lmstfy_wire import U16
 from toc.gateway.dialects.names import hashed, topic_for
 from toc.model.clock import from_ms
 from toc.model.pull import MAX_TTR_SECONDS
-from toc.model.task import NewTask
+from toc.model.task import NewTask, decode_attribute
 from toc.model.template import Template
 
 NAME = "lmstfy"
@@ -19,11 +19,14 @@ MOST_TRIES = U16 - 1
 LONGEST_PREFIX = 93
 """Most characters of a namespace in a topic's name, so that a hash and the dots fit behind it."""
 MOST_QUEUES = 10_000
+OTHERS = frozenset({"youzan", "redis-delayed", "delay-task", "delay-task-callback"})
+"""How the topics of other dialects begin. Namespaces with these names are hashed, so no topic is of both."""
 
 
 def prefix_of(namespace: str) -> str:
     """Return how the topics of a namespace begin."""
-    return (topic_for(namespace) if len(namespace) <= LONGEST_PREFIX else hashed(namespace)) + "."
+    fits = len(namespace) <= LONGEST_PREFIX and namespace not in OTHERS
+    return (topic_for(namespace) if fits else hashed(namespace)) + "."
 
 
 def topic_of(namespace: str, queue: str) -> str:
@@ -74,3 +77,13 @@ def task_of(
         expires_at=from_ms(max(expires_at, due)) if expires_at else None,
         body=body or None,
     )
+
+
+def names_of(attribute: str) -> tuple[str, str] | None:
+    """Return the namespace and the queue that a stored attribute tells, None if it tells none."""
+    try:
+        said = decode_attribute(attribute)
+    except (ValueError, RecursionError):
+        return None
+    namespace, queue = said.get("namespace"), said.get("queue")
+    return (namespace, queue) if isinstance(namespace, str) and isinstance(queue, str) else None
