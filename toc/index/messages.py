@@ -17,13 +17,15 @@ _SHOWN_CHARS = 200
 class PrepareRequest(NamedTuple):
     """Take up to ``limit`` due ids of ``slot`` (at most MAX_IDS) under the claim number ``claim``.
 
-    ``retries`` is the topic's: the tries left of an entry that has used up none.
+    ``retries`` is the topic's: the tries left of an entry that has used up none. Nothing is taken that came
+    due after ``latest`` (ms).
     """
 
     slot: Slot
     limit: int
     retries: int
     claim: int
+    latest: int = 2**62
 
 
 class Prepared(NamedTuple):

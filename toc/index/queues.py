@@ -178,8 +178,9 @@ class Queues:
         result on a background thread.
         """
         calls = {}
-        for slot, limit, retries, claim in requests:
-            calls[slot] = _PREPARE.of(self.keys(slot), min(limit, MAX_IDS), retries, claim, again=False)
+        for slot, limit, retries, claim, latest in requests:
+            words = min(limit, MAX_IDS), retries, claim, latest
+            calls[slot] = _PREPARE.of(self.keys(slot), *words, again=False)
         if late is None:
             self._calls.run(list(calls.values()))
             return self._prepared(calls)

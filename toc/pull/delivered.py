@@ -31,6 +31,11 @@ class Delivered(NamedTuple):
         return self.key.text()
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Sorts the tasks of an answer: the longest due first."""
+        return self.row.action_time, self.row.job_id
+
+    @property
     def attempt(self) -> int:
         """The number of this try, from 1."""
         return self.row.attempts

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from toc.model.topic import Slot
 
 NEVER = 2**62
+UNKNOWN = 0
+"""The due time of a slot that was not asked yet."""
 
 
 class DueTimes:
@@ -33,7 +35,7 @@ class DueTimes:
             return False
         for slot in set(slots) - self.due.keys():
             self.due[slot] = NEVER
-            self.look(slot, 0)
+            self.look(slot, UNKNOWN)
         self.due = {slot: self.due[slot] for slot in slots}
         return True
 
@@ -46,14 +48,14 @@ class DueTimes:
             heapq.heappop(self._heap)
         return None
 
-    def take_due(self, now: int, most: int) -> list[Slot]:
-        """Return the slots that are due, ``most`` of them at most, the longest due first.
+    def take_due(self, now: int, most: int) -> list[tuple[int, Slot]]:
+        """Return the slots that are due, each with its due time; ``most`` at most, the longest due first.
 
         A returned slot does not count as due again until ``look`` is called for it.
         """
-        found: list[Slot] = []
+        found: list[tuple[int, Slot]] = []
         while len(found) < most and (due := self.next_due()) is not None and due <= now:
             _, slot = heapq.heappop(self._heap)
             self.due[slot] = NEVER
-            found.append(slot)
+            found.append((due, slot))
         return found

@@ -132,7 +132,7 @@ class Pulls:
             raise
         finally:
             timer.cancel()
-        return self._waiting.leave(pull)
+        return sorted(self._waiting.leave(pull), key=lambda one: one.order)
 
     def _time_up(self, pull: WaitingPull) -> None:
         self._waiting.close(pull)

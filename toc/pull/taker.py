@@ -29,7 +29,7 @@ from toc.model.scores import CLAIMS, split, unread_score
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
 from toc.pull.batch_thread import BatchThread
-from toc.pull.due_times import NEVER, DueTimes
+from toc.pull.due_times import NEVER, UNKNOWN, DueTimes
 from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.handout import Assigned, HandOuts
 from toc.pull.mover import Mover
@@ -177,7 +177,7 @@ class Taker:
             if first is None or first > now:
                 continue
             if not _served(topic):
-                for slot in due_times.take_due(now, len(due_times.due)):
+                for _, slot in due_times.take_due(now, len(due_times.due)):
                     due_times.look(slot, now + PAUSED_MS)
                 continue
             due.add(name)
@@ -221,17 +221,23 @@ class Taker:
             self._listener.set_slots(slot for one in self._due_times.values() for slot in one.due)
 
     def _requests(self, topic: Topic, due_times: DueTimes, demand: int, now: int) -> list[PrepareRequest]:
+        if unknown := due_times.take_due(UNKNOWN, PEEK_SLOTS):  # learn first what is due when
+            return [PrepareRequest(slot, 0, topic.retries, self._claim) for _, slot in unknown]
         wanted = max(demand, SURPLUS) if self.outs.troubled else demand
         requests = []
         slots = due_times.take_due(now, wanted)
+        # Another process may have taken what was due first in a slot. So if one task is wanted, none is taken
+        # that came due after what the next slot may have.
+        following = due_times.next_due() if wanted == 1 else None
+        latest = NEVER if following is None else following
         part = max(1, wanted // max(len(slots), 1))
-        for slot in slots:
+        for due, slot in slots:
             if wanted < 1:
-                due_times.look(slot, now)
+                due_times.look(slot, due)
                 continue
             limit = min(max(due_times.left.get(slot, 0), part), wanted, TAKE_LIMIT)
             wanted -= limit
-            requests.append(PrepareRequest(slot, limit, topic.retries, self._claim))
+            requests.append(PrepareRequest(slot, limit, topic.retries, self._claim, latest))
         return requests
 
     def _answered_late(self, answers: BySlot[Prepared]) -> None:
@@ -259,8 +265,10 @@ class Taker:
             if due_times is not None:
                 due_times.left[slot] = result.left
                 if result.next_due is not None:
-                    at = floor(max(0.0, min(result.next_due, NEVER)))
-                    due_times.look(slot, at if at > now else now + max(at - result.redis_now_ms, 0))
+                    at = _due(result.next_due)
+                    # What is due by our clock, but not yet by Redis's, is not asked for all the time.
+                    early = at <= now and at > result.redis_now_ms
+                    due_times.look(slot, now + at - result.redis_now_ms if early else at)
         if taken:
             failpoint("pull.taken")
         for name, entries in taken.items():
@@ -366,7 +374,7 @@ class Taker:
                 self._fails(slot.topic, peek)
                 continue
             if peek.next_due is not None:
-                self.look_at(slot, floor(max(0.0, min(peek.next_due, NEVER))))
+                self.look_at(slot, _due(peek.next_due))
             if peek.prepared:
                 suspects.append(slot)
         if suspects:
@@ -390,7 +398,7 @@ class Taker:
             self._queues.rollback(backs)
             log.warning("pulls_reclaimed", slots=len(backs), tasks=sum(map(len, backs.values())))
             for slot in backs:
-                self.look_at(slot, 0)
+                self.look_at(slot, UNKNOWN)
 
     def _read_rows(self, names: Sequence[str]) -> None:
         """Hand out due rows of these topics, as if Redis were not there: the row alone decides.
@@ -417,6 +425,11 @@ class Taker:
         due = set(found)
         for name, entries in found.items():
             self._dispatch(name, entries, due)
+
+
+def _due(score: float) -> int:
+    """The due time (ms) of a score; never UNKNOWN."""
+    return floor(max(1.0, min(score, NEVER)))
 
 
 def _served(topic: Topic | None) -> bool:

@@ -119,6 +119,20 @@ def test_prepare_takes_what_is_due_soonest_first_and_tells_the_next(
     assert state() == {STORE: {3: before - 1.0, 4: FAR}, PREPARE: {BIG: score, BIG - 1: score}}
 
 
+def test_prepare_takes_nothing_that_came_due_later_than_it_is_to_take(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    due = now_ms() - 1_000
+    seed(SLOT, store={1: due + 3 / 32, 2: due + 1.0})
+    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 7, due - 1)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert (reply.entries, reply.next_due, reply.left) == ([], due + 3 / 32, 2)
+    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 7, due)])[SLOT]
+    assert not isinstance(reply, IndexUnavailable)
+    assert (reply.entries, reply.next_due, reply.left) == ([(1, fence(3, 7))], due + 1.0, 1)
+    assert state() == {STORE: {2: due + 1.0}, PREPARE: {1: held(reply.redis_now_ms // 1000, 3, 7)}}
+
+
 def test_prepare_takes_nothing_before_it_is_due(
     queues: Queues, seed: Seed, state: STATE, now_ms: NOW
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -83,6 +83,13 @@ async def settled(system: System, wanted: dict[str, int]) -> None:
     while entries(system) != wanted and time.monotonic() < until:
         await asyncio.sleep(0.01)
     assert entries(system) == wanted
+
+
+async def due(system: System, job_ids: Sequence[int]) -> None:
+    """Wait until tasks are due by their rows."""
+    async with asyncio.timeout(20):
+        while any(row.next_time > row.now for row in system.center.store.pulls.read(job_ids).values()):
+            await asyncio.sleep(0.01)
 
 
 def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(pulled: System, gateway: Pulls) -> None:
@@ -341,9 +348,7 @@ def test_topics_come_in_order_of_preference_and_a_pause_stops_pulls_not_acks(
             for n in range(3)
             for topic in (TOPIC, "test.first")
         ]
-        async with asyncio.timeout(20):
-            while any(row.next_time > row.now for row in pulled.center.store.pulls.read(job_ids).values()):
-                await asyncio.sleep(0.01)
+        await due(pulled, job_ids)
         both = ["test.first", TOPIC]
         got = await gateway.pull(both[:1], most=100, wait=10)
         while len(got) < 5:
@@ -360,6 +365,32 @@ def test_topics_come_in_order_of_preference_and_a_pause_stops_pulls_not_acks(
         pulled.center.store.topics.alter(TOPIC, paused=False)
         pulled.center.catalog.refresh()
         assert len(await gateway.pull([TOPIC], wait=20)) == 1
+
+    run(steps)
+
+
+def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
+    pulled: System, gateway: Pulls, other: Pulls
+) -> None:
+    """One by one at whichever gateway, and within an answer; from the first pull on."""
+
+    async def steps() -> None:
+        for _ in range(2):
+            base = datetime.now(UTC) + timedelta(seconds=0.5)
+            job_ids = [
+                pulled.center.submit(TOPIC, biz_id=n, action_time=base + timedelta(milliseconds=10 * n))
+                for n in range(40)
+            ]
+            await due(pulled, job_ids)
+            got = [await one((gateway, other)[n % 3 == 1]) for n in range(20)]
+            assert [delivered.task.job_id for delivered in got] == job_ids[:20]
+            while len(got) < 40:
+                some = await gateway.pull([TOPIC], most=20, wait=20)
+                assert [delivered.row.action_time for delivered in some] == sorted(
+                    delivered.row.action_time for delivered in some
+                )
+                got += some
+            await gateway.ack([delivered.lease for delivered in got])
 
     run(steps)
 

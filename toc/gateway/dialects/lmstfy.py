@@ -231,7 +231,8 @@ class Lmstfy(Dialect):
         except BaseException:
             self.service.pulls.release(got)
             raise
-        return got
+        places = {topic: place for place, topic in enumerate(topics)}
+        return sorted(got, key=lambda one: (places[one.task.topic], one.order))
 
     async def _delete(self, asked: Asked) -> Reply:
         await self._end(asked)

@@ -9,10 +9,11 @@
 -- ARGV  1   limit     take at most this many
 --       2   retries   the topic's tries, 1..31
 --       3   claim     number under which the caller holds the slot, 0..4095
+--       4   latest    take nothing that came due later (ms)
 -- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil,
 --            how many due entries are left, now in ms}
 -- BOUNDS    limit is at most 500
-local limit, retries, claim = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local limit, retries, claim, latest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 if limit > 500 then
   return redis.error_reply('ERR toc: more than 500 ids in one call')
 end
@@ -20,7 +21,8 @@ local time = redis.call('TIME')
 local seconds = tonumber(time[1])
 local now_ms = seconds * 1000 + math.floor(tonumber(time[2]) / 1000)
 local before = '(' .. string.format('%.17g', now_ms + 1)
-local due = redis.call('ZRANGE', KEYS[1], '-inf', before, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local upto = '(' .. string.format('%.17g', math.min(now_ms, latest) + 1)
+local due = redis.call('ZRANGE', KEYS[1], '-inf', upto, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
 local taken = {}
 if #due > 0 then
   local ids = {}
