@@ -418,6 +418,39 @@ def test_a_task_that_a_pull_must_not_have_is_soon_handed_out_to_another(
     run(steps)
 
 
+def test_tasks_that_a_waiting_pull_must_not_have_are_not_late_for_others(
+    pulled: System, gateway: Pulls, other: Pulls, machine: Machine
+) -> None:
+    """Neither those that come due, nor those that were due for a while."""
+
+    async def steps() -> None:
+        picky = [asyncio.create_task(gateway.pull([TOPIC], wait=60, ttr=lambda _: None)) for _ in range(5)]
+        while len(gateway) < len(picky):
+            await asyncio.sleep(0.01)
+        for pulls in (gateway, other):
+            job_ids = pulled.center.submit_many([NewTask(TOPIC, n, 0.01) for n in range(200)])
+            await due(pulled, job_ids)
+            await asyncio.sleep(1)  # the picky ones refuse some meanwhile
+            began, got = time.monotonic(), list[Delivered]()
+            while len(got) < len(job_ids):
+                got += await pulls.pull([TOPIC], most=100, wait=5)
+            assert time.monotonic() - began < 3 + machine.slack, "some 20 s if they are put off ever longer"
+            late = []
+            for n in range(20):
+                pull = asyncio.create_task(one(pulls))
+                while len(pulls) - len(picky) * (pulls is gateway) < 1:
+                    await asyncio.sleep(0.01)
+                pulled.center.submit(TOPIC, biz_id=n, delay=0.05)
+                got.append(await pull)
+                late.append(time.time() * 1000 - got[-1].row.action_time)
+            assert sorted(late)[10] < 25 + 1000 * machine.slack, late
+            await pulls.ack([delivered.lease for delivered in got])
+        gateway.close()
+        assert await asyncio.gather(*picky) == [[]] * len(picky)
+
+    run(steps)
+
+
 def test_a_forged_lease_reaches_no_task_of_another_topic(pulled: System, gateway: Pulls) -> None:
     async def steps() -> None:
         foreign = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
