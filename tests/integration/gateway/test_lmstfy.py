@@ -17,6 +17,7 @@ from harness.patience import until
 from harness.system import small_system
 
 from toc.dev.local.servers import MariaDB, RedisServer
+from toc.index.messages import Peek
 from toc.model.task import TaskStatus
 
 JSON = "application/json; charset=utf-8"
@@ -386,10 +387,17 @@ def test_a_job_is_not_lost_to_clients_that_left_while_they_waited(client: Client
     assert (job["job_id"], job["remain_tries"]) == (job_id, 0)
 
 
-def test_a_consumer_of_several_jobs_gets_as_many_as_are_ready(client: Client) -> None:
+def test_a_consumer_of_several_jobs_gets_as_many_as_are_ready(gateway: Gateway, client: Client) -> None:
+    center = gateway.system.center
+
+    def ready(queue: str) -> int:
+        slots = center.catalog.get(f"ns.{queue}").slots()
+        return sum(peek.store for peek in center.queues.peek(slots).values() if isinstance(peek, Peek))
+
     for number in range(10):
         queue = f"several-{number}"
         for _ in range(5):
             client.publish(queue)
-        client.call("GET", f"/api/ns/{queue}/size")
+        # A publish is answered before Redis knows of the job.
+        assert until(lambda: ready(queue) == 5)  # noqa: B023
         assert len(client.consume(queue, count=4, timeout=30)) == 4
