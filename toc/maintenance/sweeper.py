@@ -247,7 +247,13 @@ class Sweeper:
         """Look at one table of the server although none is swept here, so that this worker knows whether the
         server answers: others compare that with what they know (toc.coordination.cut_off)."""
         if self._every:
+            self._follow_switchover(self._every[0])
             self._sweep.scans.look(self._every[:1], {}, 0, 1, 1)
+
+    def _follow_switchover(self, table: int) -> None:
+        server = self._sweep.scans.follow_switchover(table)
+        if server and self._complains("read-only"):
+            log.warning("database_read_only", server=server)
 
     @property
     def _news(self) -> bool:
@@ -279,8 +285,10 @@ class Sweeper:
     def _step_soon(self, began: float) -> None:
         soon = self._soon
         if not soon.tables and not soon.more:
+            tables = self._swept(began)
+            self._follow_switchover(tables[0])
             slices = ceil(soon.rows / SOON_ROWS)
-            soon.start(began, self._swept(began), min(slices, SOON_STEPS))
+            soon.start(began, tables, min(slices, SOON_STEPS))
             self._known.age()
         now_ms = self._clock.now_ms()
         ahead = min(AHEAD * max(soon.period, SOON_EVERY), MAX_AHEAD_SECONDS)

@@ -20,6 +20,7 @@ from toc.store.server import (
     Exchange,
     Locked,
     Lost,
+    ReadOnly,
     Refused,
     Result,
     Statement,
@@ -31,9 +32,10 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the dri
 _LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
 """Gone away, lost, killed, shut down, malformed answer, or failed at COMMIT: the outcome of the batch is
 unknown."""
-_TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213, 1290, 1792, 1836})
-"""Deadlock, too many connections, read-only (during a failover), larger than a packet may be: certainly
-rolled back."""
+_TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213})
+"""Deadlock, too many connections, larger than a packet may be: certainly rolled back."""
+_READ_ONLY = frozenset({1290, 1792, 1836})
+"""The server is read-only, as during a failover, and after it if it was the primary: rolled back."""
 _LOCKED = frozenset({1205, 3572})
 """Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout); NOWAIT on MySQL."""
 _NO_QUORUM = 1047
@@ -59,6 +61,7 @@ class MySqlServer(DatabaseServer):
 
     greatest = "GREATEST"
     for_update = " FOR UPDATE"
+    read_only = "SELECT @@global.read_only"
 
     def __init__(
         self,
@@ -141,6 +144,8 @@ class MySqlServer(DatabaseServer):
             return SchemaBehind(f"{text}: run `toc db upgrade`")
         if code in _LOCKED:
             return Locked(text)
+        if code in _READ_ONLY:
+            return ReadOnly(text)
         if code in _TRANSIENT:
             return Transient(text)
         if code in _LOST and sent:

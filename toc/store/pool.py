@@ -29,11 +29,13 @@ class Busy(Exception):
 class PooledConnection:
     """A driver's connection and its place in the pool."""
 
-    __slots__ = ("__weakref__", "answers", "driver", "place", "used")
+    __slots__ = ("__weakref__", "answers", "driver", "opened", "place", "used")
 
     def __init__(self) -> None:
         self.driver: Any = None
         self.place: weakref.ref[PooledConnection] | None = None
+        self.opened = time.monotonic()
+        """When it began to be opened (monotonic)."""
         self.answers: Any = None
         """A server's note of answers to be read later."""
         self.used: float | None = None
@@ -53,6 +55,8 @@ class Pool:
         self._idle: deque[PooledConnection] = deque()
         self._places: set[weakref.ref[PooledConnection]] = set()
         self._lock = threading.Lock()
+        self._renewed_at = float("-inf")
+        """Connections that were opened before this are closed when they are given back (monotonic)."""
         self._freed: SimpleQueue[None] = SimpleQueue()
         """Wakes waiters; may wake them more often than needed."""
 
@@ -90,6 +94,9 @@ class Pool:
 
     def give(self, link: PooledConnection) -> None:
         """Take back a connection whose answers have all been read and whose transaction has ended."""
+        if link.opened <= self._renewed_at:
+            self.drop(link)
+            return
         link.used = time.monotonic()
         self._idle.append(link)
         self._tell()
@@ -102,6 +109,11 @@ class Pool:
             with contextlib.suppress(Exception):
                 driver.close()
         self._tell()
+
+    def renew(self) -> None:
+        """Close all connections: the idle ones now, those that are lent when they are given back."""
+        self._renewed_at = time.monotonic()
+        self.close()
 
     def close(self) -> None:
         """Close the idle connections. The pool opens others if it is used again."""

@@ -50,6 +50,10 @@ class Transient(StoreUnavailable):
     """The server refused or rolled back the batch for now; it may be sent again."""
 
 
+class ReadOnly(Transient):
+    """The server takes no writes now. After a switchover, its address may lead to another one by now."""
+
+
 class Locked(Transient):
     """Another transaction has locked a row or a table: the batch timed out waiting and was rolled back."""
 
@@ -154,6 +158,20 @@ class DatabaseServer(ABC):
             if connection is not None:
                 connection.close()
 
+    def left_by_switchover(self) -> bool:
+        """Whether the server that the connections lead to takes no writes. If so, all are opened anew.
+
+        After a switchover behind one address the old primary may live on and keep its connections. What only
+        reads, such as the row check, would get old rows from it and no error.
+        """
+        if not self.read_only:
+            return False
+        ((value,),) = self.run([Statement(self.read_only)])[0].rows
+        if str(value) in ("0", "OFF"):
+            return False
+        self._pool.renew()
+        return True
+
     def after_fork(self) -> None:
         """In a forked child: leave the parent's connections alone (do not close them) and open new ones."""
         self._inherited.append(self._pool)
@@ -183,6 +201,8 @@ class DatabaseServer(ABC):
         is open that is not ``over``.
         """
         error = self.translate(exc, sent=True) if isinstance(exc, Exception) else exc
+        if isinstance(error, ReadOnly):
+            self._pool.renew()
         if isinstance(error, (Duplicate, Refused)) and over:
             self._pool.give(link)
         else:
@@ -324,6 +344,8 @@ class DatabaseServer(ABC):
 
     greatest: str
     for_update: str
+    read_only: str
+    """A query that tells whether the server takes no writes; empty if that cannot be."""
 
 
 class Exchange:

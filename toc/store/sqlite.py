@@ -55,6 +55,7 @@ class SqliteServer(DatabaseServer):
 
     greatest = "MAX"
     for_update = ""
+    read_only = ""
 
     def __init__(self, url: URL, *, busy_timeout: float, pool_size: int) -> None:
         self._path = path_of(url)

@@ -411,6 +411,51 @@ def test_it_works_with_four_privileges_and_a_read_only_server_is_unavailable_unt
         connection.exec_driver_sql(f"DROP USER '{user}'@'127.0.0.1'")
 
 
+def switched_over(launch: Any, new_row: NewRow, use: Callable[[Store, TaskRow], object]) -> None:
+    """A switchover behind one address: the old primary lives on, read-only, and keeps its connections."""
+    old, new = launch(MariaDB), launch(MariaDB)
+    user = "CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY 's3cret'"
+    for server in (old, new):
+        Migrator([server.url], databases=1, tables=1).upgrade()
+        engine = create_engine(root_url(server), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(user)
+            connection.exec_driver_sql("GRANT SELECT, INSERT, UPDATE, DELETE ON toc_0.* TO 'app'@'127.0.0.1'")
+            if server is old:
+                connection.exec_driver_sql("SET GLOBAL read_only = 1")
+        engine.dispose()
+    row = new_row()
+    with Proxy(old.port) as address, ThreadPoolExecutor(8) as threads:
+        url = f"mysql+pymysql://app:s3cret@127.0.0.1:{address.port}"
+        store = Store([url], databases=1, tables=1, clock=Clock())
+
+        def found() -> set[bool]:
+            """What many reads at once say, over many connections: whether the row is there."""
+            return {one is not None for one in threads.map(store.get, [row.job_id] * 200)}
+
+        assert found() == {False}
+        address.target = new.port
+        writer = Store([url], databases=1, tables=1, clock=Clock())
+        writer.insert(row)
+        assert False in found(), "connections lead to the old primary"
+        use(store, row)
+        assert found() == {True}, "the row check must read what was committed"
+        store.close()
+        writer.close()
+
+
+def test_who_only_reads_leaves_the_old_primary_after_a_switchover(launch: Any, new_row: NewRow) -> None:
+    def look(store: Store, _row: TaskRow) -> None:
+        assert store.scans.follow_switchover(0)
+        assert store.scans.follow_switchover(0) == "", "the new primary takes writes"
+
+    switched_over(launch, new_row, look)
+
+
+def test_a_write_that_the_old_primary_refuses_goes_to_the_new_one(launch: Any, new_row: NewRow) -> None:
+    switched_over(launch, new_row, lambda store, row: store.finish([(row.job_id, 0)]).whole())
+
+
 def test_a_wrong_password_is_named_by_server_and_not_shown(mysql_place: Any) -> None:
     url = make_url(mysql_place.urls[0]).set(password="s3cret")
     store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
