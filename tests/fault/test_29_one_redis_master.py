@@ -1,4 +1,4 @@
-"""Fault 29, of Redis: one of three masters hangs, dies or refuses connections."""
+"""Fault 29, of Redis: one of three masters hangs, dies, refuses connections or is slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.model.sharding import BizId
 from toc.model.topic import Slot
 
-AWAY_SECONDS = {"hangs": 30, "dies": 12, "refuses connections": 12}
+AWAY_SECONDS = {"hangs": 30, "dies": 12, "refuses connections": 12, "is slow": 12}
+SLOW_SECONDS = 0.3
+"""Of each answer: longer than any caller waits for one of several nodes."""
 
 
 class Picked(Load):
@@ -43,6 +45,8 @@ def away(how: str, node: RedisServer, proxy: Proxy) -> Iterator[None]:
         node.pause()
     elif how == "dies":
         node.kill()
+    elif how == "is slow":
+        proxy.delay(SLOW_SECONDS)
     else:
         proxy.refuse()
     try:
@@ -52,6 +56,8 @@ def away(how: str, node: RedisServer, proxy: Proxy) -> Iterator[None]:
             node.resume()
         elif how == "dies":
             node.start()
+        elif how == "is slow":
+            proxy.delay(0.0)
         else:
             proxy.accept()
 

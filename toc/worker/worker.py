@@ -126,7 +126,8 @@ class Worker:
             narrowed=self.services.forget,
         )
         self.watch = IndexWatch(
-            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
+            # With the patience of all others: a node that is too slow for them must count as out of reach.
+            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS).within(PATIENCE_SECONDS),
             catalog=center.catalog,
             clock=clock,
             book=self.book,
