@@ -21,7 +21,7 @@ from toc.model.topic import Slot
 LUA = sorted((Path(queues.__file__).parent / "lua").glob("*.lua"))
 ADDING = {"add", "restore_dead", "reschedule"}
 """What may add to the index: it must fail when memory is full."""
-LOOKING = {"peek", "depth", "expired", "held"}
+LOOKING = {"peek", "depth", "held"}
 
 
 @dataclass

@@ -263,7 +263,11 @@ class Queues:
     # --- looking -----------------------------------------------------------------------------------------
 
     def expired(self, requests: Sequence[ExpiredRequest]) -> BySlot[list[tuple[int, float]]]:
-        """Return (job_id, PrepareQueue score) of the entries that the requests ask for. Moves none."""
+        """Return (job_id, PrepareQueue score) of the entries that the requests ask for. Moves none.
+
+        Entries that were kept alive in the future, before the server's clock was set back, become as if they
+        had been kept alive now: at most 50 per slot and call.
+        """
         calls = {
             slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS))
             for slot, timeout_s, _, limit in requests

@@ -172,7 +172,7 @@ def test_a_score_after_all_time_is_never_due_and_yields_to_an_earlier_one(
     assert [job_id for job_id, _ in take(queues).entries] == [1]
 
 
-@pytest.mark.parametrize("score", ["-inf", "-1e300", "-1"])
+@pytest.mark.parametrize("score", ["-inf", "-1e300", "-1", "+inf", "1e300", "9007199254740992"])
 def test_an_entry_whose_score_was_never_a_prepare_score_goes_so_that_the_sweep_can_bring_it_back(
     queues: Queues, server: RedisServer, logged: list[EventDict], score: str
 ) -> None:

@@ -327,6 +327,41 @@ def test_an_entry_is_expired_after_more_than_the_timeout(queues: Queues, seed: S
     assert queues.expired([ExpiredRequest(SLOT, 36)]) == {SLOT: [(BIG, held(5, 1, 0))]}
 
 
+def test_what_was_kept_alive_in_the_future_counts_as_kept_alive_now(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    """The server's clock was ahead and has been set back."""
+    seconds = now_ms() // 1000
+    kept = {1: held(seconds - 25, 31, 4095), 2: held(seconds, 1, 0), 3: held(seconds + 1, 2, 1)}
+    ahead = {BIG: fence(31, 4095), BIG - 1: fence(1, 0), 7: fence(16, 2049), 8: fence(0, 4095)}
+    seed(SLOT, store={9: FAR}, prepare=kept | {n: (seconds + 600) * 1000 + own for n, own in ahead.items()})
+    seed(OTHER, prepare={7: held(seconds + 600, 3, 7)})
+    other = state()[queues.keys(OTHER).prepare]
+    for _ in range(2):  # the second look changes nothing
+        assert queues.expired([ExpiredRequest(SLOT, 30)]) == {SLOT: []}
+        after = state()
+        now = int(after[PREPARE][BIG] // 1000)
+        assert seconds <= now <= now_ms() // 1000
+        assert after == {
+            STORE: {9: FAR},
+            PREPARE: kept | {n: now * 1000 + own for n, own in ahead.items()},
+            queues.keys(OTHER).prepare: other,
+        }
+    assert queues.extend({SLOT: list(ahead.items())}) == {SLOT: [True] * 4}, "its worker still holds each"
+
+
+def test_many_entries_of_the_future_are_mended_some_at_a_time(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    seconds = now_ms() // 1000
+    seed(SLOT, prepare={n: held(seconds + 600, 3, n) for n in range(1, 121)})
+    left = []
+    for _ in range(3):
+        assert queues.expired([ExpiredRequest(SLOT, 30)]) == {SLOT: []}
+        left.append(sum(score >= (seconds + 600) * 1000 for score in state()[PREPARE].values()))
+    assert left == [70, 20, 0]
+
+
 def test_entries_under_a_claim_are_listed_however_fresh_and_no_others(
     queues: Queues, seed: Seed, now_ms: NOW
 ) -> None:

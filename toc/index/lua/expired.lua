@@ -1,15 +1,29 @@
-#!lua flags=no-writes
+#!lua flags=allow-oom
 -- expired: lists entries of the PrepareQueue that were not kept alive, oldest first. Moves nothing.
+-- Seconds in the future were written before this server's clock was set back, and become now, as if their worker
+-- had just kept the entry alive. A score that is no time at all is listed: its reader removes it.
 --
 -- KEYS  1   prepare   PrepareQueue of the slot
 -- ARGV  1   timeout   seconds; expired when now_seconds - seconds > timeout, by this server's clock
 --       2   limit     list at most this many
 -- RETURNS   {id, prepare score, id, prepare score, ...}
--- BOUNDS    limit is at most 500
+-- BOUNDS    limit is at most 500; and 50 entries of the future
 local limit = tonumber(ARGV[2])
 if limit > 500 then
   return redis.error_reply('ERR toc: more than 500 ids in one call')
 end
-local oldest = (tonumber(redis.call('TIME')[1]) - tonumber(ARGV[1])) * 1000
-local before = '(' .. string.format('%.17g', oldest)
-return redis.call('ZRANGE', KEYS[1], '-inf', before, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local now = tonumber(redis.call('TIME')[1])
+local before = '(' .. string.format('%.17g', (now - tonumber(ARGV[1])) * 1000)
+local listed = redis.call('ZRANGE', KEYS[1], '-inf', before, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local after = string.format('%.17g', (now + 2) * 1000)  -- after a failover the clock may be a little behind
+local future = redis.call('ZRANGE', KEYS[1], after, '+inf', 'BYSCORE', 'LIMIT', 0, 50, 'WITHSCORES')
+for i = 1, #future, 2 do
+  local score = tonumber(future[i + 1])
+  if score < 2 ^ 53 then
+    redis.call('ZADD', KEYS[1], 'XX', string.format('%.17g', now * 1000 + score % 1000), future[i])
+  else
+    listed[#listed + 1] = future[i]
+    listed[#listed + 1] = future[i + 1]
+  end
+end
+return listed
