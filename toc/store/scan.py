@@ -138,11 +138,14 @@ class Scans:
     def follow_switchover(self, table: int) -> str:
         """Connect anew to the server of a table if it has become read-only: its address may lead to another.
 
-        Returns the server's name if so, else "". Asks nothing while the server is marked as away.
+        Returns the server's name if so, else "". One that does not answer is marked as away.
         """
-        server = self._shards.server_of[table]
-        asks = self._shards.health[server].away is None
-        return server.name if asks and server.left_by_switchover() else ""
+
+        def ask(server: DatabaseServer, _part: object) -> str:
+            return server.name if server.left_by_switchover() else ""
+
+        parts = self._shards.each(self._shards.group_tables({table: None}), ask)
+        return parts.results[0] if parts.results else ""
 
     def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
         """Return the pending ones of these tasks, as far as their tables answer."""
