@@ -283,11 +283,6 @@ def _refuses(port: int) -> bool:
     return False
 
 
-def _signal(server: MariaDB, number: signal.Signals) -> None:
-    assert server.process is not None
-    server.process.signal(number)
-
-
 # --- one of two database servers hangs
 
 
@@ -319,7 +314,7 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
         tasks = [{"biz_id": next(there), "delay": 3600} for _ in range(64)]
         assert gateway.call("POST", "/v1/topics/test.sync/tasks", tasks[0]).status == 201
         began = time.monotonic()
-        _signal(hanging, signal.SIGSTOP)
+        hanging.pause()
 
         def submit(n: int) -> Reply:  # the names of half of them belong to the server that hangs
             named = {"Idempotency-Key": f"name-{n}"}
@@ -337,7 +332,7 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
         ]
         assert all("job_id" in one.body["tasks"][0] for one in answers[::2])
     finally:
-        _signal(hanging, signal.SIGCONT)
+        hanging.resume()
         gateway.stop()
 
 
@@ -355,7 +350,7 @@ def test_what_may_be_of_a_new_topic_is_not_called_unknown_while_the_topics_canno
         gateway.make_token("some", "admin", topics=("test.*",))
         lease = PullLease(job_id, 1, 999, 0, bytes(NONCE_BYTES)).text()
         task = f"/v1/tasks/{job_id}"
-        _signal(hanging, signal.SIGSTOP)
+        hanging.pause()
         for name, more in {"ack": {}, "nack": {}, "extend": {"ttr": 60}}.items():
             one = gateway.call("POST", f"/v1/leases:{name}", {"lease": lease, **more}, token="some")
             assert (one.status, "retry-after" in one.headers) == (503, True), one.body
@@ -364,7 +359,7 @@ def test_what_may_be_of_a_new_topic_is_not_called_unknown_while_the_topics_canno
             assert [each["outcome"] for each in many.body["leases"]] == ["failed", "unknown"]
         looked = gateway.call("GET", task, token="some")
         assert (looked.status, "retry-after" in looked.headers) == (503, True), looked.body
-        _signal(hanging, signal.SIGCONT)
+        hanging.resume()
 
         def known() -> bool:
             ended = gateway.call("POST", "/v1/leases:ack", {"lease": lease}, token="some")
@@ -372,7 +367,7 @@ def test_what_may_be_of_a_new_topic_is_not_called_unknown_while_the_topics_canno
 
         assert until(known)
     finally:
-        _signal(hanging, signal.SIGCONT)
+        hanging.resume()
         gateway.stop()
 
 
@@ -388,7 +383,7 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
         stored = gateway.call("POST", "/v1/topics/test.pulled/tasks", task)
         assert stored.status == 201
         began = time.monotonic()
-        _signal(hanging, signal.SIGSTOP)
+        hanging.pause()
         with ThreadPoolExecutor(12) as threads:
             for _ in range(12):
                 threads.submit(gateway.call, "GET", "/v1/tasks")
@@ -398,10 +393,10 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
             pulled = gateway.call("POST", "/v1/topics/test.pulled:pull", {"wait": 5})
             assert [one["body"] for one in pulled.body["tasks"]] == ["x"]
             took = time.monotonic() - began
-            _signal(hanging, signal.SIGCONT)
+            hanging.resume()
         assert took < 10, "not even for one read time-out"
     finally:
-        _signal(hanging, signal.SIGCONT)
+        hanging.resume()
         gateway.stop()
 
 
@@ -427,18 +422,18 @@ def test_sizes_of_queues_that_wait_for_a_server_that_hangs_hold_up_no_other_door
         here = next(n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 0)
         stored = gateway.call("POST", "/v1/topics/test.sync/tasks", {"biz_id": here, "delay": 3600})
         began = time.monotonic()
-        _signal(hanging, signal.SIGSTOP)
+        hanging.pause()
         with ThreadPoolExecutor(12) as threads:
             sizes = [threads.submit(client.call, "GET", "/api/ns/sized/size") for _ in range(12)]
             time.sleep(0.2)
             assert not any(one.done() for one in sizes), "they wait"
             alive = gateway.call("POST", "/v1/dead:redrive", {"job_ids": [stored.body["job_id"]]})
             took = time.monotonic() - began
-            _signal(hanging, signal.SIGCONT)
+            hanging.resume()
         assert (alive.status, alive.body["left"]) == (200, 1), "it is not dead"
         assert took < 10, "not even for one read time-out"
     finally:
-        _signal(hanging, signal.SIGCONT)
+        hanging.resume()
         gateway.stop()
         system.stop()
 
@@ -486,14 +481,14 @@ def test_a_gateway_that_can_serve_no_task_is_not_ready(
     gateway = Gateway(system, env={"TOC_READ_TIMEOUT": "1"})
     try:
         assert gateway.call("GET", "/readyz").body == b"ok\n"
-        _signal(only, signal.SIGSTOP)
+        only.pause()
         assert gateway.call("GET", "/v1/tasks/1000000").status == 503
         assert until(lambda: gateway.call("GET", "/readyz").status == 503, 20)
         assert gateway.call("GET", "/readyz").body == b"database server 0 is out of reach\n"
-        _signal(only, signal.SIGCONT)
+        only.resume()
         assert until(lambda: gateway.call("GET", "/readyz").status == 200, 20)
     finally:
-        _signal(only, signal.SIGCONT)
+        only.resume()
         gateway.stop()
         system.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -483,11 +482,11 @@ def test_a_server_that_hangs_fails_fast_and_recovers(launch: Any, new_row: NewRo
     row = new_row()
     store.insert(row)
     clock = Clock()
-    server.process.signal(signal.SIGSTOP)
+    server.pause()
     started = clock.monotonic()
     assert row.job_id in store.finish([(row.job_id, 0)]).unanswered
     assert clock.monotonic() - started < 9  # the time-outs that are set here, not those that it has else
-    server.process.signal(signal.SIGCONT)
+    server.resume()
     assert until(lambda: not store.finish([(row.job_id, 0)]).unanswered, 60)
     found = store.get(row.job_id)
     assert found is not None

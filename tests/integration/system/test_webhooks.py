@@ -302,7 +302,7 @@ def test_a_task_that_expires_as_it_waits_for_a_place_is_not_sent(hook: Hook, rec
         expires_at = datetime.now(UTC) + timedelta(milliseconds=5)
         second = routed(2, target="shop")._replace(expires_at=expires_at)
         waiting = asyncio.ensure_future(webhooks.deliver(second))
-        while datetime.now(UTC) <= expires_at + timedelta(milliseconds=1):
+        while datetime.now(UTC) <= expires_at + timedelta(milliseconds=2):  # it is rounded up
             await asyncio.sleep(0.001)
         may_answer.set()
         _, outcome = await asyncio.gather(first, waiting, return_exceptions=True)
@@ -390,6 +390,7 @@ def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: R
     for job_id in jobs[:2]:
         row = hooked.ended(job_id)
         assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
+    system.daemons[0].stop()  # which looks now and then, and while it does, a try may be starting
     assert center.cancel(jobs[2]).value == "cancelled", "no try of it has ever started"
 
 
@@ -430,7 +431,7 @@ def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_
     hooked.env["TOC_SECRET_KEY"] += f",{old}"
     hooked.start()
     row = hooked.ended(job_id)
-    assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
+    assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0), hooked.history(job_id)
 
 
 def test_a_key_that_a_sender_does_not_know_encrypts_nothing_yet(cluster: System) -> None:
