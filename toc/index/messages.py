@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from toc.index.calls import MAX_IDS
 from toc.index.members import first_due
-from toc.model.errors import IndexUnavailable
-from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
 
 _SHOWN_CHARS = 200
@@ -126,13 +124,9 @@ class Claim(NamedTuple):
     others: dict[int, str]
 
     @classmethod
-    def of(cls, reply: list[Any]) -> Claim | IndexUnavailable:
-        """Parse the reply of claim.lua; -1 means that no number is free."""
+    def of(cls, reply: list[Any]) -> Claim:
+        """Parse the reply of claim.lua."""
         number, others = reply
-        if number < 0:
-            return IndexUnavailable(
-                f"all {CLAIMS} claim numbers of this slot are held; unclaim those of dead workers"
-            )
         return cls(number, holders(others))
 
 

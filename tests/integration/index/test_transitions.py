@@ -481,12 +481,19 @@ def test_a_field_of_the_claims_that_is_no_number_keeps_nobody_from_claiming(
     assert queues.claim([SLOT], "me")[SLOT] == claim
 
 
-def test_a_claim_fails_when_all_numbers_are_held(queues: Queues, server: RedisServer, state: STATE) -> None:
-    pairs = [word for number in range(4096) for word in (str(number), f"w{number}")]
-    server.call("HSET", queues.keys(SLOT).claims, "next", 5, *pairs)
-    before = state()
-    assert isinstance(queues.claim([SLOT], "me")[SLOT], IndexUnavailable)
-    assert state() == before
+@pytest.mark.parametrize("drawn", [256, 257, 4096])
+def test_numbers_that_pile_up_are_released_the_oldest_first(
+    queues: Queues, server: RedisServer, drawn: int
+) -> None:
+    key = queues.keys(SLOT).claims
+    numbers = [number % 4096 for number in range(4000, 4000 + drawn)]
+    pairs = [word for number in numbers for word in (str(number), f"w{number}")]
+    server.call("HSET", key, "next", (4000 + drawn) % 4096, "stranger", "x", *pairs)
+    claim = queues.claim([SLOT], "me")[SLOT]
+    last = {number: f"w{number}" for number in numbers[-256:]}
+    assert claim == ((4000 + drawn) % 4096, last)
+    assert server.call("HLEN", key) == 256 + 3
+    assert queues.claim([SLOT], "me")[SLOT] == claim
 
 
 def test_generations_tell_where_a_slot_was_rebuilt_and_where_it_is_served(
