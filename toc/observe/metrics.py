@@ -306,7 +306,9 @@ ZOOKEEPER_UP = _gauge(
     "toc_zookeeper_up", "1 if the daemon has its ZooKeeper session; absent without ZooKeeper."
 )
 CLOCK_DIFFERENCE = _gauge(
-    "toc_clock_difference_seconds", "The clock of a Redis node minus that of this host.", "server"
+    "toc_clock_difference_seconds",
+    "The clock of a Redis node or database server minus that of this host.",
+    "server",
 )
 
 

@@ -172,6 +172,12 @@ class DatabaseServer(ABC):
         self._pool.renew()
         return True
 
+    def clock(self) -> float:
+        """Return its clock minus this machine's, in seconds, as exactly as one round trip can tell."""
+        before = time.time()
+        ((milliseconds,),) = self.run([Statement(f"SELECT {self.milliseconds(self.from_now(0))}")])[0].rows
+        return int(milliseconds) / 1000 - (before + time.time()) / 2
+
     def after_fork(self) -> None:
         """In a forked child: leave the parent's connections alone (do not close them) and open new ones."""
         self._inherited.append(self._pool)

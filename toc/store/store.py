@@ -171,16 +171,18 @@ class Store(Batches):
         """
         self._shards.health[self._shards.servers[server]].examine(None, answered)
 
-    def reach(self) -> dict[str, StoreUnavailable | None]:
-        """Return for each server, by name, why it does not answer, or None. Asks one after the other."""
-        found: dict[str, StoreUnavailable | None] = {}
+    def clocks(self) -> dict[str, float | StoreUnavailable]:
+        """Return, per server name, its clock minus this machine's in seconds, or why it does not answer.
+
+        Asks one after the other.
+        """
+        clocks: dict[str, float | StoreUnavailable] = {}
         for server in self._shards.servers:
             try:
-                server.run([Statement("SELECT 1")])
-                found[server.name] = None
+                clocks[server.name] = server.clock()
             except StoreUnavailable as exc:
-                found[server.name] = exc
-        return found
+                clocks[server.name] = exc
+        return clocks
 
     # --- storing -------------------------------------------------------------------------------------------
 

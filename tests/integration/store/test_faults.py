@@ -467,6 +467,18 @@ def test_a_wrong_password_is_named_by_server_and_not_shown(mysql_place: Any) -> 
     store.close()
 
 
+def test_the_clocks_of_the_servers_are_compared_with_this_machines(
+    store: Store, mysql_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time
+    assert [round(one) for one in store.clocks().values() if isinstance(one, float)] == [0]
+    monkeypatch.setattr(time, "time", lambda: right() + 90)  # this machine's is ahead
+    assert [round(one) for one in store.clocks().values() if isinstance(one, float)] == [-90]
+    monkeypatch.undo()
+    with closing(mysql_place.open(urls=["mysql+pymysql://toc:x@127.0.0.1:1/"])) as away:
+        assert [type(one) for one in away.clocks().values()] == [StoreUnavailable]
+
+
 def test_a_server_that_hangs_fails_fast_and_recovers(launch: Any, new_row: NewRow) -> None:
     server = launch(MariaDB)
     Migrator([server.url], databases=1, tables=4).upgrade()

@@ -123,6 +123,7 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
 
     # As well as a round trip can tell: one that took a second is half a second wrong, the next one is not.
     cluster.wait(lambda: all(abs(value) < 0.5 for value in clocks()), "the clocks agree", 30)
+    assert len(clocks()) == 4, "three Redis nodes, a database"
 
     # A drained host says so, and is ready all the same.
     assert numbers["toc_drained",] == 0

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -207,11 +207,15 @@ class Monitor:
         self._index, self._away["Redis"] = values, away
 
     def _look_at_databases(self) -> None:
-        found: Mapping[str, StoreUnavailable | None] = self._store.reach()
         values: Values = {}
-        for server, trouble in found.items():
-            _put(values, DATABASE_UP, float(trouble is None), server)
-        away = [str(trouble) for trouble in found.values() if trouble is not None]
+        away = []
+        for server, clock in self._store.clocks().items():
+            up = not isinstance(clock, StoreUnavailable)
+            _put(values, DATABASE_UP, float(up), server)
+            if isinstance(clock, StoreUnavailable):
+                away.append(str(clock))
+            else:
+                _put(values, CLOCK_DIFFERENCE, clock, server)
         self._databases, self._away["database"] = values, away
 
     def _look_at_rows(self) -> None:
