@@ -18,6 +18,7 @@ import pytest
 from harness import forks
 from harness.system import System
 from sqlalchemy import create_engine
+from structlog.testing import capture_logs
 
 from toc import CancelOutcome, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
@@ -725,6 +726,24 @@ def test_a_schedule_is_created_although_its_first_task_has_to_wait(bench: Bench)
     engine.dispose()
     bench.until(timedelta(seconds=25))
     assert [round(hours * 3600) for hours in bench.hours("locked")] == [10, 20, 30]
+
+
+def test_a_schedule_whose_row_is_refused_is_named(bench: Bench) -> None:
+    schedules = bench.center.schedules
+    for name in ("damaged", "sound"):
+        schedules.create(name, topic="test.sync", every=10)
+    table = bench.center.store.schedules.table_of("damaged")
+    rows = f"{bench.settings.database_prefix}{table % 2}.timeout_schedule_{table:04d}"
+    engine = create_engine(bench.settings.database_urls[0])
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {rows} SET fired=18446744073709551615 WHERE name='damaged'")
+    engine.dispose()
+    with capture_logs() as told:
+        bench.until(timedelta(seconds=25))
+    said = [one for one in told if one["event"] == "schedules_not_served"]
+    assert {one.get("schedule") for one in said} == {"damaged"}
+    assert "a value was refused" in said[0]["error"]
+    assert [round(hours * 3600) for hours in bench.hours("sound")] == [10, 20, 30]
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
