@@ -25,6 +25,7 @@ BACK = 10.0
 LOADED = 3
 """The quick test allows so many times the promised seconds: others run beside it. Slow ones are strict."""
 SESSION = 2
+PREPARE_TIMEOUT = 3
 TAKEN_OVER = SESSION + 4.0
 """Seconds until what is due on a dead host runs elsewhere."""
 
@@ -101,7 +102,14 @@ def test_a_zookeeper_whose_disk_was_wiped_is_filled_again_and_a_host_that_dies_t
 ) -> None:
     line = verdict(32, "ZooKeeper starts anew", request.node.callspec.id)
     keeper = launch(secured.kind(ZooKeeper))
-    system = build(clean_redis.url, zookeeper=keeper.url, cluster="fault", session_timeout=SESSION)
+    # What the host that dies had taken waits for the prepare timeout.
+    system = build(
+        clean_redis.url,
+        zookeeper=keeper.url,
+        cluster="fault",
+        session_timeout=SESSION,
+        topic_prepare_timeout=PREPARE_TIMEOUT,
+    )
     daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
     with Operator(keeper.url, cluster="fault") as operator:
         system.wait(lambda: shared(operator) == {"host-a", "host-b"}, "each host has its slots", 20)
