@@ -35,9 +35,9 @@ check: $(STAMP) ## ruff and mypy
 servers: ## as root on Debian: install the servers that tests need; else say which are missing
 	scripts/servers
 
-# Most tests wait; each of the eight processes has servers of its own. With fewer, on a machine that others share, a test
+# Most tests wait; each of the ten processes has servers of its own. With fewer, on a machine that others share, a test
 # loses less often for want of a processor, and the whole takes longer.
-AT_ONCE := 8
+AT_ONCE := 10
 
 # mypy takes half a minute of one core where it has not run before: it runs beside the first tests, and what it says
 # comes last.
