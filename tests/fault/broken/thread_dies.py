@@ -78,16 +78,17 @@ def _late(answered: Callable[..., bool]) -> Callable[..., bool]:
     return late
 
 
-def _threads() -> dict[str, int]:
-    """The threads that are toc's own, one of each kind, with their idents; not those of the store, whose
-    callers get the error, nor the one that writes the log, which stops nothing."""
-    main = threading.main_thread()
-    return {"main": main.ident or 0} | {
-        re.sub(r"handler-\d+", "handler", thread.name.removeprefix("toc-")): thread.ident or 0
-        for thread in threading.enumerate()
-        if thread.daemon and thread.name.startswith("toc-")
-        if thread.name != "toc-log" and not thread.name.startswith("toc-store")
-    }
+def _threads() -> dict[str, list[int]]:
+    """The threads that are toc's own, with their idents by kind; not those of the store, whose callers get
+    the error, nor the one that writes the log, which stops nothing."""
+    found = {"main": [threading.main_thread().ident or 0]}
+    for thread in threading.enumerate():
+        name = thread.name
+        if not thread.daemon or not name.startswith("toc-") or name.startswith(("toc-log", "toc-store")):
+            continue
+        kind = re.sub(r"handler-\d+", "handler", name.removeprefix("toc-"))
+        found.setdefault(kind, []).append(thread.ident or 0)
+    return found
 
 
 def _choose() -> str:
@@ -124,9 +125,11 @@ def _murder(first: str) -> None:
         time.sleep(0.5)
         _victim = _choose()
     while _victim:  # a thread may be inside of a handler, whose errors are no news
+        if any(thread.name.endswith("(say)") for thread in threading.enumerate()):
+            return  # it is dying (toc.loop.end_process), and must not be disturbed as it says so
         if _victim not in (*LOOP_STEPS, STORE_STEP):
-            ident = ctypes.c_ulong(_threads()[_victim])
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Unthought))
+            for ident in _threads()[_victim]:  # of the handlers' threads, one may wait for work for minutes
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Unthought))
             for loop in _loops:
                 loop.wake()  # it is raised when the thread goes on
         time.sleep(0.2)
