@@ -117,7 +117,8 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
     """End the process: this thread met an error after which it cannot continue.
 
     Another thread logs it first, within ``LAST_WORDS_SECONDS``: neither a log that hangs, nor an error
-    without a readable text, nor lack of memory may keep a process alive that does not do its work.
+    without a readable text, nor lack of memory may keep a process alive that does not do its work. If several
+    threads die at once, as without memory, one of them is named.
     """
 
     def say() -> None:
@@ -125,11 +126,18 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
         close_log(LAST_WORDS_SECONDS)
 
     try:
-        last_words = threading.Thread(target=say, daemon=True)
-        last_words.start()
-        last_words.join(LAST_WORDS_SECONDS)
+        if not _ending.acquire(blocking=False):
+            time.sleep(LAST_WORDS_SECONDS)  # else this one might end the process before the other has spoken
+        else:
+            last_words = threading.Thread(target=say, daemon=True)
+            last_words.start()
+            last_words.join(LAST_WORDS_SECONDS)
     finally:
         os._exit(EXIT_THREAD_DIED)
+
+
+_ending = threading.Lock()
+"""Held by the thread that ends the process."""
 
 
 def leave_process(code: int) -> NoReturn:

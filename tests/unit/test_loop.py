@@ -84,6 +84,22 @@ def test_an_error_that_no_caller_sees_ends_the_process_with_a_message(where: str
     assert "Unthought" in ended.stderr
 
 
+def test_of_threads_that_die_at_once_one_is_named() -> None:
+    ended = run(
+        """
+        together = threading.Barrier(16)
+        def fails_with_others():
+            together.wait()
+            fails()
+        for number in range(16):
+            threading.Thread(target=fails_with_others, name=f"toc-{number}").start()
+        """,
+        "time.sleep(60)",
+    )
+    assert ended.returncode == EXIT_THREAD_DIED
+    assert ended.stderr.count('"thread_died"') == 1
+
+
 @pytest.mark.parametrize("where", UNSEEN)
 def test_errors_of_the_application_do_not(where: str) -> None:
     ended = run(UNSEEN[where], "print('it lives')")
