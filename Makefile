@@ -82,7 +82,7 @@ model: $(STAMP) servers ## every search of the model of the protocol, and the lo
 	$(BIN)/pytest tests/spec tests/property -m "not chaos" $(ARGS)
 
 test-fast: $(STAMP) ## the unit tests
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -n 4 tests/unit
 
 # The distribution's Python, as production runs it. One that was built without profile-guided optimization, as
 # pyenv does by default, is a quarter slower, whatever it runs.
