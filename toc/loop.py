@@ -127,7 +127,8 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
 
     try:
         if not _ending.acquire(blocking=False):
-            time.sleep(LAST_WORDS_SECONDS)  # else this one might end the process before the other has spoken
+            # Else this one might end the process before the other has spoken.
+            time.sleep(2 * LAST_WORDS_SECONDS)
         else:
             last_words = threading.Thread(target=say, daemon=True)
             last_words.start()

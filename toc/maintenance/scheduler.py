@@ -53,6 +53,8 @@ REST, REST_BUSY = 3, 9
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
+MOST_NAMED = 3
+"""If more rows than this are refused in one step, it is not for what is in them, and none is named."""
 STUCK_MS = 30_000
 """When a schedule is tried again that this worker cannot move on. Another may understand it."""
 
@@ -172,9 +174,12 @@ class Scheduler:
         for table in unknown - failed.keys():
             self._agenda.pop(table, None)
         self._agenda |= soonest
-        for name, error in moved.failed.items():
-            self._note_failed({self._schedules.table_of(name): error}, schedule=name)
-        self._note_failed({**due.failed, **failed})
+        if len(moved.refused) <= MOST_NAMED:
+            for name, error in moved.refused.items():
+                if self._complains(("row", name)):
+                    log.warning("schedule_refused", schedule=name, error=str(error))
+        failed_tables = {self._schedules.table_of(name): error for name, error in moved.failed.items()}
+        self._note_failed({**failed_tables, **due.failed, **failed})
         return hurry and bool(due.more)
 
     def _move(self, due: DueSchedule) -> Move:
@@ -209,16 +214,13 @@ class Scheduler:
         if missed:
             log.warning("schedule_missed", schedule=move.stored.name, occurrences=missed, made=len(move.rows))
 
-    def _note_failed(self, failed: Mapping[int, Trouble], *, schedule: str | None = None) -> None:
-        """Plan to read tables that did not answer again in a moment. ``schedule``: whose row alone it was.
-
-        Raises the error if the whole server failed.
-        """
+    def _note_failed(self, failed: Mapping[int, Trouble]) -> None:
+        """Plan to read tables that did not answer again in a moment. Raises the error if the whole
+        server failed."""
         later = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
         self._agenda |= dict.fromkeys(failed, later)
         for error in failed.values():
             if not isinstance(error, OF_TABLES):
                 raise error
-            if self._complains(("row", schedule) if schedule else "table"):
-                more = {"schedule": schedule} if schedule else {}
-                log.warning("schedules_not_served", error=str(error), **more)
+            if self._complains("table"):
+                log.warning("schedules_not_served", error=str(error))

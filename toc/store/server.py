@@ -174,8 +174,10 @@ class DatabaseServer(ABC):
 
     def clock(self) -> float:
         """Return its clock minus this machine's, in seconds, as exactly as one round trip can tell."""
+        ask = [Statement(f"SELECT {self.milliseconds(self.from_now(0))}")]
+        self.run(ask)  # so that the next has a connection that is open
         before = time.time()
-        ((milliseconds,),) = self.run([Statement(f"SELECT {self.milliseconds(self.from_now(0))}")])[0].rows
+        ((milliseconds,),) = self.run(ask)[0].rows
         return int(milliseconds) / 1000 - (before + time.time()) / 2
 
     def after_fork(self) -> None:

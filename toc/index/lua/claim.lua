@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- claim: draws the number under which a worker takes entries of the slot. A worker that holds a number gets it
 -- again. Numbers that others hold are skipped. Fields that are not numbers are left alone.
--- If more than 256 are held, workers have died one after the other before any of them could release those of its
--- predecessors. Then all but the last 256 drawn are released, so there is always a free one.
+-- If more than 256 are held, all but the last 256 drawn are released, so there is always a free one: workers have
+-- died faster than their successors could release their numbers. One may be that of a worker that lives on without
+-- owning the slot. If it dies, its entries wait for the prepare timeout, as nobody knows then whose they are.
 --
 -- KEYS  1   claims    hash of the slot: next -> the counter, number -> worker_id
 -- ARGV  1   worker_id
@@ -11,7 +12,8 @@
 -- RETURNS   {number 0..4095, {number, worker_id, ... of the others}}
 -- BOUNDS    4096 fields
 local function number(text)
-  return string.match(text, '^%d%d?%d?%d?$') and tonumber(text)
+  local found = string.match(text, '^%d%d?%d?%d?$') and tonumber(text)
+  return found and found < 4096 and string.format('%d', found) == text and found
 end
 local held = redis.call('HGETALL', KEYS[1])
 local owner, count, counter, mine = {}, 0, tonumber(ARGV[2]), nil
