@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -174,15 +174,9 @@ class Monitor:
 
     def _look_at_index(self) -> None:
         values: Values = {}
-        away = []
+        away: list[str] = []
         try:
-            for server, clock in self._queues.clocks().items():
-                up = not isinstance(clock, IndexUnavailable)
-                _put(values, REDIS_UP, float(up), server)
-                if isinstance(clock, IndexUnavailable):
-                    away.append(str(clock))
-                else:
-                    _put(values, CLOCK_DIFFERENCE, clock, server)
+            away = _put_clocks(values, REDIS_UP, self._queues.clocks())
         except IndexUnavailable as exc:  # the servers cannot even be listed
             away.append(str(exc))
         state, topics = self._state, self._catalog.known()
@@ -208,14 +202,7 @@ class Monitor:
 
     def _look_at_databases(self) -> None:
         values: Values = {}
-        away = []
-        for server, clock in self._store.clocks().items():
-            up = not isinstance(clock, StoreUnavailable)
-            _put(values, DATABASE_UP, float(up), server)
-            if isinstance(clock, StoreUnavailable):
-                away.append(str(clock))
-            else:
-                _put(values, CLOCK_DIFFERENCE, clock, server)
+        away = _put_clocks(values, DATABASE_UP, self._store.clocks())
         self._databases, self._away["database"] = values, away
 
     def _look_at_rows(self) -> None:
@@ -265,6 +252,20 @@ def _probe(trouble: Sequence[str], remarks: Sequence[str] = ()) -> Answer:
 
 def _put(values: Values, family: Family[Level], value: float, *labels: str) -> None:
     add_up(values, {(family.metric.name, *labels): [value]})
+
+
+def _put_clocks(
+    values: Values, up: Family[Level], clocks: Mapping[str, float | IndexUnavailable | StoreUnavailable]
+) -> list[str]:
+    """Put which servers answer, and their clocks. Returns why the others do not answer."""
+    away = []
+    for server, clock in clocks.items():
+        _put(values, up, float(isinstance(clock, float)), server)
+        if isinstance(clock, float):
+            _put(values, CLOCK_DIFFERENCE, clock, server)
+        else:
+            away.append(str(clock))
+    return away
 
 
 def _add_depth(values: Values, topic: str, depth: Peek) -> None:
