@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import DEAD_FOR_MS, LocalCoordinator
@@ -20,8 +22,10 @@ class SetClock(Clock):
         return self.now
 
 
-def coordinator(*worker_ids: str, clock: Clock | None = None) -> LocalCoordinator:
-    made = LocalCoordinator(clock)
+def coordinator(
+    *worker_ids: str, clock: Clock | None = None, on_change: Callable[[], None] = lambda: None
+) -> LocalCoordinator:
+    made = LocalCoordinator(clock, on_change)
     made.start()
     made.set_topics(TOPICS)
     for worker_id in worker_ids:
@@ -99,9 +103,9 @@ def test_who_did_not_join_gets_nothing() -> None:
 
 
 def test_each_change_wakes_the_daemon() -> None:
-    made = coordinator("w0")
     calls: list[str] = []
-    made.on_change = lambda: calls.append("woken")
+    made = coordinator("w0", on_change=lambda: calls.append("woken"))
+    calls.clear()
     made.set_topics({**TOPICS, "parcel.confirm": 2})
     made.join(Member("w1", "h"))
     assert len(calls) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -20,9 +20,6 @@ class Coordinator(Protocol):
     new owner's claim granted. Without ZooKeeper, ``desired`` and ``claimed`` stay, and new claims are granted
     only for slots that another worker of this daemon has left meanwhile.
     """
-
-    on_change: Callable[[], None] | None
-    """Called from any thread when ``step`` should be called soon. Must not block."""
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable."""

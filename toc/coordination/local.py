@@ -16,10 +16,13 @@ entries."""
 
 
 class LocalCoordinator:
-    """Spreads the slots over the processes of this daemon. Implements Coordinator."""
+    """Spreads the slots over the processes of this daemon. Implements Coordinator.
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.on_change: Callable[[], None] | None = None
+    ``on_change`` is called, from any thread, when ``step`` should be called soon. It must not block.
+    """
+
+    def __init__(self, clock: Clock | None = None, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self._clock = clock or Clock()
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
@@ -89,7 +92,7 @@ class LocalCoordinator:
         for slot in slots:
             if self._claims.get(slot) == worker_id:
                 del self._claims[slot]
-                self._signal()
+                self._on_change()
 
     def dead_workers(self) -> frozenset[str]:
         """Return the workers known to have died within DEAD_FOR_MS."""
@@ -131,8 +134,4 @@ class LocalCoordinator:
 
     def _changed(self) -> None:
         self._stale = True
-        self._signal()
-
-    def _signal(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+        self._on_change()

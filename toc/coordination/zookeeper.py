@@ -66,7 +66,7 @@ class ZooKeeperCoordinator:
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
     slots of a silent daemon go to others after ``session_timeout``. ``gather``: how many seconds a new leader
-    waits for missing workers (toc.coordination.leader).
+    waits for missing workers (toc.coordination.leader). ``on_change``: as in ``LocalCoordinator``.
     """
 
     def __init__(
@@ -79,12 +79,13 @@ class ZooKeeperCoordinator:
         session_timeout: float = 6.0,
         gather: float = GATHER,
         clock: Clock | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.on_change: Callable[[], None] | None = None
         self._clock = clock or Clock()
         place = Address.parse(address)
         self._paths = Paths.of(place.chroot, cluster)
-        self._changes = Changes(self._signal)
+        self._on_change = on_change
+        self._changes = Changes(on_change)
         self._session = Session(
             place, self._changes.connection, connect_timeout=connect_timeout, session_timeout=session_timeout
         )
@@ -109,7 +110,7 @@ class ZooKeeperCoordinator:
         self._members: dict[str, Member] = {}
         self._joined: dict[str, int] = {}  # when each of them did (ms)
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
-        self._claims = Claims(self._session, self._paths, self._clock, self._ours, self._signal)
+        self._claims = Claims(self._session, self._paths, self._clock, self._ours, on_change)
 
         # changes still to be made in ZooKeeper
         self._unjoined: set[str] = set()
@@ -142,7 +143,7 @@ class ZooKeeperCoordinator:
             self._assignment = {
                 name: each for name, each in self._assignment.items() if each.version >= 0 or name in topics
             }
-            self._signal()
+            self._on_change()
 
     def join(self, member: Member) -> None:
         """Add a worker process to the cluster, or write its node again."""
@@ -202,7 +203,7 @@ class ZooKeeperCoordinator:
         if freed:
             self._claims.let_go(freed)
             self._attempt(self._write_changes)
-            self._signal()  # another of our workers may wait for it
+            self._on_change()  # another of our workers may wait for it
 
     def dead_workers(self) -> frozenset[str]:
         """Return the workers whose process is known to have ended."""
@@ -299,7 +300,7 @@ class ZooKeeperCoordinator:
         except CoordinationUnavailable as exc:
             log.warning("coordination_interrupted", reason=str(exc))
             self._changes.read_everything()
-            self._signal()
+            self._on_change()
 
     def _current(self) -> bool:
         """Whether our nodes are in the current session; if not, ``step`` enters the new one first."""
@@ -487,10 +488,6 @@ class ZooKeeperCoordinator:
                 # Its node was deleted. It stays in force, and the leader writes it again.
                 self._assignment[name] = Assigned(known.owners, -1)
                 self._leader.inputs_changed()
-
-    def _signal(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:

@@ -92,11 +92,16 @@ class Daemon:
         gather: float = 0.1,
         clock: Clock | None = None,
     ) -> None:
-        self.coordinator = ZooKeeperCoordinator(
-            address, cluster=cluster, host=host, session_timeout=4.0, gather=gather, clock=clock
-        )
         self.woken = threading.Event()
-        self.coordinator.on_change = self.woken.set
+        self.coordinator = ZooKeeperCoordinator(
+            address,
+            cluster=cluster,
+            host=host,
+            session_timeout=4.0,
+            gather=gather,
+            clock=clock,
+            on_change=self.woken.set,
+        )
         self.due: float | None = None
         self.host = host
         self.reluctant = False

@@ -89,10 +89,10 @@ class Daemon:
                 cluster=self.settings.cluster,
                 host=self.settings.host,
                 session_timeout=self.settings.session_timeout,
+                on_change=self._wake,
             )
         else:
-            self._coordinator = LocalCoordinator()
-        self._coordinator.on_change = self._wake
+            self._coordinator = LocalCoordinator(on_change=self._wake)
         self._children: dict[str, WorkerProcess] = {}
         self._local_names = LocalNames.of(self.settings.host)
         self._met: set[str] = set()
