@@ -64,6 +64,10 @@ class InvalidExpiry(InvalidInput):
     """An ``expires_at`` before the ``action_time``: no try could start in between."""
 
 
+class InvalidDocument(InvalidInput):
+    """A text that is no JSON, or JSON that is nested too deeply or could not be written again."""
+
+
 class InvalidAttribute(InvalidInput):
     """An attribute that is not a JSON object, or is longer than its column."""
 
