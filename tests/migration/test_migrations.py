@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from harness import forks
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.task import TaskRow
+from toc.store import migrate
 from toc.store.migrate import Migrator, directory
 from toc.store.schema import REVISION, database_metadata
 from toc.store.store import Store
@@ -36,6 +36,21 @@ UPGRADE = (TESTS / "harness/upgrade.py").read_text()
 WHERE = """
 from toc.store.migrate import directory
 print(directory())
+"""
+
+SECOND = """
+from alembic import context, op
+revision, down_revision = "1002", "1001"
+def upgrade():
+    tables, columns = list(context.config.attributes["tables"]), context.config.attributes["columns"]()
+    names = [f"timeout_task_{table:04d}" for table in tables]
+    context.config.attributes["execute"](
+        [f"ALTER TABLE {name} ADD COLUMN made_up INTEGER" for name in names if "made_up" not in columns[name]]
+    )
+    context.config.attributes["migrated"](revision, len(tables))
+def downgrade():
+    for table in context.config.attributes["tables"]:
+        context.config.attributes["execute"]([f"ALTER TABLE timeout_task_{table:04d} DROP COLUMN made_up"])
 """
 
 
@@ -186,13 +201,51 @@ def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target)
     reports: list[tuple[str, str, int, int]] = []
     target.migrator().upgrade(lambda *report: reports.append(report[1:5]))
     part = target.tables // target.databases
-    # Each revision that changes task tables, or makes others beside them, reports them.
-    assert reports == [
-        (f"{target.prefix}{n}", revision, part, part)
-        for n in range(target.databases)
-        for revision in ("0001", "0003", "0005", "0007", "0008", "0009")
-    ]
+    assert reports == [(f"{target.prefix}{n}", REVISION, part, part) for n in range(target.databases)]
     target.migrator().upgrade(lambda *report: pytest.fail(f"migrated again: {report}"))
+
+
+def test_tables_of_before_the_first_version_are_refused_before_anything_changes(target: Target) -> None:
+    target.migrator().upgrade()
+    engine = target.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0009'")
+    engine.dispose()
+    assert target.migrator().check()[0].behind
+    with pytest.raises(ConfigError, match=r"made before the first version.*TOC_DATABASE_PREFIX"):
+        target.migrator().upgrade()
+    assert target.migrator().check()[0].revision == "0009"
+
+
+@pytest.fixture
+def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Add a revision that expands every task table, and return its name."""
+    shutil.copytree(directory(), tmp_path / "migrations", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "migrations/versions/1002_made_up.py").write_text(SECOND)
+    monkeypatch.setattr(migrate, "directory", lambda: tmp_path / "migrations")
+    return "1002"
+
+
+def test_a_later_revision_expands_tables_that_are_in_use(target: Target, second: str) -> None:
+    target.migrator().upgrade()
+    target.migrator().downgrade(REVISION)
+    store, add = (
+        target.store(),
+        "INSERT INTO timeout_identity (number, identity, gmt_create) VALUES (9, 'x', {})",
+    )
+    engine = target.engine()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(add.format(1 if target.sqlite else "NOW(3)"))
+    store.check()
+    target.migrator().upgrade()
+    with engine.connect() as connection:
+        columns = {column["name"] for column in inspect(connection).get_columns("timeout_task_0000")}
+        assert "made_up" in columns
+        assert connection.exec_driver_sql("SELECT COUNT(*) FROM timeout_identity").scalar() == 1
+    engine.dispose()
+    assert {status.revision for status in target.migrator().check()} == {second}
+    store.check()  # programs of the revision before go on
+    store.close()
 
 
 def test_downgrade_to_base_leaves_no_tables(target: Target) -> None:
@@ -258,10 +311,10 @@ def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, databa
     first = program.stdout.readline()
     program.send_signal(signal.SIGKILL)
     program.communicate()
-    assert first.split()[1:5] == [f"{database_prefix}0", "0001", "32", "256"]
+    assert first.split()[1:5] == [f"{database_prefix}0", REVISION, "32", "256"]
     half = target.migrator().check()
     assert half[0].revision is None  # the fault bit: tables are there, the revision is not
-    assert 0 < len(half[0].missing_tables) < 256
+    assert 0 < len(half[0].missing_tables) < 512
 
     target.migrator().upgrade()
 
@@ -282,23 +335,27 @@ def test_an_upgrade_of_sqlite_that_was_killed_half_way_is_resumed(tmp_path: Path
     assert not target.migrator().check()[0].behind
 
 
-def test_an_upgrade_that_was_killed_before_a_revision_was_recorded_is_resumed(mysql: Target) -> None:
+@pytest.mark.parametrize("before", [None, REVISION])
+def test_an_upgrade_that_was_killed_before_its_revision_was_recorded_is_resumed(
+    mysql: Target, second: str, before: str | None
+) -> None:
     """Its tables are all changed, so there is nothing left to do but to record it."""
-    revisions = sorted(file.name[:4] for file in directory().glob("versions/0*.py"))
-    mysql.migrator().upgrade()
-    for before, revision in reversed(list(pairwise(revisions))):
-        mysql.migrator().downgrade(revision)
-        for database in range(mysql.databases):
-            engine = mysql.engine(database)
-            with engine.begin() as connection:
-                changed = connection.execute(
-                    text("UPDATE alembic_version SET version_num=:before WHERE version_num=:revision"),
-                    {"before": before, "revision": revision},
-                )
-                assert changed.rowcount == 1
-            engine.dispose()
+    if before is None:
         mysql.migrator().upgrade()
-        assert not any(status.behind for status in mysql.migrator().check()), revision
+        mysql.migrator().downgrade(REVISION)
+    else:
+        mysql.migrator().upgrade()
+    for database in range(mysql.databases):
+        engine = mysql.engine(database)
+        with engine.begin() as connection:
+            if before is None:
+                connection.exec_driver_sql("DELETE FROM alembic_version")
+            else:
+                connection.execute(text("UPDATE alembic_version SET version_num=:before"), {"before": before})
+        engine.dispose()
+    mysql.migrator().upgrade()
+    assert {status.revision for status in mysql.migrator().check()} == {second}
+    assert not any(status.behind for status in mysql.migrator().check())
 
 
 def test_three_upgrades_at_once_all_succeed(target: Target) -> None:

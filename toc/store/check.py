@@ -15,7 +15,7 @@ from toc.store.shards import Shards
 log = get_logger(__name__)
 
 _TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
-_BODY_TABLE = re.compile("timeout_body_[0-9]{4}")
+_SHARDED = re.compile("timeout_(task|body)_[0-9]{4}")
 _VERSIONS = "alembic_version"
 _OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES differ from those that the tables were made for"
 
@@ -135,13 +135,11 @@ def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
     }
     statuses = []
     for database, name in zip(server.databases, names, strict=True):
-        expected = {task_table_name(table) for table in layout.tables_of(database)}
+        numbers = layout.tables_of(database)
+        expected = {named(table) for table in numbers for named in (task_table_name, body_table_name)}
         if database == 0:
             expected.add(TOPIC_TABLE)
-        found = {table for table in tables[name] if _TASK_TABLE.fullmatch(table) or table == TOPIC_TABLE}
-        if (revision_of.get(name) or "") >= REVISION:  # an older schema has none
-            expected |= {body_table_name(table) for table in layout.tables_of(database)}
-            found |= {table for table in tables[name] if _BODY_TABLE.fullmatch(table)}
+        found = {table for table in tables[name] if _SHARDED.fullmatch(table) or table == TOPIC_TABLE}
         statuses.append(
             ShardStatus(
                 server.name,

@@ -15,6 +15,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, NullPool, create_engine, inspect
 from sqlalchemy.exc import DBAPIError
 
@@ -58,9 +59,15 @@ class Migrator:
         """Bring every database to the newest revision; creates missing databases.
 
         Raises ConfigError, before any change, if existing tables were made for other numbers of databases or
-        tables.
+        tables, or before the first version.
         """
+        known = {revision.revision for revision in ScriptDirectory(str(directory())).walk_revisions()}
         for status in self.check():
+            if status.revision and status.revision not in known and status.revision < status.head:
+                raise ConfigError(
+                    f"{status}: it was made before the first version, from which there is no way on; "
+                    "use an empty database, or another TOC_DATABASE_PREFIX"
+                )
             made_for_other = status.unexpected_tables or (status.revision and status.missing_tables)
             if made_for_other:
                 raise ConfigError(

@@ -36,7 +36,7 @@ ERROR_COLUMN_CHARS = 1024
 MAX_HISTORY_CHARS = 4000
 """Characters kept of a task's failed tries: the last fifteen or more."""
 
-REVISION = "0009"
+REVISION = "1001"
 """The oldest revision in ``migrations/`` that this code can use; revisions sort as text."""
 
 TOPIC_TABLE = "timeout_topic"
