@@ -42,7 +42,7 @@ def youzan(
     queues: str = option("PATTERN", "The keys of its ready queues (queue_name).", default="dq_queue_*"),
     as_json: Json = False,
 ) -> None:
-    """Take over the jobs of ouqiang/delay-queue 0.4 for the dialect --youzan.
+    """Take over the jobs of ouqiang/delay-queue (0.3, 0.4) for the dialect --youzan.
 
     Exits with 1 if a job could not be taken over. Its default database is 1.
 
@@ -111,13 +111,15 @@ def _import(
             f"the dialects need {exc.name}, which is not installed: pip install 'timeout-center[gateway]'"
         ) from exc
     show_one({**_record(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
-    if dry_run:
-        say("nothing was written; run it without --dry-run")
-    elif report.complete:
-        say(f"all {report.checked} jobs are tasks; run it again after the other queue has been stopped")
-    else:
-        say("some jobs were not taken over, see above; it is safe to run this again")
+    if not report.complete:
+        say("some jobs cannot be taken over, see refused and different; it is safe to run this again")
         raise typer.Exit(1)
+    if not report.found:
+        say("no job was found: is this the database in which the other queue keeps its jobs?")
+    elif dry_run:
+        say("nothing was written; run it without --dry-run")
+    else:
+        say(f"all {report.checked} jobs are tasks; run it again after the other queue has been stopped")
 
 
 def _record(report: Report) -> dict[str, Any]:

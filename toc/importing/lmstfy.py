@@ -109,8 +109,10 @@ class LmstfyOriginal:
             jobs.append(Passed(one.key, EXPIRED) if value is None else self._job(one, *value, now))
         return jobs
 
-    def _job(self, one: Entry, stored: bytes, ttl: int, now: int) -> Found | Passed:
+    def _job(self, one: Entry, stored: bytes | None, ttl: int, now: int) -> Found | Passed:
         try:
+            if stored is None:
+                raise ValueError
             body, attributes = _content(one.job_id, stored)
         except ValueError:
             return Passed(one.key, UNREADABLE, lost=True)

@@ -1,6 +1,7 @@
 """What ouqiang/delay-queue (0.4) keeps in its Redis, by default in database 1.
 
-    {id}               the job in MessagePack: Topic, Id, Delay (the second when it is due), TTR, Body
+    {id}               the job in MessagePack, a map. Its keys are "1" to "5" for the topic, the id, the
+                       second when it is due, the ttr and the body; in 0.3 they are the fields' names
     dq_bucket_{n}      ids of jobs that wait for their time or for the end of their ttr, by second
     dq_queue_{topic}   ids of ready jobs, the next one at the left end
 
@@ -32,7 +33,9 @@ SOON_MS = 1000
 
 DELETED = "its job was deleted"
 OTHER = "a key that holds no job"
+UNREADABLE = "an id in a bucket or queue, whose job cannot be read"
 LONG = f"its id has more than {MAX_KEY_BYTES} bytes"
+_FIELDS = {"1": "topic", "2": "id", "3": "delay", "4": "ttr", "5": "body"}
 
 
 class YouzanOriginal:
@@ -94,10 +97,10 @@ class YouzanOriginal:
                 jobs.append(self._job(key, value[0], at, state, now))
         return jobs
 
-    def _job(self, key: bytes, stored: bytes, at: int | None, state: str, now: int) -> Found | Passed:
-        said = _said(key, stored)
+    def _job(self, key: bytes, stored: bytes | None, at: int | None, state: str, now: int) -> Found | Passed:
+        said = None if stored is None else _said(key, stored)
         if said is None:
-            return Passed(_text(key), OTHER)
+            return Passed(_text(key), OTHER) if state == "stray" else Passed(_text(key), UNREADABLE, lost=True)
         job_id, topic, delay, ttr, body = said
         if len(job_id.encode()) > MAX_KEY_BYTES:
             return Passed(_text(key), LONG, lost=True)
@@ -124,7 +127,9 @@ def _said(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
         return None
     if not isinstance(values, dict):
         return None
-    said = {name.lower(): value for name, value in values.items() if isinstance(name, str)}
+    said = {
+        _FIELDS.get(name, name.lower()): value for name, value in values.items() if isinstance(name, str)
+    }
     job_id, topic, body = said.get("id"), said.get("topic"), said.get("body")
     delay, ttr = said.get("delay"), said.get("ttr")
     if not isinstance(job_id, str) or job_id.encode() != key or not isinstance(topic, str) or not topic:

@@ -80,13 +80,16 @@ class ForeignRedis:
                 return
             end -= PAGE
 
-    def values(self, keys: Sequence[bytes]) -> list[tuple[bytes, int] | None]:
-        """Return the strings at these keys, each with its ttl in ms (or FOREVER); None for other keys."""
+    def values(self, keys: Sequence[bytes]) -> list[tuple[bytes | None, int] | None]:
+        """Return the strings at these keys, each with its ttl in ms (or FOREVER).
+
+        The string is None if the key has another type; a key that does not exist has no tuple.
+        """
         if not keys:
             return []
         found = self._ask([(command, key) for key in keys for command in ("GET", "PTTL")], errors=True)
         return [
-            (value, int(ttl)) if isinstance(value, bytes) and ttl != GONE else None
+            None if value is None or ttl == GONE else (value if isinstance(value, bytes) else None, int(ttl))
             for value, ttl in zip(found[::2], found[1::2], strict=True)
         ]
 

@@ -7,6 +7,7 @@ import struct
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from harness.system import System
 from toc.dev.local.servers import RedisServer
 from toc.gateway.dialects.lmstfy_wire import new_job_id
 from toc.importing.lmstfy import UNREADABLE
+from toc.importing.youzan import UNREADABLE as UNREADABLE_ID
+from toc.importing.youzan import _said
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 
@@ -45,13 +48,14 @@ def url_of(other: redis.Redis, database: int = 0) -> str:
 
 
 def imported(
-    system: System, what: str, url: str, *options: str, code: int = 0, **env: str
+    system: System, what: str, url: str, *options: str, code: int = 0, says: str = "", **env: str
 ) -> Mapping[str, Any]:
     """Run ``toc import`` and return what it reports."""
     words = ["import", what, "--redis", url, "--json", *options]
     done = forks.run(words, env={**system.env, **env}, timeout=120)
     assert done.returncode == code, done.stderr
     assert "secret" not in done.stderr
+    assert says in done.stderr
     found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout else {}
     return found
 
@@ -273,7 +277,7 @@ def test_a_url_that_leads_nowhere_is_refused_without_being_shown(system: System)
 # --- youzan
 
 
-def packed(**values: str | int) -> bytes:
+def packed(values: Mapping[str, str | int]) -> bytes:
     """A map as Go's msgpack writes a struct: numbers in full."""
     found = bytes([0x80 | len(values)])
     for name, value in values.items():
@@ -288,12 +292,47 @@ def packed(**values: str | int) -> bytes:
     return found
 
 
-def youzan_job(to: redis.Redis, job_id: str, *, at: int, ttr: int = 60, body: str = "body") -> None:
-    to.set(job_id, packed(Topic="order", Id=job_id, Delay=at, TTR=ttr, Body=body))
+KEYS_OF = {"0.3": ("Topic", "Id", "Delay", "TTR", "Body"), "0.4": ("1", "2", "3", "4", "5")}
 
 
-def test_every_state_of_youzans_queue_is_taken_over(system: System, other: redis.Redis) -> None:
+def youzan_job(
+    to: redis.Redis, job_id: str, *, at: int, ttr: int = 60, body: str = "body", release: str = "0.4"
+) -> None:
+    values = ("order", job_id, at, ttr, body)
+    to.set(job_id, packed(dict(zip(KEYS_OF[release], values, strict=True))))
+
+
+def test_a_job_of_the_original_is_read_byte_for_byte() -> None:
+    # What delay-queue v0.4 (putJob) writes: numbers as short as they can be.
+    stored = b"\x85\xa11\xa5order\xa12\xa1j\xa13\xcekI\xd2\x00\xa14\x3c\xa15\xa1b"
+    assert _said(b"j", stored) == ("j", "order", 1_800_000_000, 60, "b")
+
+
+def test_ids_whose_jobs_cannot_be_read_are_counted_and_fail_the_import(
+    system: System, other: redis.Redis
+) -> None:
     now = int(time.time())
+    youzan_job(other, "good", at=now + 60)
+    other.set("text", b"value")
+    other.set("short", packed({"1": "order", "2": "short", "3": 1}))
+    other.rpush("a list", b"value")
+    other.set("renamed", packed({"a": "order", "b": "renamed", "c": now, "d": 60, "e": ""}))
+    other.zadd("dq_bucket_1", dict.fromkeys(("good", "text", "short", "a list"), now + 60))
+    other.rpush("dq_queue_order", "renamed", "deleted")
+    for options in ((), ("--dry-run",)):
+        report = imported(system, "youzan", url_of(other), *options, code=1)
+        assert report["refused"] == {UNREADABLE_ID: 4}
+        assert (report["found"], sum(report["passed_by"].values())) == ({"delayed": 1}, 1)
+    other.flushall()
+    assert imported(system, "youzan", url_of(other), says="no job was found")["found"] == {}
+
+
+@pytest.mark.parametrize("release", KEYS_OF)
+def test_every_state_of_youzans_queue_is_taken_over(
+    system: System, other: redis.Redis, release: str
+) -> None:
+    now = int(time.time())
+    youzan_job = partial(globals()["youzan_job"], release=release)
     youzan_job(other, "delayed", at=now + 3600, body="é" * 40)
     other.zadd("dq_bucket_1", {"delayed": now + 3600})
     youzan_job(other, "ready", at=now - 5)
@@ -303,7 +342,7 @@ def test_every_state_of_youzans_queue_is_taken_over(system: System, other: redis
     youzan_job(other, "lost", at=now - 50, ttr=120)  # popped, and its consumer's server ended there
     other.zadd("dq_bucket_3", {"deleted": now + 10})
     other.set("foreign", b"value")
-    other.set("foreign2", packed(Topic="order", Id="another", Delay=1, TTR=1, Body=""))
+    other.set("foreign2", packed({"1": "order", "2": "another", "3": 1, "4": 1, "5": ""}))
     before = _content(other)
     states = {"delayed": 1, "ready": 1, "reserved": 2}
     assert imported(system, "youzan", url_of(other), "--dry-run")["found"] == states
