@@ -111,8 +111,6 @@ class LmstfyOriginal:
 
     def _job(self, one: Entry, stored: bytes | None, ttl: int, now: int) -> Found | Passed:
         try:
-            if stored is None:
-                raise ValueError
             body, attributes = _content(one.job_id, stored)
         except ValueError:
             return Passed(one.key, UNREADABLE, lost=True)
@@ -185,8 +183,10 @@ def _text(data: bytes, at: int) -> tuple[str, int]:
     return data[at + 2 : end].decode(), end
 
 
-def _content(job_id: str, stored: bytes) -> tuple[bytes, dict[str, str]]:
+def _content(job_id: str, stored: bytes | None) -> tuple[bytes, dict[str, str]]:
     """Return body and attributes. Raises ValueError."""
+    if stored is None:
+        raise ValueError("its key holds no string")
     if len(job_id) <= ULID_CHARS:
         return stored, {}
     try:

@@ -99,8 +99,10 @@ class YouzanOriginal:
 
     def _job(self, key: bytes, stored: bytes | None, at: int | None, state: str, now: int) -> Found | Passed:
         said = None if stored is None else _said(key, stored)
+        if said is None and state == "stray":
+            return Passed(_text(key), OTHER)
         if said is None:
-            return Passed(_text(key), OTHER) if state == "stray" else Passed(_text(key), UNREADABLE, lost=True)
+            return Passed(_text(key), UNREADABLE, lost=True)
         job_id, topic, delay, ttr, body = said
         if len(job_id.encode()) > MAX_KEY_BYTES:
             return Passed(_text(key), LONG, lost=True)
@@ -127,9 +129,7 @@ def _said(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
         return None
     if not isinstance(values, dict):
         return None
-    said = {
-        _FIELDS.get(name, name.lower()): value for name, value in values.items() if isinstance(name, str)
-    }
+    said = {_FIELDS.get(name, name.lower()): value for name, value in values.items() if isinstance(name, str)}
     job_id, topic, body = said.get("id"), said.get("topic"), said.get("body")
     delay, ttr = said.get("delay"), said.get("ttr")
     if not isinstance(job_id, str) or job_id.encode() != key or not isinstance(topic, str) or not topic:

@@ -328,9 +328,7 @@ def test_ids_whose_jobs_cannot_be_read_are_counted_and_fail_the_import(
 
 
 @pytest.mark.parametrize("release", KEYS_OF)
-def test_every_state_of_youzans_queue_is_taken_over(
-    system: System, other: redis.Redis, release: str
-) -> None:
+def test_every_state_of_youzans_queue_is_taken_over(system: System, other: redis.Redis, release: str) -> None:
     now = int(time.time())
     youzan_job = partial(globals()["youzan_job"], release=release)
     youzan_job(other, "delayed", at=now + 3600, body="é" * 40)
