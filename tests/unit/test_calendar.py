@@ -142,6 +142,30 @@ def test_skip_leaves_out_only_what_is_in_the_gap() -> None:
     assert [f"{at.day} {at:%H:%M}" for at in found] == ["28 02:30", "28 04:30", "29 04:30", "30 02:30"]
 
 
+@pytest.mark.parametrize(
+    ("expression", "same"),
+    [("0 9-9/2 * * *", "0 9 * * *"), ("5-05/10,30 * * * *", "5,30 * * * *"), ("0 0 * * MON-1/3", "0 0 * * 1"),
+     ("0 0 * * SUN-0/2", "0 0 * * 0"), ("0 0 1 jan-JAN/4 *", "0 0 1 1 *"), ("0-0/20 0 0 * * *", "0 0 0 * * *"),
+     ("0 9-11/2 * * *", "0 9,11 * * *"), ("0 9/2 * * *", "0 9-23/2 * * *")],
+)  # fmt: skip
+def test_a_step_through_a_range_of_one_is_that_one(expression: str, same: str) -> None:
+    assert list(islice(Cron(expression).after(0), 50)) == list(islice(Cron(same).after(0), 50))
+
+
+@pytest.mark.parametrize(
+    ("expression", "write"),
+    [("@daily", "'0 0 * * *'"), ("@Weekly", "'0 0 * * 0'"), ("@every 5m", "every"), ("@reboot", "five fields"),
+     ("CRON_TZ=Asia/Tokyo 0 9 * * *", "zone, and write '0 9 * * *'"), ("TZ=UTC 0 9 * * *", "zone"),
+     ("0 9 ? * MON", "'0 9 * * MON'"), ("0 0 9 ? * MON", "'0 0 9 * * MON'"),
+     ("0 9 * * * root", "seconds"), ("0 0 9 * * MON 2030", "7 fields; write minute"), ("9 * *", "3 fields"),
+     ("0 0 31 2 *", "L"), ("0 0 30,31 2 *", "L"), ("0 0 31 4,6 *", "L"), ("0 9-9/0 * * *", "hour")],
+)  # fmt: skip
+def test_what_other_crons_take_is_refused_with_what_to_write(expression: str, write: str) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        Cron(expression)
+    assert write in str(refused.value).partition(": ")[2]
+
+
 def test_intervals_are_counted_from_their_anchor() -> None:
     every = Interval(900_000, 300_000)
     assert list(islice(every.after(0), 2)) == [300_000, 1_200_000]
@@ -170,7 +194,7 @@ def test_a_long_time_is_counted_up_to_a_bound() -> None:
     [("0 9 * *", "UTC"), ("61 * * * *", "UTC"), ("0 0 30 2 *", "UTC"), ("", "UTC"),
      ("0," * 500 + "0 * * * *", "UTC"), ("0 0 * * 1#" + "9" * 5000, "UTC"),
      ("0 9 * * *", "Mars/Olympus"), ("0 9 * * *", "../etc/passwd"), ("0 9 * * *", ""),
-     ("0 9 * * *", "localtime")],
+     *(("0 9 * * *", name) for name in ("localtime", "posixrules", "right/UTC", "posix/UTC", "Factory"))],
 )  # fmt: skip
 def test_what_is_no_cron_expression_or_zone_is_refused(expression: str, zone: str) -> None:
     with pytest.raises(InvalidSchedule):

@@ -317,6 +317,10 @@ def _is_json(content_type: str | None) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
+_LOST_PLUS = re.compile(r"T.* \d\d:?\d\d$")
+"""How a time ends whose offset began with a +."""
+
+
 def _query(call: HttpCall, text: bytes) -> Any:
     """Return the parameters of the query. Raises Problem."""
     if not text:
@@ -333,7 +337,7 @@ def _query(call: HttpCall, text: bytes) -> Any:
     try:
         return call.query.model_validate(values)
     except ValidationError as exc:
-        raise _invalid(exc) from None
+        raise _invalid(exc, values) from None
 
 
 @cache
@@ -364,12 +368,15 @@ def _parsed(model: type[BaseModel], data: bytes) -> BaseModel:
         raise Problem(SYNTAX, "the body is nested too deeply") from None
 
 
-def _invalid(error: ValidationError) -> Problem:
+def _invalid(error: ValidationError, query: Mapping[str, str] | None = None) -> Problem:
     """Name the wrong fields, never their values."""
     found = [
         {"field": ".".join(map(str, one["loc"])), "detail": one["msg"]}
         for one in error.errors(include_url=False, include_context=False, include_input=False)[:10]
     ]
+    for one in found:
+        if query and _LOST_PLUS.search(query.get(one["field"], "")):
+            one["detail"] += "; in a query a + is a space: write +01:00 as %2B01:00"
     return Problem(INVALID, found[0]["detail"], field=found[0]["field"], errors=found)
 
 

@@ -13,6 +13,7 @@ conversion loses an hour where the gap is at midnight (Santiago), for expression
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import SYMBOLIC_DAYS, SYMBOLIC_MONTHS
 
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, shown
@@ -30,6 +32,17 @@ MOST_COUNTED = 10_000
 """Most occurrences that are counted one by one: a fifth of a second."""
 MOST_CRON = 1000
 """Most characters of a cron expression."""
+_STEP_OF_ONE = re.compile(r"(\w+)-(\w+)/(?=0*[1-9])\d+")
+_NAMES = {
+    **{name: str(number) for number, name in enumerate(SYMBOLIC_MONTHS, 1)},
+    **{name: str(number or "") for number, name in enumerate(SYMBOLIC_DAYS)},
+}
+"""Names of months and days -> their numbers, without leading zeros."""
+_NICKNAMES = {
+    "@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
+}  # fmt: skip
+_FIELDS = "write minute, hour, day of month, month and day of week; six fields begin with seconds"
 _DAY = timedelta(days=1)
 _LAST_YEAR = 9000
 END = to_ms(datetime(_LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC))
@@ -93,13 +106,10 @@ class Cron:
         if len(self.expression) > MOST_CRON:
             raise InvalidSchedule(f"a cron expression has at most {MOST_CRON} characters", "cron")
         try:
-            next(CronSim(self.expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - local time
-        except CronSimError as exc:
-            raise InvalidSchedule(f"cron expression {shown(self.expression)}: {exc}", "cron") from exc
-        except StopIteration:
-            raise InvalidSchedule(
-                f"cron expression {shown(self.expression)} names a date that never comes", "cron"
-            ) from None
+            next(_matching(self.expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - local time
+        except (CronSimError, StopIteration) as exc:
+            hint = _hint(self.expression, exc)
+            raise InvalidSchedule(f"cron expression {shown(self.expression)}: {hint}", "cron") from exc
 
     def after(self, instant: int) -> Iterator[int]:
         """The occurrences later than ``instant``, in order."""
@@ -174,11 +184,36 @@ Calendar = Interval | Cron
 
 
 def _matching(expression: str, local: datetime) -> Iterator[datetime]:
-    """The local times after ``local`` that match the expression."""
-    for found in CronSim(expression, local):
+    """The local times after ``local`` that match the expression. Raises CronSimError."""
+    for found in CronSim(_STEP_OF_ONE.sub(_one, expression), local):
         if found.year > _LAST_YEAR:
             return
         yield found
+
+
+def _one(step: re.Match[str]) -> str:
+    """Return ``9-9/2`` as Debian's cron reads it: a range of one number. cronsim goes on to the end."""
+    first, last = (_NAMES.get(text.upper(), text.lstrip("0")) for text in step.group(1, 2))
+    return step[1] if first == last else step[0]
+
+
+def _hint(expression: str, error: Exception) -> str:
+    """Return what is wrong with a cron expression, and what to write instead."""
+    fields = expression.split()
+    first = fields[0].lower() if fields else ""
+    if first in _NICKNAMES:
+        return f"write {_NICKNAMES[first]!r}"
+    if first.startswith("@"):
+        return "write five fields, or give a period as every"
+    if "=" in first:
+        return f"give the time zone as zone, and write {' '.join(fields[1:])!r}"
+    if "?" in expression:
+        return f"write {expression.replace('?', '*')!r}"
+    if len(fields) not in (5, 6):
+        return f"{len(fields)} fields; {_FIELDS}"
+    if isinstance(error, StopIteration) or str(error) == "Bad day-of-month":
+        return "there is no such day of the month; the last one is L"
+    return f"{error}; {_FIELDS}" if len(fields) == 6 else str(error)
 
 
 def _offset(at: datetime, zone: ZoneInfo) -> timedelta:
@@ -207,11 +242,16 @@ def _change(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
     return high.replace(microsecond=0)
 
 
+_NO_PLACES = frozenset({"localtime", "posixrules", "Factory"})
+"""Files beside those of zones. Like those in right/, which count leap seconds, and in posix/, they are other
+ones on each host."""
+
+
 @lru_cache(1024)
 def zone_named(name: str) -> ZoneInfo:
     """The time zone of a name such as Europe/Berlin. Raises InvalidSchedule."""
     cause: Exception | None = None
-    if name != "localtime":  # it is another one on each host
+    if name not in _NO_PLACES and not str(name).startswith(("right/", "posix/")):
         try:
             return ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:

@@ -266,6 +266,14 @@ def test_a_bad_request_is_answered_as_a_problem(shared: Gateway, name: str) -> N
     assert "due_after" not in shared.told()
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/tasks?due_after=2030-01-01T00:00:00+01:00", "/v1/audit?after=2030-01-01T00:00+0100"]
+)
+def test_a_plus_that_became_a_space_is_named(shared: Gateway, path: str) -> None:
+    answer = shared.call("GET", path)
+    assert (answer.status, "write +01:00 as %2B01:00" in answer.body["detail"]) == (422, True), answer
+
+
 def test_a_conflict_names_the_other_task(shared: Gateway) -> None:
     first = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 1})
     answer = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 2})
