@@ -100,6 +100,9 @@ def list_schedules(
         empty="no schedules; toc schedule create report.nightly --topic report.make --cron '0 2 * * *'",
         spare=("fired", "topic"),
     )
+    for schedule in found:
+        if schedule.stuck:
+            say(f"{schedule.name} does not fire: {schedule.stuck}")
     if len(found) == limit:
         say(f"there may be more: --after {found[-1].name}")
 

@@ -98,6 +98,9 @@ class Overlap(StrEnum):
 class Definition:
     """What a schedule does. Give ``cron`` or ``every``. Raises InvalidSchedule.
 
+    Its expression and its zone are checked by ``calendar`` and ``check_given``: a stored schedule can be
+    shown, paused and altered also where its zone is ``unknown``.
+
     ``cron`` has five fields, or six with seconds first, and holds in ``zone``. ``every`` is a
     period from ``anchor`` on, in UTC. ``jitter`` is the longest delay: every occurrence is delayed
     by the same time within it, which is computed from the name. ``attribute`` is the attribute of
@@ -155,14 +158,22 @@ class Definition:
             )
         self.occurrence_attribute(0)  # with it, the attribute must fit
         _set(self, "attribute", decode_attribute(encode_attribute(self.attribute)))
-        _ = self.calendar, zone_named(self.zone)
 
     @cached_property
     def calendar(self) -> Calendar:
-        """When it fires."""
+        """When it fires. Raises InvalidSchedule where that is ``unknown``."""
         if self.every is not None:
             return Interval(_ms(self.every), to_ms(self.anchor))
         return Cron(self.cron or "", self.zone, self.dst is Dst.SKIP)
+
+    @property
+    def unknown(self) -> str:
+        """Why this host cannot tell when it fires: it does not know its zone. Empty if it can."""
+        try:
+            _ = self.calendar, zone_named(self.zone)
+        except InvalidSchedule as exc:
+            return str(exc)
+        return ""
 
     @cached_property
     def offset(self) -> int:
@@ -189,8 +200,8 @@ class Definition:
             raise InvalidSchedule(str(exc)) from exc
 
     def check_given(self, given: Collection[str]) -> Self:
-        """Return the definition if every field that the caller has set takes effect. Raises
-        InvalidSchedule.
+        """Return the definition if every field that the caller has set takes effect, and this host can
+        follow it. Raises InvalidSchedule.
 
         ``given`` names these fields. A stored row may hold fields without effect: when a period
         replaces a cron expression, the zone and the policy for gaps stay on the row.
@@ -204,6 +215,7 @@ class Definition:
                 raise InvalidSchedule(
                     f"{name} has no effect on a period (every), which is counted in UTC", name
                 )
+        _ = self.calendar, zone_named(self.zone)
         return self
 
     def to_json(self) -> str:
@@ -221,7 +233,7 @@ class Definition:
 
     @classmethod
     def of_json(cls, name: str, text: str) -> Self:
-        """Read what ``to_json`` wrote. Raises InvalidSchedule if this host cannot follow it."""
+        """Read what ``to_json`` wrote. Raises InvalidSchedule if it is something else."""
         try:
             values = json.loads(text)
             for key in ("every", "window", "jitter"):
@@ -396,9 +408,11 @@ def change(
     soonest = now + NEAR_MS - before.offset
     again = [one.nominal for one in planned if one not in kept and one.nominal > soonest]
     after, missed = min(again, default=state.after + 1) - 1, 0
-    if definition.calendar != before.calendar or state.paused or pausing:
+    calendar, former = (None if one.unknown else one.calendar for one in (definition, before))
+    if calendar != former or state.paused or pausing:
         after = max(now - definition.offset, after)
-        missed = 0 if state.paused else before.calendar.latest(state.after, now - before.offset, 1).total
+        if former is not None and not state.paused:
+            missed = former.latest(state.after, now - before.offset, 1).total
     # Otherwise the next step decides what is due and not decided, by the policy of missed: the former topic
     # may have been closed. Nor has what the former jitter delays beyond now happened yet.
     anew: list[int] = []
@@ -415,7 +429,7 @@ def change(
     after_this = state._replace(
         paused=pausing,
         after=after,
-        next_time=next(definition.calendar.after(after), None),
+        next_time=None if calendar is None else next(calendar.after(after), None),
         look=None if pausing else now,
         buffered=None if drops else state.buffered,
         skipped=state.skipped + drops,

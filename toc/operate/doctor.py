@@ -24,7 +24,7 @@ from toc.model.clock import from_ms
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
-from toc.operate import admin, targets
+from toc.operate import admin, schedules, targets
 from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
@@ -96,6 +96,7 @@ def examine(
         lines += _alone(center, topics, lines)
     lines += _topics(topics, peeks)
     lines += _lines("targets", targets.examine(center, topics))
+    lines += _lines("schedules", schedules.examine(center, topics))
     progress(0.8, "looking for overdue tasks")
     lines += _overdue(center, topics, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))

@@ -155,6 +155,7 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
         "skipped": schedule.skipped,
         "missed": schedule.missed,
         "missed_at": _time(schedule.missed_at),
+        "stuck": schedule.stuck,
         "schedule_id": str(schedule.schedule_id),
         "created": _time(schedule.created),
         "modified": _time(schedule.modified),

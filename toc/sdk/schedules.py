@@ -67,7 +67,7 @@ class Schedule(NamedTuple):
     occurrences that became tasks, ``skipped`` those that did not because the one before had not ended,
     ``missed`` those left out after a stop, the last of which was noticed at ``missed_at``. ``buffered`` is
     the nominal time of an occurrence that waits for the one before. ``last_job_id`` is the last occurrence's
-    task.
+    task. ``stuck`` says why this host cannot follow it: it does not know its zone.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Schedule(NamedTuple):
     missed_at: datetime | None
     created: datetime
     modified: datetime
+    stuck: str = ""
 
 
 class Backfill(NamedTuple):
@@ -177,7 +178,7 @@ class Schedules:
     def list(self, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
 
-        Leaves out rows that this version does not understand. Needs every server.
+        Leaves out rows that this version does not understand, which doctor names. Needs every server.
         """
         found: list[Schedule] = []
         while len(found) < limit:
@@ -397,11 +398,12 @@ class Schedules:
     def _step(self, stored: StoredSchedule, ahead: int = 0) -> StoredSchedule:
         """Take the step that is due within ``ahead`` ms, and index its tasks. Returns the row after it.
 
-        If another process has taken it, or the topic takes no tasks, there is none to take: workers continue.
+        If another process has taken it, or the topic takes no tasks, or this host does not know the zone,
+        there is none to take: workers continue.
         """
         table, look = self._store().schedules, stored.state.look
         topic = self._topic(stored.definition.topic)
-        if look is None or topic is None or topic.closed:
+        if look is None or topic is None or topic.closed or stored.definition.unknown:
             return stored
         now = table.now(stored.name)
         if look > now + ahead:
@@ -483,6 +485,7 @@ def _schedule(stored: StoredSchedule) -> Schedule:
         at(None if state.next_time is None else state.next_time + stored.definition.offset),
         at(state.buffered), state.last_job_id, state.fired, state.skipped, state.missed, at(state.missed_at),
         from_ms(state.created), from_ms(state.modified),
+        stored.definition.unknown,
     )  # fmt: skip
 
 

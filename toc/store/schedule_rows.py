@@ -35,7 +35,7 @@ class StoredSchedule(NamedTuple):
 
     @property
     def definition(self) -> Definition:
-        """The definition. Raises InvalidSchedule if this host cannot follow it, or if the row is damaged."""
+        """The definition. Raises InvalidSchedule if it cannot be read, or if the row is damaged."""
         if None in (self.state.after, self.state.created, self.state.modified):  # such as 0000-00-00
             raise InvalidSchedule(f"the row of schedule {self.name!r} is damaged: it lacks a time")
         return _definition(self.name, self.text)

@@ -137,6 +137,10 @@ class ScheduleTable:
 
     def page(self, after: str = "", limit: int = 1000) -> list[StoredSchedule]:
         """Return the first ``limit`` schedules by name whose name is greater than ``after``."""
+        return sorted(self.of_each_table(limit, after), key=lambda stored: stored.name)[:limit]
+
+    def of_each_table(self, limit: int, after: str = "") -> list[StoredSchedule]:
+        """Return the first ``limit`` schedules of each table whose names are greater than ``after``."""
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[StoredSchedule]:
             selects = [
@@ -152,8 +156,7 @@ class ScheduleTable:
 
         everywhere = dict.fromkeys(range(self._shards.tables))
         parts = self._shards.each(self._shards.group_tables(everywhere), send).whole()
-        found = [stored for part in parts for stored in part]
-        return sorted(found, key=lambda stored: stored.name)[:limit]
+        return [stored for part in parts for stored in part]
 
     def soonest(self, tables: Iterable[int]) -> tuple[dict[int, int], dict[int, Trouble]]:
         """Return when (ms, by this host's clock) the first schedule of each table needs a step, and the
