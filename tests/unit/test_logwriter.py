@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,8 @@ import pytest
 import structlog
 from harness.patience import until
 
-from toc.observe import logwriter
 from toc.observe.log import get_logger
-from toc.observe.logwriter import QUEUE_BYTES, Gap, LogWriter
+from toc.observe.logwriter import QUEUE_BYTES, LogWriter
 from toc.observe.metrics import LOG_LINES_DROPPED
 
 
@@ -31,8 +29,8 @@ class Log:
     def _count(self, lines: int) -> None:
         self.dropped += lines
 
-    def _notice(self, gap: Gap) -> bytes:
-        return f"gap of {gap.lines}: {gap.reason}\n".encode()
+    def _notice(self, lines: int) -> bytes:
+        return f"{lines} are missing\n".encode()
 
 
 @pytest.fixture
@@ -52,42 +50,29 @@ def read(receiver: int) -> bytes:
         return b""
 
 
-def test_a_line_is_in_a_pipe_with_room_when_write_returns(pipe: tuple[int, int]) -> None:
-    receiver, sender = pipe
-    log = Log(sender)
-    log.writer.write(b"one\n")
-    assert read(receiver) == b"one\n"  # also if the process is killed now
-    log.writer.close(1.0)
-    log.writer.write(b"after the end\n")
-    assert read(receiver) == b""
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_stalled_reader_is_not_waited_for_and_finds_each_gap_where_it_is(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+def test_a_stalled_reader_is_not_waited_for_and_finds_how_many_are_missing(
+    pipe: tuple[int, int],
 ) -> None:
-    if not at_once:
-        monkeypatch.setattr(logwriter, "NOWAIT", 0)
     receiver, sender = pipe
     log = Log(sender)
-    lines = [f"{number} {'x' * 1000}\n".encode() for number in range(3000)]
+    lines = [f"{number} {'x' * 10_000}\n".encode() for number in range(3000)]
     for line in lines:
         log.writer.write(line)
-    waiting = len(lines) - log.dropped
-    assert waiting * 1003 < QUEUE_BYTES + 70_000 + 4096
     text = b""
 
     def told() -> bool:
         nonlocal text
         text += read(receiver)
-        return b"gap" in text
+        return b"missing" in text
 
-    assert until(told, 10)
+    assert until(told, 60)
     log.writer.write(b"later\n")
-    log.writer.close(10.0)
+    log.writer.close(60.0)
     text += read(receiver)
-    notice = f"gap of {log.dropped}: the log is not read in time\n".encode()
-    assert text == b"".join(lines[:waiting]) + notice + b"later\n"
+    assert log.dropped > 0
+    taken = lines[: len(lines) - log.dropped]
+    assert sum(map(len, taken)) < QUEUE_BYTES + 70_000 + 4096  # the queue, and what a pipe holds
+    assert text == b"".join(taken) + f"{log.dropped} are missing\n".encode() + b"later\n"
 
 
 def test_a_log_that_refuses_is_tried_again_and_tells_what_it_missed(tmp_path: Path) -> None:
@@ -98,40 +83,25 @@ def test_a_log_that_refuses_is_tried_again_and_tells_what_it_missed(tmp_path: Pa
     log = Log(sender)
     os.close(first)
     for _ in range(10):
-        log.writer.write(b"nobody reads\n")
-    assert until(lambda: log.dropped == 10, 10)
+        log.writer.write(b"nobody\nreads\n")
+    assert until(lambda: log.dropped == 20, 60)
     again = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    assert until(
-        lambda: read(again) == b"gap of 10: Broken pipe\n", 10
-    )  # though nothing new is to be written
     log.writer.write(b"somebody reads\n")
-    log.writer.close(10.0)
-    assert read(again) == b"somebody reads\n"
-    assert log.dropped == 10
+    log.writer.close(60.0)
+    assert read(again) == b"somebody reads\n20 are missing\n"
     os.close(again)
     os.close(sender)
 
 
-def test_a_full_disk_is_counted_by_lines_and_does_not_hold_up_the_end() -> None:
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        log = Log(full.fileno())
-        log.writer.write(b"a trace\nof three\nlines\n")
-        assert until(lambda: log.dropped == 3, 10)
-        began = time.monotonic()
-        log.writer.close(30.0)
-        assert time.monotonic() - began < 10
-
-
-def test_the_end_waits_no_longer_than_it_is_told_to(pipe: tuple[int, int]) -> None:
+def test_the_end_does_not_wait_for_a_reader_that_stalls(pipe: tuple[int, int]) -> None:
     receiver, sender = pipe
     log = Log(sender)
     for _ in range(500):
         log.writer.write(b"x" * 999 + b"\n")
-    began = time.monotonic()
     log.writer.close(0.2)
-    assert 0.2 <= time.monotonic() - began < 10
-    assert until(lambda: not read(receiver), 10)  # what the thread was writing
-    assert 400 < log.dropped < 500
+    log.writer.write(b"after the end\n")
+    assert log.dropped == 1
+    assert until(lambda: not read(receiver), 60)  # lets the thread end
 
 
 def _count(writer: LogWriter, name: int) -> None:
@@ -148,7 +118,7 @@ def test_threads_leave_each_others_lines_whole_and_in_order(tmp_path: Path) -> N
             thread.start()
         for thread in threads:
             thread.join()
-        log.writer.close(30.0)
+        log.writer.close(60.0)
     lines = path.read_text().splitlines()
     for name in range(4):
         mine = [int(line.split()[1]) for line in lines if line.startswith(f"{name} ")]
@@ -185,28 +155,15 @@ raise ValueError("the end")
 """
 
 
-def test_a_writer_whose_descriptor_is_closed_and_another_file_by_now_writes_to_its_log(
-    pipe: tuple[int, int], tmp_path: Path
-) -> None:
-    receiver, sender = pipe
-    log = Log(sender)
-    log.writer.write(b"one\n")
-    copy = log.writer._descriptor
-    with (tmp_path / "another").open("wb") as another:
-        os.dup2(another.fileno(), copy)
-        log.writer.write(b"two\n")
-        log.writer.close(5.0)
-        assert read(receiver) == b"one\ntwo\n"
-        os.close(copy)  # it is another's now, who was left alone
+def test_a_writer_whose_descriptor_became_another_files_leaves_that_alone(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file, (tmp_path / "another").open("wb") as another:
+        log = Log(file.fileno())
+        os.dup2(another.fileno(), log.writer._descriptor)
+        log.writer.write(b"one\n")
+        log.writer.close(60.0)
+        os.close(log.writer._descriptor)  # it is another's now, and was left alone
     assert (tmp_path / "another").read_bytes() == b""
-
-
-SDK = """
-from toc.observe.log import get_logger
-for number in range(20000):
-    get_logger("toc.test").warning("submit_not_indexed", number=number)
-print("done")
-"""
+    assert log.dropped == 1
 
 
 @pytest.mark.parametrize("log", ["stalled", "gone", "full", "well"])
@@ -232,16 +189,6 @@ def test_nothing_that_python_prints_holds_up_a_process_that_is_detached(log: str
         os.close(receiver)
     if log == "full":
         os.close(output)
-
-
-def test_an_application_that_nobody_listens_to_does_not_wait_for_lines_of_the_sdk() -> None:
-    receiver, sender = os.pipe()
-    done = subprocess.run(
-        [sys.executable, "-c", SDK], stdout=subprocess.PIPE, stderr=sender, timeout=60, check=True
-    )
-    assert done.stdout == b"done\n"
-    os.close(receiver)
-    os.close(sender)
 
 
 FORKED = """

@@ -3,14 +3,13 @@
 The program at the top (the command line) calls ``configure`` once. An application that uses the SDK and
 configures structlog itself, before or after it imports toc, keeps its own configuration.
 
-A failing log must not stop tasks: no thread waits for a line to be written (``logwriter``), and a line that
-raises is dropped. ``detach`` extends that to everything else that a process prints.
+A failing log must not stop tasks. In toc's own processes no thread waits for a line to be written
+(``logwriter``), whoever prints it; ``detach`` sets that up. A line that raises is dropped.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import io
 import logging
 import os
@@ -18,13 +17,12 @@ import re
 import sys
 import traceback
 from collections.abc import Collection
-from datetime import UTC, datetime
-from typing import Any, NamedTuple, TextIO, TypeGuard, cast
+from typing import Any, TextIO, TypeGuard, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from toc.observe.logwriter import Gap, LogWriter
+from toc.observe.logwriter import LogWriter
 from toc.observe.metrics import LOG_LINES_DROPPED
 
 CLOSE_SECONDS = 1.0
@@ -162,7 +160,7 @@ class _Logger:
         if structlog.is_configured():
             return structlog.get_logger(source=self._name)
         processors, wrapper = _style("info", "auto", ())
-        printer = structlog.WriteLogger(_unhurried(sys.stderr))
+        printer = structlog.WriteLogger(sys.stderr)
         return structlog.wrap_logger(printer, processors=processors, wrapper_class=wrapper, source=self._name)
 
 
@@ -199,18 +197,8 @@ class _Unhurried(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-class _StandIn(NamedTuple):
-    """The stream that takes the place of an application's stderr for lines of the SDK."""
-
-    pid: int
-    instead_of: TextIO
-    stream: TextIO
-    writer: LogWriter
-
-
 _configured: tuple[list[Processor], type[FilteringBoundLogger]] | None = None
 _writers: list[LogWriter] = []
-_stand_in: _StandIn | None = None
 
 
 def detach() -> None:
@@ -235,12 +223,10 @@ def close_log(seconds: float = CLOSE_SECONDS) -> None:
 
     Called at the end of a process, and by the interpreter's exit.
     """
-    global _stand_in
     if isinstance(getattr(sys.stdout, "buffer", None), _Unhurried):
         sys.stdout.flush()
     while _writers:
         _writers.pop(0).close(seconds)
-    _stand_in = None
 
 
 def _writer(stream: TextIO) -> LogWriter:
@@ -270,33 +256,11 @@ def _has_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
         return False
 
 
-def _unhurried(stream: TextIO) -> TextIO:
-    """Return a stream to the file of ``stream`` that never waits; ``stream`` itself if it has no file."""
-    global _stand_in
-    known = _stand_in
-    if known is not None and known.pid == os.getpid() and known.instead_of is stream:
-        return known.stream
-    if not _has_file(stream) or isinstance(stream.buffer, _Unhurried):
-        return stream
-    try:
-        writer = _writer(stream)
-    except (OSError, RuntimeError):  # no file descriptor or thread is left
-        return stream
-    replaced = _through(writer, stream)
-    _stand_in = _StandIn(os.getpid(), stream, replaced, writer)
-    if known is not None:
-        known.writer.close()
-        with contextlib.suppress(ValueError):
-            _writers.remove(known.writer)
-    return replaced
-
-
-def _notice(gap: Gap) -> bytes:
+def _notice(lines: int) -> bytes:
     """Return the line that reports dropped lines."""
     processors, wrapper = _configured or _style("info", "auto", ())
     log = structlog.wrap_logger(
         structlog.testing.ReturnLogger(), processors=processors, wrapper_class=wrapper, source=__name__
     )
-    since = datetime.fromtimestamp(gap.since, UTC).isoformat().replace("+00:00", "Z")
-    line = log.warning("log_lines_dropped", lines=gap.lines, since=since, reason=gap.reason)
+    line = log.warning("log_lines_dropped", lines=lines)
     return f"{line}\n".encode(errors="backslashreplace") if isinstance(line, str) else b""
