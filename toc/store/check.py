@@ -107,17 +107,20 @@ def require_layout(shards: Shards) -> None:
 
 def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dict[str, set[str]]:
     """Return the names of the tables in each of these databases."""
-    if shards.layout.sqlite:
-        query = f"SELECT '{names[0]}', name FROM sqlite_master WHERE type = 'table'"
-    else:
-        schemas = ",".join(f"'{name}'" for name in names)
-        query = (
-            "SELECT table_schema, table_name FROM information_schema.tables "
-            f"WHERE table_schema IN ({schemas})"
-        )
     tables: dict[str, set[str]] = {name: set() for name in names}
-    for schema, table in server.run([Statement(query)])[0].rows:
-        tables[schema].add(table)
+    if shards.layout.sqlite:
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        tables[names[0]].update(name for (name,) in server.run([Statement(query)])[0].rows)
+        return tables
+    schemas = ",".join(f"'{name}'" for name in names)
+    query = (
+        "SELECT table_schema, table_name, @@lower_case_table_names FROM information_schema.tables "
+        f"WHERE table_schema IN ({schemas})"
+    )
+    lower = {name.lower(): name for name in names}
+    for schema, table, folded in server.run([Statement(query)])[0].rows:
+        name = lower.get(schema.lower(), "") if folded else schema
+        tables.get(name, set()).add(table)
     return tables
 
 

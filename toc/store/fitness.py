@@ -24,10 +24,9 @@ NEARLY_ALL = 0.8
 OLDEST = {"MySQL": (8, 0), "MariaDB": (10, 6)}
 
 _VARIABLES = (
-    *("version", "innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "binlog_format", "read_only"),
+    *("version", "innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "read_only"),
     *("max_allowed_packet", "max_connections"),
 )
-_SESSION = {"time_zone": "+00:00", "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"}
 _PROBES = {
     "SELECT": "SELECT job_id FROM {name} WHERE 1=0",
     "INSERT": "INSERT INTO {name} SELECT * FROM {name} WHERE 1=0",
@@ -59,15 +58,15 @@ def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             yield from _rights(shards, server)
         yield from _schema(shards, server)
     except StoreUnavailable as exc:
-        yield Finding(Level.REFUSE, server.name, str(exc), "bring it back, or correct TOC_DATABASE_URLS")
+        yield Finding(
+            Level.REFUSE, server.name, str(exc), "bring it back, or correct it or TOC_DATABASE_URLS"
+        )
 
 
 def _settings(server: DatabaseServer) -> Iterator[Finding]:
     names = ",".join(f"'{name}'" for name in _VARIABLES)
     began = time.time()
-    (clock,) = server.run(
-        [Statement("SELECT TIMESTAMPDIFF(MICROSECOND,'1970-01-01',NOW(3)) DIV 1000,@@time_zone,@@sql_mode")]
-    )
+    (clock,) = server.run([Statement(f"SELECT {server.milliseconds(server.from_now(0))}")])
     took_ms = (time.time() - began) * 1000
     variables, used = server.run(
         [
@@ -76,21 +75,10 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
         ]
     )
     facts = {str(name).lower(): str(value) for name, value in variables.rows}
-    now_ms, time_zone, sql_mode = clock.rows[0]
+    ((now_ms,),) = clock.rows
     yield _version(server.name, facts.get("version", ""))
     for level, what, do in _wrong(facts):
         yield Finding(level, server.name, what, do)
-    for name, wanted, got in (
-        ("time_zone", _SESSION["time_zone"], str(time_zone)),
-        ("sql_mode", _SESSION["sql_mode"], str(sql_mode)),
-    ):
-        if set(wanted.split(",")) != set(got.split(",")):
-            yield Finding(
-                Level.REFUSE,
-                server.name,
-                f"{name} of a session is {got!r} although toc sets {wanted!r}",
-                "look for a proxy that shares sessions or rewrites SET",
-            )
     connected, most = int(used.rows[0][1]), int(facts.get("max_connections", "0"))
     room = f"{connected} of {most} connections in use"
     if most and connected > NEARLY_ALL * most:
@@ -126,19 +114,12 @@ def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
         )
     if facts.get("read_only", "OFF") not in ("OFF", "0"):
         yield Level.REFUSE, "it is read-only", "point TOC_DATABASE_URLS at the primary"
-    if facts.get("log_bin") in ("ON", "1"):
-        if facts.get("sync_binlog", "1") != "1":
-            yield (
-                Level.WARN,
-                f"sync_binlog is {facts['sync_binlog']}: after a crash replicas may lack commits",
-                "set sync_binlog = 1",
-            )
-        if facts.get("binlog_format") == "STATEMENT":
-            yield (
-                Level.REFUSE,
-                "binlog_format is STATEMENT, which refuses writes at READ COMMITTED",
-                "set binlog_format = ROW",
-            )
+    if facts.get("log_bin") in ("ON", "1") and facts.get("sync_binlog", "1") != "1":
+        yield (
+            Level.WARN,
+            f"sync_binlog is {facts['sync_binlog']}: after a crash replicas may lack commits",
+            "set sync_binlog = 1",
+        )
     packet = int(facts.get("max_allowed_packet", PACKET_BYTES))
     if packet < PACKET_BYTES:
         yield (

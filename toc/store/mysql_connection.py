@@ -6,7 +6,7 @@ import select
 import ssl
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from pymysql.constants import CLIENT, COMMAND, CR, ER, SERVER_STATUS
 from sqlalchemy.engine import URL
 
 from toc.config import URL_FLAGS
-from toc.model.errors import ConfigError
+from toc.model.errors import ConfigError, StoreUnavailable
 from toc.sockets import keep_timeouts
 from toc.store.packets import read_answers
 from toc.store.server import Result
@@ -33,14 +33,36 @@ batch that the server has dropped can be sent once more."""
 _PING = b"\x01\x00\x00\x00\x0e"
 """A packet of one byte, COM_PING."""
 
-_SESSION = (
-    "SELECT @@max_allowed_packet",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    (
-        "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-        "innodb_lock_wait_timeout = 2"
-    ),
-)
+LEAST_PACKET = 4 << 20
+"""Least max_allowed_packet, in bytes. A longer batch is of one body alone."""
+
+_SESSION = {
+    "autocommit": "ON",
+    "completion_type": "NO_CHAIN",
+    "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
+    "time_zone": "+00:00",
+    "unique_checks": "ON",
+    "sql_safe_updates": "OFF",
+    "sql_big_selects": "ON",
+    "sql_select_limit": "18446744073709551615",
+    "innodb_lock_wait_timeout": "2",
+}
+"""What toc sets on each connection. What the server gives to sessions (SET GLOBAL, init_connect) could undo
+commits, leave rows out of an answer, or change times and texts."""
+_EXPECTED = {
+    **_SESSION,
+    **dict.fromkeys(("tx_isolation", "transaction_isolation"), "READ-COMMITTED"),
+    **dict.fromkeys(("tx_read_only", "transaction_read_only"), "OFF"),
+    **dict.fromkeys(("max_statement_time", "max_execution_time"), "0"),
+    **dict.fromkeys(("character_set_client", "character_set_connection", "character_set_results"), "utf8mb4"),
+    # The rest is only verified: few accounts may change it.
+    "sql_log_bin": "ON",
+    "binlog_format": "ROW or MIXED",
+    "timestamp": "the time of now",
+    "max_allowed_packet": f"{LEAST_PACKET} or more",
+}
+"""What a connection must have. MySQL and MariaDB each know only one of two names."""
+_SHOW = f"SHOW SESSION VARIABLES WHERE Variable_name IN ({','.join(map(repr, [*_EXPECTED, 'log_bin']))})"
 _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
 """Errors that the driver raises for a damaged greeting, besides its own."""
 
@@ -59,12 +81,13 @@ def connector(
 
     A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
     or invalid query argument of the URL, and for an unreadable certificate or key. So does the function, if
-    the file has become unreadable.
+    the file has become unreadable. It raises StoreUnavailable for a session that cannot be made as toc needs
+    it.
     """
     options = _options(url)
-    session = list(_SESSION)
-    if table_lock_timeout is not None:
-        session.append(f"SET SESSION lock_wait_timeout = {table_lock_timeout:d}")
+    session = [_set(table_lock_timeout), *_REST]
+    if database is not None:
+        session.insert(1, f"USE {database}")  # init_connect may have left it
 
     def make(*, at_once: bool = True) -> MySqlConnection:
         try:
@@ -98,9 +121,11 @@ def connector(
         connection = make()
         try:
             began = time.monotonic()
-            limit, *_ = connection.batch(session)
+            *_, off, shown = connection.batch(session)
             connection.first_answer = time.monotonic() - began
-            connection.max_packet = int(limit.rows[0][0])
+            found = {str(name).lower(): str(value) for name, value in shown.rows}
+            _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 1)
+            connection.max_packet = int(found["max_allowed_packet"])
             # From the greeting the driver knows the server's own sql_mode, by which it would escape texts.
             driver: Any = connection
             driver.server_status &= ~SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES
@@ -116,6 +141,48 @@ def connector(
 
     make(at_once=False)  # makes the TLS settings now, not while a caller waits
     return connect
+
+
+_REST = (
+    "ROLLBACK",  # also ends a transaction that init_connect has begun
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+    "SELECT ABS(TIMESTAMPDIFF(SECOND, NOW(), SYSDATE()))",
+    _SHOW,
+)
+
+
+def _set(table_lock_timeout: int | None) -> str:
+    """Return the first statement of a connection."""
+    values = [f"{name} = {value if value.isalnum() else repr(value)}" for name, value in _SESSION.items()]
+    if table_lock_timeout is not None:
+        values.append(f"lock_wait_timeout = {table_lock_timeout:d}")
+    # One of these comments is code to MariaDB, the other to MySQL.
+    kinds = "/*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
+    return f"SET SESSION {', '.join(values)} {kinds}"
+
+
+def _require_fit(server: str, found: Mapping[str, str], *, stopped: bool) -> None:
+    """Raise StoreUnavailable, which names them, if variables of a session are not as toc needs them."""
+    wrong = []
+    for name in sorted(found.keys() | _SESSION.keys()):
+        value, expected = found.get(name, ""), _EXPECTED.get(name)
+        if name == "max_allowed_packet":
+            fits = int(value) >= LEAST_PACKET
+        elif name == "binlog_format":
+            fits = value != "STATEMENT" or found.get("log_bin") != "ON"
+        elif name == "timestamp":
+            fits = not stopped
+        elif name.startswith("max_"):
+            fits = float(value) == 0
+        else:
+            fits = expected is None or set(value.split(",")) == set(expected.split(","))
+        if not fits:
+            wrong.append(f"{name} {value!r} instead of {expected}")
+    if wrong:
+        raise StoreUnavailable(
+            f"{server}: its sessions have {', '.join(wrong)}, whatever toc sets: correct the server's "
+            "settings, its init_connect, or the proxy before it"
+        )
 
 
 def _options(url: URL) -> dict[str, Any]:

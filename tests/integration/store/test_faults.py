@@ -28,14 +28,13 @@ from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
-from toc.model.task import TaskRow, TaskStatus, encode_attribute
+from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
 from toc.store import mysql_connection
 from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
 from toc.store.pulls import HandOut
 from toc.store.server import Lost, Statement
-from toc.store.shards import Layout, Shards
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -46,41 +45,6 @@ def root(mariadb: MariaDB) -> Iterator[Engine]:
     engine = create_engine(root_url(mariadb), isolation_level="AUTOCOMMIT")
     yield engine
     engine.dispose()
-
-
-def test_sessions_are_set_as_the_design_says(mysql_place: Any) -> None:
-    layout = Layout(mysql_place.urls, mysql_place.databases, mysql_place.tables, mysql_place.prefix)
-    shards = Shards(layout, connect_timeout=3, read_timeout=10, write_timeout=10, pool_size=1)
-    (result,) = shards.servers[0].run([Statement("SHOW SESSION VARIABLES")])
-    session = dict(result.rows)
-    assert session["time_zone"] == "+00:00"
-    assert session.get("transaction_isolation", session.get("tx_isolation")) == "READ-COMMITTED"
-    assert (session["autocommit"], session["character_set_client"]) == ("ON", "utf8mb4")
-    assert "STRICT_ALL_TABLES" in session["sql_mode"]
-    shards.close()
-
-
-def test_texts_are_escaped_as_the_session_reads_them_whatever_the_servers_own_mode_is(
-    mysql_place: Any, root: Engine, new_row: NewRow
-) -> None:
-    with root.connect() as connection:
-        usual = connection.exec_driver_sql("SELECT @@GLOBAL.sql_mode").scalar_one()
-        connection.exec_driver_sql("SET GLOBAL sql_mode = 'NO_BACKSLASH_ESCAPES'")
-    store = mysql_place.open()
-    try:
-        row = new_row(attribute=encode_attribute({"said": 'say "hi"', "path": "C:\\new"}))
-        store.insert(row)
-        error = f"a path ends in \\', status=2 WHERE job_id={row.job_id};-- "
-        assert store.fail([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, error)]) == {
-            row.job_id: Guard.APPLIED
-        }
-        found = store.get(row.job_id)
-        assert found is not None
-        assert (found.attribute, found.status, found.last_error) == (row.attribute, TaskStatus.PENDING, error)
-    finally:
-        store.close()
-        with root.connect() as connection:
-            connection.exec_driver_sql("SET GLOBAL sql_mode = %s", (usual,))
 
 
 def test_a_store_that_is_closed_while_a_server_is_away_works_again(
