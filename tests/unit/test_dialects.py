@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from ipaddress import ip_network
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.gateway.dialects import json_fields, youzan
+from toc.gateway.dialects.delay_task import ADD, DelayTask, SecondFull
 from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.lmstfy_replies import refusal
 from toc.gateway.dialects.lmstfy_tasks import OTHERS, topic_of
+from toc.gateway.dialects.lmstfy_tasks import template_of as lmstfy_template
 from toc.gateway.dialects.names import key_for, topic_for
-from toc.gateway.dialects.port import Guard
+from toc.gateway.dialects.port import Guard, Request
 from toc.gateway.dialects.registry import DIALECTS
-from toc.model.errors import InvalidTries, StoreUnavailable, TopicClosed, UnknownTopic
+from toc.model.errors import InvalidTries, StoreUnavailable, TaskExists, TopicClosed, UnknownTopic
 from toc.model.pattern import matches
 from toc.model.sharding import BizId
-from toc.model.task import UNLIMITED, OnConflict
+from toc.model.task import UNLIMITED, NewTask, OnConflict
 from toc.model.topic import check_topic_name
 
 
@@ -95,6 +100,31 @@ def test_the_templates_of_two_dialects_never_fit_one_topic() -> None:
             probe = template.pattern.replace("*", "x")
             fitting = [other for other, some in patterns.items() if any(matches(one, probe) for one in some)]
             assert fitting == [name]
+
+
+def test_no_template_of_a_dialect_creates_many_topics_or_slots() -> None:
+    every = [one for dialect in DIALECTS.values() for one in dialect.templates]
+    for template in (*every, lmstfy_template("ns")):
+        assert (template.most_topics, template.policies["slot_amount"]) == (100, 4), template
+
+
+async def _nothing(*_: object) -> None:
+    return None
+
+
+def test_a_task_too_many_in_a_second_is_refused_with_a_reason_of_its_own() -> None:
+    async def taken(_: NewTask) -> None:
+        raise TaskExists("taken")
+
+    service = SimpleNamespace(batcher=SimpleNamespace(put=taken))
+    dialect = DelayTask(cast("Any", service))
+    dialect.tasks = cast("Any", SimpleNamespace(prefix="delay-task:", make_topic=_nothing))
+    request = Request("POST", ADD, b"", [], b'{"topic":"t","timing_moment":2000000000,"content":"{}"}')
+    with pytest.raises(SecondFull) as full:
+        asyncio.run(dialect.answer(request))
+    answer = '{"dm_error":1,"error_msg":"%s","task_id":0}'
+    assert dialect.failed(request, full.value).body.decode() == answer % "同一秒到期的任务太多"
+    assert dialect.failed(request, StoreUnavailable("x")).body.decode() == answer % "系统繁忙"
 
 
 GUARD = Guard([ip_network("10.0.0.0/8"), ip_network("fd00::/8")], ["Queue.Example"])

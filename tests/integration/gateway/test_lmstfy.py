@@ -213,14 +213,36 @@ def test_attributes_of_the_request_are_those_of_the_job(client: Client) -> None:
     job = client.consume("attributes", timeout=30)
     assert (job["job_id"], job["attributes"]) == (job_id, {"hello": "world", "b": "<1>"})
     assert client.call("GET", f"/api/ns/attributes/job/{job_id}").content["attributes"] == job["attributes"]
+    assert client.call("PUT", "/api/ns/plain", b"x", Job_Attr_Hello="world").status == 201
+    assert client.consume("plain", timeout=30)["attributes"] is None
     many = {f"Job_Attr_{number}": "x" for number in range(17)}
     golden(
-        client.call("PUT", "/api/ns/attributes", b"x", **many),
+        client.call("PUT", "/api/ns/attributes", b"x", Enable_Job_Version="YES", **many),
         400,
         '{"error":"too many attributes, cannot exceed 16"}',
     )
-    long = {f"Job_Attr_{number}": "x" * 256 for number in range(16)}
-    assert client.call("PUT", "/api/ns/attributes", b"x", **long).content == {"error": "attributes too large"}
+
+
+def test_jobs_of_a_bulk_are_consumed_in_the_order_of_the_array(client: Client) -> None:
+    for queue, count in (("row", 1), ("rows", 100)):
+        texts = [f'"{number}"'.encode() for number in range(64)]
+        client.call("PUT", f"/api/ns/{queue}/bulk?ttl=0", b"[" + b",".join(texts) + b"]")
+        got: list[bytes] = []
+        while len(got) < len(texts):
+            found = client.call("GET", f"/api/ns/{queue}?timeout=30&count={count}").content
+            got += map(data_of, found if isinstance(found, list) else [found])
+        assert got == texts
+
+
+def test_a_consumer_of_many_large_jobs_gets_as_many_as_fit_and_the_rest_is_not_charged(
+    client: Client,
+) -> None:
+    left = {client.publish("large", b"x" * 2**20, tries=2) for _ in range(20)}
+    while left:
+        found = client.call("GET", "/api/ns/large?count=100&timeout=30&ttr=600").content
+        assert 1 <= len(found) <= 8
+        assert {job["remain_tries"] for job in found} == {1}
+        left -= {job["job_id"] for job in found}
 
 
 def test_names_of_255_characters_are_queues_of_their_own(gateway: Gateway, client: Client) -> None:
@@ -306,8 +328,7 @@ def test_queues_are_asked_in_the_order_of_their_names(client: Client) -> None:
 
 def test_a_consumer_may_name_any_number_of_queues(client: Client) -> None:
     queues = [f"wide-{number}" for number in range(101)]
-    for queue in queues:
-        client.publish(queue, delay=0 if queue == queues[-1] else 3600)
+    client.publish(queues[-1])
     assert client.consume(",".join(queues), timeout=30)["queue"] == queues[-1]
 
 

@@ -92,6 +92,14 @@ def test_a_job_lives_over_the_commands(youzan: Client) -> None:
     assert youzan.get("c1") is None
 
 
+def test_answers_are_escaped_as_by_the_original(youzan: Client) -> None:
+    text = "<a href='x'>&\u2028\u2029!"
+    youzan.push("escaped", "go", body=text)
+    got = youzan("/pop", {"topic": "go"})
+    assert got.body.endswith(b"\\u003ca href='x'\\u003e\\u0026\\u2028\\u2029!\"}}")
+    assert got.json["data"]["body"] == text
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
 def test_any_method_will_do(youzan: Client, method: str) -> None:
     job = {"topic": "any", "id": method, "delay": 60, "ttr": 60, "body": "b"}

@@ -7,8 +7,8 @@ import secrets
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_json, whole_text
-from toc.gateway.dialects.names import topic_for
+from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json, whole_text
+from toc.gateway.dialects.names import template_of, topic_for
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
@@ -42,7 +42,12 @@ NOT_DUE = "任务未到执行时间"
 TAKEN = "任务正在被处理"
 WRONG = "参数错误"
 FAILED = "系统繁忙"
+FULL = "同一秒到期的任务太多"
 KEY = "task"
+
+
+class SecondFull(Busy):
+    """As good as all numbers of a second are taken."""
 
 
 class DelayTask(Dialect):
@@ -50,16 +55,8 @@ class DelayTask(Dialect):
 
     name: ClassVar[str] = "delay-task"
     templates: ClassVar[tuple[Template, ...]] = (
-        Template(
-            f"{PREFIX}*",
-            {"slot_amount": 16, "topic_type": "instant", "delivery": "pull", "retention": KEPT_SECONDS},
-            1000,
-        ),
-        Template(
-            f"{CALLBACK_PREFIX}*",
-            {"slot_amount": 16, "topic_type": "instant", "delivery": "webhook", "retention": KEPT_SECONDS},
-            1000,
-        ),
+        template_of(PREFIX, retention=KEPT_SECONDS),
+        template_of(CALLBACK_PREFIX, delivery="webhook", retention=KEPT_SECONDS),
     )
 
     def __init__(self, service: Service) -> None:
@@ -87,7 +84,7 @@ class DelayTask(Dialect):
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer a mistake or a failure."""
         mistake = isinstance(error, InvalidInput)
-        message = f"{WRONG}: {error}" if mistake else FAILED
+        message = f"{WRONG}: {error}" if mistake else FULL if isinstance(error, SecondFull) else FAILED
         if request.path == PULL:
             return _answer("pull", 1, message, content="")
         return _answer("add", 1, message, task_id=0)
@@ -123,7 +120,7 @@ class DelayTask(Dialect):
             except TaskExists:  # another process has given this number to a task
                 continue
             return int(task.biz_id)
-        raise Busy("too many tasks are due in one second")
+        raise SecondFull(f"{IN_A_SECOND} tasks of one topic are due in one second; take another")
 
     # --- pull
 
@@ -199,4 +196,4 @@ def _pulled(body: bytes, one: Delivered) -> Reply:
 
 def _answer(call: str, dm_error: int = 0, error_msg: str = DONE, **more: Any) -> Reply:
     answer = {"dm_error": dm_error, "error_msg": error_msg, **more}
-    return Reply(to_json(answer), int(HTTPStatus.OK), name=call)
+    return Reply(to_go_json(answer), int(HTTPStatus.OK), name=call)

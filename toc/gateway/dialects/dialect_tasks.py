@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING
+from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING, MOST_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
 from toc.model.errors import BodyGone, Busy, NameTaken, TocError, UnknownTopic
@@ -24,6 +24,7 @@ from toc.model.topic import Delivery, Topic
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import Submission
+from toc.store.bodies import bounded
 
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
@@ -211,24 +212,29 @@ class DialectTasks:
         return (await self._service.at_server_for_dialect(store.server_of(of.job_id), read)).data
 
     async def bodies(self, got: Sequence[Delivered]) -> list[tuple[Delivered, bytes]]:
-        """Return tasks that were handed out with their bodies, without those whose body is missing: these are
-        dead, or have another version.
+        """Return tasks that were handed out with their bodies, the first ones, as many as one answer holds.
 
-        Raises Busy or StoreUnavailable, and takes back all.
+        Takes back the rest, uncharged. Those whose body is missing are left out: they are dead, or have
+        another version. Raises Busy or StoreUnavailable, and takes back all.
         """
-        size = sum(one.task.body_length or 0 for one in got)
-        if size and self._service.answering + size > MOST_ANSWERING:
-            self._service.pulls.release(got)
+        part = next(bounded(((one, one.row.body_length) for one in got), MOST_BODY_BYTES), [])
+        size = sum(one.task.body_length or 0 for one in part)
+        service = self._service
+        if size and service.answering + size > MOST_ANSWERING:
+            service.pulls.release(got)
             raise Busy("too many bytes are being sent")
         found: list[tuple[Delivered, bytes]] = []
-        for index, one in enumerate(got):
-            try:
+        service.answering += size
+        try:
+            for one in part:
                 try:
                     found.append((one, await self.body(one.task)))
                 except BodyGone:
-                    await self._service.pulls.bury([one], BODY_MISSING)
-            except BaseException:
-                self._service.pulls.release(got[index:])
-                self._service.pulls.release(seen for seen, _ in found)
-                raise
+                    await service.pulls.bury([one], BODY_MISSING)
+        except BaseException:
+            service.pulls.release(got)
+            raise
+        finally:
+            service.answering -= size  # the port counts the answer's bytes, without a pause before it
+        service.pulls.release(got[len(part) :])
         return found

@@ -22,9 +22,9 @@ from toc.model.errors import BodyGone, InvalidBizId, UnreadableTask
 from toc.model.pull import PullRow
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
-from toc.model.template import Template
 from toc.pull.delivered import Delivered
 
+RETENTION_SECONDS = 86_400
 KEY = "job"
 """What follows the dialect's name in the dedup_keys of jobs."""
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -58,18 +58,6 @@ class Job(NamedTuple):
             content_type=CONTENT_TYPE if body else None,
             on_conflict=OnConflict.REPLACE,
         )
-
-
-def template_of(prefix: str, most_ttr: int) -> Template:
-    """Return the template of the topics of jobs. ``most_ttr`` is in seconds."""
-    policies = {
-        "slot_amount": 16,
-        "topic_type": "instant",
-        "delivery": "pull",
-        "max_runtime": most_ttr,
-        "retention": 86_400,
-    }
-    return Template(f"{prefix}*", policies, 1000)
 
 
 class Jobs:

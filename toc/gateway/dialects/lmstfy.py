@@ -16,7 +16,7 @@ from toc.gateway.dialects.lmstfy_replies import (
     reply,
     secret_of,
 )
-from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, task_of, template_of, topic_of
+from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, ascending, task_of, template_of, topic_of
 from toc.gateway.dialects.lmstfy_wire import Call, Query, Refused, Route
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
@@ -167,22 +167,24 @@ class Lmstfy(Dialect):
         return reply({"msg": "published", "job_ids": job_ids}, 201, asked.where.call)
 
     async def _store(self, asked: Asked, wanted: wire.Publishing, bodies: Sequence[bytes]) -> list[str]:
-        """Store jobs and return their ids."""
-        attributes = wire.attributes(asked.request.headers)
+        """Store jobs and return their ids. Consumers get them in this order."""
         versioned = (asked.request.header(wire.VERSION_HEADER) or "").upper() == "YES"
+        attributes = wire.attributes(asked.request.headers, versioned=versioned)
         now = self.service.center.clock.now_ms()
+        job_ids = ascending(wire.new_job_id(now, wanted.delay, versioned=versioned) for _ in bodies)
         tasks = [
             task_of(
                 asked.where.namespace,
                 asked.where.queue,
-                wire.new_job_id(now, wanted.delay, versioned=versioned),
+                job_id,
                 body,
                 due=now + 1000 * wanted.delay,
                 expires_at=now + 1000 * wanted.ttl if wanted.ttl else 0,
                 tries=wanted.tries,
                 attributes=attributes,
+                slot_basis=job_ids[0],
             )
-            for body in bodies
+            for job_id, body in zip(job_ids, bodies, strict=True)
         ]
         await asked.tasks.make_topic(tasks)
         batcher = self.service.batcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toc.gateway.dialects import lmstfy_wire as wire
+from toc.gateway.dialects.json_fields import to_go_json
 from toc.gateway.dialects.lmstfy_tasks import NAME
 from toc.gateway.dialects.lmstfy_wire import Refused
 from toc.gateway.dialects.port import Reply
@@ -30,7 +31,7 @@ def secret_of(token: str) -> str:
 def reply(content: object, status: int, call: wire.Call | None = None, *, indent: bool = False) -> Reply:
     """Return an answer as the original gives it; None: without a body."""
     return Reply(
-        b"" if content is None else wire.encoded(content, indent=indent),
+        b"" if content is None else to_go_json(content, sort_keys=True, indent=indent),
         status,
         "" if content is None else wire.MEDIA_TYPE,
         ((b"x-request-id", wire.request_id().encode()),),

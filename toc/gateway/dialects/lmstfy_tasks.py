@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from toc.gateway.dialects import names
 from toc.gateway.dialects.lmstfy_wire import U16
 from toc.gateway.dialects.names import hashed, topic_for
 from toc.model.clock import from_ms
 from toc.model.pull import MAX_TTR_SECONDS
+from toc.model.sharding import MAX_TABLES, crc32
 from toc.model.task import NewTask, decode_attribute
 from toc.model.template import Template
 
 NAME = "lmstfy"
 DEDUP_KEY = f"{NAME}:job"
+RETENTION_SECONDS = 86_400
 MOST_TRIES = U16 - 1
 """The most tries of a job. One more, 65,535, would mean no limit."""
 LONGEST_PREFIX = 93
 """Most characters of a namespace in a topic's name, so that a hash and the dots fit behind it."""
-MOST_QUEUES = 10_000
 OTHERS = frozenset({"youzan", "redis-delayed", "delay-task", "delay-task-callback"})
 """How the topics of other dialects begin. Namespaces with these names are hashed, so no topic is of both."""
 
@@ -36,17 +38,7 @@ def topic_of(namespace: str, queue: str) -> str:
 
 def template_of(namespace: str) -> Template:
     """Return the template by which topics of a namespace are created."""
-    return Template(
-        f"{prefix_of(namespace)}*",
-        {
-            "slot_amount": 4,
-            "topic_type": "instant",
-            "delivery": "pull",
-            "max_runtime": MAX_TTR_SECONDS,
-            "retention": 86_400,
-        },
-        MOST_QUEUES,
-    )
+    return names.template_of(prefix_of(namespace), max_runtime=MAX_TTR_SECONDS, retention=RETENTION_SECONDS)
 
 
 def task_of(
@@ -59,6 +51,7 @@ def task_of(
     expires_at: int,
     tries: int,
     attributes: Mapping[str, str],
+    slot_basis: str | None = None,
 ) -> NewTask:
     """Return a job as a task. Instants are ms; ``expires_at`` 0: never.
 
@@ -73,10 +66,19 @@ def task_of(
         action_time=from_ms(due),
         attribute=attribute,
         dedup_key=DEDUP_KEY,
+        slot_basis=slot_basis,
         tries=min(tries, MOST_TRIES),
         expires_at=from_ms(max(expires_at, due)) if expires_at else None,
         body=body or None,
     )
+
+
+def ascending(job_ids: Iterable[str]) -> list[str]:
+    """Return ids of jobs in an order in which their tasks, made at one instant, have ascending job_ids.
+
+    Tasks of one slot that are due at one instant are handed out in the order of their job_ids.
+    """
+    return sorted(job_ids, key=lambda job_id: crc32(job_id) & (MAX_TABLES - 1))
 
 
 def names_of(attribute: str) -> tuple[str, str] | None:

@@ -22,7 +22,7 @@ MOST_JOB_BYTES = 1 << 20
 MOST_IN_BULK = 64
 MOST_AT_ONCE = 100
 MOST_ATTRIBUTES = 16
-ATTRIBUTE_BYTES = 256
+KEY_BYTES, VALUE_BYTES = 32, 128
 """Longer keys and values of attributes are cut off."""
 ATTRIBUTE_HEADER = b"job-attr-"
 VERSION_HEADER = b"enable-job-version"
@@ -181,16 +181,16 @@ def respawn_ttl(query: Query) -> int:
     return query.number("ttl", DEFAULT_TTL, most=I63, signed=True)
 
 
-def attributes(headers: Headers) -> dict[str, str]:
+def attributes(headers: Headers, *, versioned: bool) -> dict[str, str]:
     """Return the attributes of a job from the headers of its request. Raises Refused.
 
-    Keys are in lower case: the case of a header's name means nothing.
+    Keys are in lower case: the case of a header's name means nothing. A job without a version has none.
     """
     found: dict[str, str] = {}
-    for name, value in headers:
+    for name, value in headers if versioned else ():
         if name.startswith(ATTRIBUTE_HEADER) and value:
-            key = name[len(ATTRIBUTE_HEADER) :][:ATTRIBUTE_BYTES].decode("latin-1")
-            found.setdefault(key, value[:ATTRIBUTE_BYTES].decode("utf-8", "replace"))
+            key = name[len(ATTRIBUTE_HEADER) :][:KEY_BYTES].decode("latin-1")
+            found.setdefault(key, value[:VALUE_BYTES].decode("utf-8", "replace"))
     if len(found) > MOST_ATTRIBUTES:
         raise Refused(400, f"too many attributes, cannot exceed {MOST_ATTRIBUTES}")
     return found
@@ -282,20 +282,6 @@ def shown(job: Job, *, consumed: bool = False) -> dict[str, Any]:
     content["data"] = None if job.data is None else b64encode(job.data).decode()
     content["attributes"] = dict(job.attributes) if job.attributes else None
     return content | {"msg": "new job"} if consumed else content
-
-
-def encoded(content: Any, *, indent: bool = False) -> bytes:
-    """Return the JSON of an answer, byte for byte as Go writes it: sorted, and safe in HTML."""
-    text = json.dumps(
-        content,
-        ensure_ascii=False,
-        sort_keys=True,
-        indent=4 if indent else None,
-        separators=None if indent else (",", ":"),
-    )
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text.encode("utf-8", "replace")
 
 
 def seconds_left(expires_at: int, now: int) -> int:

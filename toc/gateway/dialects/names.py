@@ -1,15 +1,26 @@
-"""Names of other systems as toc can store them."""
+"""Names of other systems as toc can store them, and the templates by which their topics are created."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from typing import Any
 
 from toc.model.errors import InvalidInput
 from toc.model.sharding import check_key
+from toc.model.template import Template
 from toc.model.topic import NAME
 
+MOST_TOPICS = 100
+"""How many topics a dialect creates by one template; `toc template alter` allows more."""
+
 _HASHED = re.compile(r"h-[0-9a-f]{32}")
+
+
+def template_of(prefix: str, **policies: Any) -> Template:
+    """Return the template of a dialect's topics, whose names begin with ``prefix``."""
+    usual = {"slot_amount": 4, "topic_type": "instant", "delivery": "pull"}
+    return Template(f"{prefix}*", {**usual, **policies}, MOST_TOPICS)
 
 
 def topic_for(name: str, prefix: str = "") -> str:

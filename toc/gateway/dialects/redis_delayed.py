@@ -7,8 +7,9 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
-from toc.gateway.dialects.jobs import Job, Jobs, template_of
+from toc.gateway.dialects.jobs import RETENTION_SECONDS, Job, Jobs
 from toc.gateway.dialects.json_fields import LARGEST, NotUnderstood, to_json
+from toc.gateway.dialects.names import template_of
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, InvalidInput
@@ -33,7 +34,9 @@ class RedisDelayed(Dialect):
     """The dialect. Ids are unique over all topics; adding one again replaces its job."""
 
     name: ClassVar[str] = "redis-delayed"
-    templates: ClassVar[tuple[Template, ...]] = (template_of(PREFIX, MOST_TTR_MS // 1000),)
+    templates: ClassVar[tuple[Template, ...]] = (
+        template_of(PREFIX, max_runtime=MOST_TTR_MS // 1000, retention=RETENTION_SECONDS),
+    )
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toc.gateway.dialects.jobs import Job, Jobs, template_of
-from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_json
+from toc.gateway.dialects.jobs import RETENTION_SECONDS, Job, Jobs
+from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json
+from toc.gateway.dialects.names import template_of
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.errors import InvalidInput
@@ -44,7 +45,9 @@ class Youzan(Dialect):
     """The dialect. Ids are unique over all topics."""
 
     name: ClassVar[str] = "youzan"
-    templates: ClassVar[tuple[Template, ...]] = (template_of(PREFIX, MOST_TTR),)
+    templates: ClassVar[tuple[Template, ...]] = (
+        template_of(PREFIX, max_runtime=MOST_TTR, retention=RETENTION_SECONDS),
+    )
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -141,11 +144,11 @@ def _shown(job: Job) -> dict[str, Any]:
 
 def _coded(code: int, message: str, data: dict[str, Any] | None, call: str) -> Reply:
     """Return the answer to a path."""
-    return Reply(to_json({"code": code, "message": message, "data": data}), name=f"/{call}")
+    return Reply(to_go_json({"code": code, "message": message, "data": data}), name=f"/{call}")
 
 
 def _said(job: dict[str, Any] | None, error: str, call: str) -> Reply:
     """Return the answer to a command."""
     job = job or {"id": "", "body": ""}
     answer = {"success": not error, "error": error, "id": job["id"], "value": job["body"]}
-    return Reply(to_json(answer), name=call)
+    return Reply(to_go_json(answer), name=call)
