@@ -7,6 +7,7 @@ inserted itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult
@@ -43,18 +44,20 @@ class CallersTransaction:
             clashed = False
             for _ in range(REPEATS):
                 if row.dedup_key is not None:
-                    other = _look(connection, server, name, row)
+                    other = _look(connection, name, row)
                     other = other or self._submitter.stored_as(row)
                     if other is not None:
                         return same_task(row, other)
                 if clashed:  # and not with another's dedup_key, so the job_id is taken
                     row = self._submitter.renamed(row)
+                body = bodies.insert(self._shards.body_names[table], [row], contents)
+                self._check_packets(connection, server, body)
                 try:
                     _run(connection, sql.insert(server, name, [row]))
                 except IntegrityError:  # the statement alone was undone
                     clashed = True
                 else:
-                    for statement in bodies.insert(self._shards.body_names[table], [row], contents):
+                    for statement in body:
                         _run(connection, statement)
                     return row.job_id
         except DBAPIError as exc:
@@ -78,7 +81,7 @@ class CallersTransaction:
             # One query per connection of the caller: its driver's connection stays with its server.
             if "toc_server" not in connection.info:
                 connection.info["toc_server"] = server.identity(
-                    lambda text: connection.exec_driver_sql(text).first()
+                    lambda text: [_text(value) for value in connection.exec_driver_sql(text).one()]
                 )
             theirs = connection.info["toc_server"]
         if theirs is not None and theirs != self._identities.get(server):
@@ -89,31 +92,61 @@ class CallersTransaction:
                 f"this task is stored on {server.name}; the connection passed leads to another server"
             )
 
+    def _check_packets(
+        self, connection: Connection, server: DatabaseServer, statements: Sequence[Statement]
+    ) -> None:
+        """Raise StoreUnavailable for a statement that the server would answer by hanging up."""
+        if not statements or self._shards.layout.sqlite:
+            return
+        if "toc_packet" not in connection.info:
+            (most,) = connection.exec_driver_sql("SELECT @@max_allowed_packet").one()
+            connection.info["toc_packet"] = int(most)
+        if max(len(_in_ascii(statement)) for statement in statements) >= connection.info["toc_packet"]:
+            raise StoreUnavailable(f"{server.name}: the body is larger than its max_allowed_packet")
 
-def _look(connection: Connection, server: DatabaseServer, name: str, row: TaskRow) -> TaskRow | None:
+
+def _look(connection: Connection, name: str, row: TaskRow) -> TaskRow | None:
     """Return the row with this dedup_key if the caller's transaction sees one, above all its own.
 
     A plain read: at REPEATABLE READ, a locking read that finds nothing would lock the gap until the caller's
-    transaction ends: every biz_id in it, often all future ones.
+    transaction ends: every biz_id in it, often all future ones. Texts are read as hex digits: the caller's
+    character set may lack a letter, or differ from the one that its driver decodes.
     """
     assert row.dedup_key is not None  # noqa: S101 - for the type checker
     select = (
-        f"SELECT {sql.columns(server)} FROM {name} "
+        f"SELECT job_id,HEX(biz_key),HEX(attribute),HEX(body_sha256) FROM {name} "
         f"WHERE biz_id={row.biz_id:d} AND biz_type={row.biz_type:d} AND dedup_key=%s"
     )
     found = _run(connection, Statement(select, [row.dedup_key.encode()])).first()
-    return None if found is None else sql.task_row(tuple(found))
+    if found is None:
+        return None
+    with sql.understood():
+        biz_key, attribute, sha256 = [bytes.fromhex(_text(value) or "") for value in tuple(found)[1:]]
+        return row._replace(
+            job_id=int(found[0]),
+            biz_key=biz_key.decode() or None,
+            attribute=attribute.decode(),
+            body_sha256=sha256 or None,
+        )
+
+
+def _text(value: Any) -> Any:
+    """Return a value of the caller's driver, which may be set to give bytes for texts."""
+    return value.decode() if isinstance(value, (bytes, bytearray)) else value
 
 
 def _run(connection: Connection, statement: Statement) -> CursorResult[Any]:
     driver = connection.dialect.loaded_dbapi  # the dialect's own style can be chosen by the caller
     if driver.paramstyle == "qmark":
         return connection.exec_driver_sql(statement.sql.replace("%s", "?"), tuple(statement.params))
-    # The caller's connection may have another character set, which would change texts or refuse them.
-    texts = tuple(_utf8mb4(value) if isinstance(value, str) else "%s" for value in statement.params)
-    others = tuple(value for value in statement.params if not isinstance(value, str))
-    return connection.exec_driver_sql(statement.sql % texts, others)
+    return connection.exec_driver_sql(_in_ascii(statement))
 
 
-def _utf8mb4(text: str) -> str:
-    return f"_utf8mb4 X'{text.encode().hex()}'"
+def _in_ascii(statement: Statement) -> str:
+    """Return a statement as it is sent over the caller's connection: in any character set and sql_mode, its
+    texts and bytes mean the same."""
+    values = tuple(
+        f"_utf8mb4 X'{value.encode().hex()}'" if isinstance(value, str) else sql.literal(value or b"")
+        for value in statement.params
+    )
+    return statement.sql % values

@@ -13,6 +13,7 @@ from fault.kit.proxy import Proxy
 from sqlalchemy import create_engine
 
 from toc.dev.local.servers import MariaDB
+from toc.model.body import Content
 from toc.model.clock import Clock
 from toc.model.errors import (
     DedupConflict,
@@ -321,20 +322,61 @@ def test_a_row_of_the_callers_transaction_is_there_when_that_commits(
     assert store.get(row.job_id) == row
 
 
-@pytest.mark.parametrize("charset", ["latin1", "utf8mb3"])
-def test_a_text_is_stored_unchanged_whatever_the_callers_character_set_is(
-    mysql_store: Store, mysql_place: Any, new_row: NewRow, charset: str
+@pytest.mark.parametrize(
+    ("charset", "session"),
+    [
+        ("latin1", "SET sql_mode = ''"),  # a strict one would refuse what it cannot store
+        ("utf8", "SET sql_mode = ''"),
+        ("gbk", "DO 0"),
+        ("utf8mb4", "SET NAMES latin1"),
+        ("utf8mb4", "SET NAMES binary"),
+        (
+            "utf8mb4",
+            "SET sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI_QUOTES,PIPES_AS_CONCAT', time_zone = '+09:00'",
+        ),
+    ],
+)
+def test_a_callers_character_set_changes_nothing_and_costs_no_transaction(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow, charset: str, session: str
 ) -> None:
-    engine = create_engine(mysql_place.urls[0], connect_args={"charset": charset})
-    row = new_row(attribute='{"a":"é日🕰"}')
+    options: dict[str, Any] = {"charset": charset} if charset else {"use_unicode": False}
+    engine = create_engine(mysql_place.urls[0], connect_args=options)
+    content = Content("a/b", bytes(range(256)) + b"\xbf'\\")
+    body = {"body_length": len(content.data), "body_sha256": content.fingerprint()}
+    row = new_row("é🕰'\\", attribute='{"a":"é日🕰\\\\%s"}', dedup_key=f"{session} {charset} 🕰'\\", **body)
+    other = new_row()
     with engine.connect() as connection:
-        connection.exec_driver_sql("SET sql_mode = ''")  # a strict one would refuse what it cannot store
-        mysql_store.insert_with(connection, row)
+        mysql_store.insert_with(connection, other)
+        connection.exec_driver_sql(session)
+        for attempt in range(2):
+            again = row._replace(job_id=row.job_id + attempt)
+            found = mysql_store.insert_with(connection, again, {content.fingerprint(): content})
+            assert found == row.job_id
+        with pytest.raises(DedupConflict, match="another attribute"):
+            mysql_store.insert_with(connection, row._replace(attribute='{"a":"é日?"}'))
         connection.commit()
     engine.dispose()
-    found = mysql_store.get(row.job_id)
-    assert found is not None
-    assert found.attribute == row.attribute
+    assert mysql_store.get(row.job_id) == row
+    assert mysql_store.get(other.job_id) == other
+    assert mysql_store.body_of(row) == content
+
+
+def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_lost(
+    mysql_store: Store, mysql_place: Any, new_row: NewRow
+) -> None:
+    engine = create_engine(mysql_place.urls[0])
+    kept = new_row()
+    with engine.connect() as connection:
+        most = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
+        content = Content("a/b", bytes(most // 2))
+        body = {"body_length": len(content.data), "body_sha256": content.fingerprint()}
+        mysql_store.insert_with(connection, kept)
+        refused = new_row(**body)
+        with pytest.raises(StoreUnavailable, match="max_allowed_packet"):
+            mysql_store.insert_with(connection, refused, {content.fingerprint(): content})
+        connection.commit()
+    engine.dispose()
+    assert mysql_store.read([kept.job_id, refused.job_id]) == {kept.job_id: kept}
 
 
 def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_name(
