@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
-from toc.gateway.problems import _OF
-from toc.model.errors import TocError
+import pytest
+
+from toc import Settings, TimeoutCenter
+from toc.gateway.problems import _OF, problem_of
+from toc.model.errors import NotInstalled, TocError
+from toc.store.secretbox import SecretBox, new_key
 
 
 def below(cls: type[TocError]) -> Iterator[type[TocError]]:
@@ -16,3 +21,19 @@ def below(cls: type[TocError]) -> Iterator[type[TocError]]:
 
 def test_every_error_has_an_answer() -> None:
     assert not [one for one in below(TocError) if not any(cls in _OF for cls in one.__mro__)]
+
+
+def test_a_call_whose_packages_are_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("toc.webhooks.probe", "cryptography.fernet"):
+        monkeypatch.setitem(sys.modules, module, None)  # importing it fails
+    calls: list[Callable[[], object]] = [
+        lambda: TimeoutCenter(Settings()).targets.test("shop"),
+        lambda: SecretBox(["key"]).seal(""),
+        lambda: SecretBox(["key"]).open("", "target 'shop'"),
+        new_key,
+    ]
+    for call in calls:
+        with pytest.raises(NotInstalled) as refused:
+            call()
+        problem = problem_of(refused.value)
+        assert (problem.kind.status, "timeout-center[webhooks]" in problem.detail) == (501, True)

@@ -130,6 +130,7 @@ def test_a_refused_header_is_named_without_its_value() -> None:
         {"name": ""}, {"name": "a/b"}, {"name": 1}, {"timeout": 0}, {"timeout": 301}, {"timeout": "1"},
         {"timeout": float("nan")}, {"concurrency": 0}, {"concurrency": 1.5}, {"concurrency": True},
         {"rate": 0}, {"rate": float("inf")}, {"dead_on": frozenset({500})}, {"dead_on": [400]},
+        {"topics": ()}, {"topics": "*"}, {"topics": ("a b",)}, {"topics": ("*",) * 101}, {"topics": (1,)},
     ],
 )  # fmt: skip
 def test_a_limit_out_of_range_is_refused_by_name(change: dict[str, object]) -> None:

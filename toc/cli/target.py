@@ -32,6 +32,7 @@ class Limits(Group):
     concurrency: int | None = option("N", "Requests in flight, over all workers. Default 50.")
     rate: float | None = option("N", "Requests per second, over all workers. Default 0: no limit.")
     dead_on: str | None = option("LIST", "Answers that make a task dead: of 400,404,422. '': none.")
+    topics: str | None = option("LIST", "Patterns of the topics that may use it: shop.*,pay.*. Default all.")
     headers: str | None = option("FILE", "Lines 'Name: value' that go with every request; - is stdin.")
 
     def parsed(self) -> dict[str, Any]:
@@ -44,6 +45,8 @@ class Limits(Group):
         if "dead_on" in given:
             parts = [part.strip() for part in given["dead_on"].split(",") if part.strip()]
             given["dead_on"] = [int(part) if part in ("400", "404", "422") else part for part in parts]
+        if "topics" in given:
+            given["topics"] = [part.strip() for part in given["topics"].split(",")]
         if "headers" in given:
             given["headers"] = _headers(given["headers"])
         return given
@@ -92,7 +95,7 @@ def show_target(name: Name, as_json: Json = False) -> None:
     with opened() as center:
         target = center.store.targets.get(name)
         topics = [topic.name for topic in center.store.topics.list() if topic.target == name]
-    show_one(target_record(target) | {"topics": topics}, as_json=as_json)
+    show_one(target_record(target) | {"used_by": topics}, as_json=as_json)
 
 
 @app.command()

@@ -250,7 +250,7 @@ def _alter(center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait
         # Refuse the rest first: a refusal must not leave half of what was asked.
         replace(admin.get_topic(center.store, name), **rest)
         if rest.get("target"):
-            center.store.targets.get(rest["target"])
+            center.store.targets.check_usable(rest["target"], name)
         with progress_bar(name) as bar:
             topic = topics.change_delivery(
                 center, name, delivery, wait=wait, progress=lambda text: bar(0.0, text)

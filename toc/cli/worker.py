@@ -13,7 +13,7 @@ from toc.cli.options import Json, flag, option
 from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, load_settings, opened, who
-from toc.model.errors import ConfigError, IndexUnavailable, InvalidInput
+from toc.model.errors import IndexUnavailable, InvalidInput, NotInstalled
 from toc.model.wire import instant
 from toc.operate.records import intent_records, move_record, ownership_record, queue_record, worker_record
 
@@ -61,11 +61,11 @@ def worker(
 
 
 def check_webhooks() -> None:
-    """Raise ConfigError unless webhooks can be sent from here."""
+    """Raise NotInstalled unless webhooks can be sent from here."""
     try:
         import toc.webhooks.probe  # noqa: F401 - imports the HTTP client
     except ImportError as exc:
-        raise ConfigError("--webhooks needs: pip install 'timeout-center[webhooks]'") from exc
+        raise NotInstalled("--webhooks needs aiohttp", "webhooks") from exc
 
 
 def slots(

@@ -79,6 +79,7 @@ INVALID = Kind("invalid", 422, "A value is not allowed")
 REUSED = Kind("idempotency-key-reused", 422, "The Idempotency-Key was used for another request")
 RATE = Kind("rate-limit", 429, "The access token has reached its limit", 1)
 HEADERS = Kind("headers-too-large", 431, "The request's line and headers are too large")
+NOT_INSTALLED = Kind("not-installed", 501, "The gateway lacks packages for the call")
 INTERNAL = Kind("internal", 503, "The gateway failed", 5)
 FEATURE = Kind("feature-not-ready", 503, "Members of an earlier version would ignore it", 30)
 BUSY = Kind("busy", 503, "The gateway has too much to do", 1)
@@ -121,6 +122,7 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.TaskExists: (TASK_EXISTS, None),
     e.RequestReused: (REUSED, "Idempotency-Key"),
     e.ConfigError: (ALONE, None),
+    e.NotInstalled: (NOT_INSTALLED, None),
     e.UnknownTask: (UNKNOWN_TASK, None),
     e.UnreadableTask: (UNREADABLE, None),
     e.UnknownHost: (UNKNOWN_HOST, None),

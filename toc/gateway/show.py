@@ -7,8 +7,9 @@ from typing import Any, cast
 from typing_extensions import TypedDict
 
 from toc.model.errors import UnreadableTask
+from toc.model.target import ATTRIBUTE as ROUTE
 from toc.model.task import TaskRow
-from toc.operate.records import task_record
+from toc.operate.records import task_record, without_query
 
 
 class TaskShown(TypedDict):
@@ -45,8 +46,13 @@ class UnreadableShown(TypedDict):
 
 
 def task(row: TaskRow, topic: str) -> TaskShown:
-    """Show a task. Raises UnreadableTask."""
-    return cast(TaskShown, task_record(row, topic))
+    """Show a task; of its own URL without the query. Raises UnreadableTask."""
+    record = task_record(row, topic)
+    route = record["attribute"].get(ROUTE)
+    if isinstance(route, dict):
+        hidden = {key: without_query(str(route[key])) for key in ("url", "path") if key in route}
+        record["attribute"] = {**record["attribute"], ROUTE: {**route, **hidden}}
+    return cast(TaskShown, record)
 
 
 def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:

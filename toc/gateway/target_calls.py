@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
-from toc.model.access import Action
+from toc.model.access import Access, Action
 from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
 from toc.operate.audit import target_changed
 from toc.operate.records import target_record
@@ -19,6 +19,7 @@ _SECONDS = "Seconds for a whole request."
 _CONCURRENCY = "Requests in flight, over all workers."
 _RATE = "Requests per second, over all workers; null: no limit."
 _DEAD_ON = "Which of the answers 400, 404 and 422 make a task dead."
+_TOPICS = "Patterns of the topics that may use it."
 _HEADERS = "Go with every request. Encrypted, and never shown."
 
 
@@ -31,6 +32,7 @@ class NewTarget(Model):
     concurrency: int = Field(50, description=_CONCURRENCY)
     rate: float | None = Field(None, description=_RATE)
     dead_on: list[int] = Field(default_factory=list, description=_DEAD_ON)
+    topics: list[str] | None = Field(None, description=f"{_TOPICS} Default: those of the token.")
     headers: dict[str, str] = Field(default_factory=dict, description=_HEADERS)
 
 
@@ -42,6 +44,7 @@ class AlteredTarget(Model):
     concurrency: int | None = Field(None, description=_CONCURRENCY)
     rate: float | None = Field(None, description=_RATE)
     dead_on: list[int] | None = Field(None, description=_DEAD_ON)
+    topics: list[str] | None = Field(None, description=_TOPICS)
     headers: dict[str, str] | None = Field(None, description=_HEADERS)
 
 
@@ -72,19 +75,21 @@ class Targets(TypedDict):
 async def list_targets(asked: Asked) -> Answer:
     """List the targets."""
     found = await asked.service.at_topics(asked.service.center.targets.list)
-    return Answer({"targets": [target_record(one) for one in found]})
+    return Answer({"targets": [_record(asked, one) for one in found]})
 
 
 async def show_target(asked: Asked) -> Answer:
     """Show a target."""
     found = await asked.service.at_topics(asked.service.center.store.targets.get, asked.path["name"])
-    return Answer(target_record(found))
+    return Answer(_record(asked, found))
 
 
 async def create(asked: Asked) -> Answer:
     """Register a target, and show its signing secret, this once."""
     values = {name: getattr(asked.body, name) for name in asked.body.model_fields_set}
-    make = partial(asked.service.center.targets.create, **values)
+    if values.get("topics") is None:
+        values.pop("topics", None)
+    make = partial(asked.service.center.targets.create, **{"topics": asked.token.topics, **values})
     del values["name"]
     async with asked.audit("target.create", asked.body.name, target_changed(values)):
         made = await asked.service.at_topics(make)
@@ -136,6 +141,11 @@ async def delete(asked: Asked) -> Answer:
     async with asked.audit("target.delete", name, {}):
         await asked.service.at_topics(asked.service.center.targets.delete, name)
     return Answer({"name": name})
+
+
+def _record(asked: Asked, target: Target) -> dict[str, Any]:
+    """Return a target as the token may see it: who may only read does not see the query of its URL."""
+    return target_record(target, whole_url=asked.token.may(Action.RUN_TARGET) is Access.ALLOWED)
 
 
 async def _changed(asked: Asked, what: str, do: Callable[..., Target], values: dict[str, Any]) -> Answer:

@@ -156,6 +156,13 @@ class ConfigError(InvalidInput):
     """A setting is missing, malformed, or contradicts another."""
 
 
+class NotInstalled(ConfigError):
+    """A package is missing that only an extra of the distribution installs."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what}: pip install 'timeout-center[{extra}]'")
+
+
 class DedupConflict(InvalidInput):
     """A task with another attribute or body already uses the dedup_key. ``job_id`` is that task's."""
 

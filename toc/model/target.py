@@ -21,7 +21,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from toc.model.errors import InvalidAttribute, InvalidTarget, shown
+from toc.model.errors import InvalidAttribute, InvalidInput, InvalidTarget, shown
+from toc.model.pattern import EVERYTHING, any_matches, check_pattern
 from toc.model.sharding import is_whole
 from toc.model.topic import NAME, NAME_HINT, Topic
 
@@ -35,6 +36,7 @@ PREVIOUS_SECONDS = 86_400.0
 MOST_PREVIOUS_SECONDS = 30 * 86_400.0
 
 MOST_URL = 2000
+MOST_PATTERNS = 100
 MOST_HEADERS = 50
 MOST_HEADER_CHARS = 8000
 """Characters of all names and values of a target's headers together."""
@@ -127,10 +129,10 @@ class Target:
 
     ``timeout``: seconds for a whole request. ``concurrency``: requests in flight, and ``rate``:
     requests a second (None: no limit), both over all workers. ``dead_on``: answers that make a task
-    dead at once; 400, 404 and 422 may be. ``paused_by`` and ``paused_why`` say who paused it and
-    why. Until ``previous_until`` the former secret signs too. ``change_id`` is a random number, a
-    new one after every change. ``sealed`` holds the secrets and the values of the headers,
-    encrypted.
+    dead at once; 400, 404 and 422 may be. ``topics`` are patterns of the topics that may use it.
+    ``paused_by`` and ``paused_why`` say who paused it and why. Until ``previous_until`` the former
+    secret signs too. ``change_id`` is a random number, a new one after every change. ``sealed``
+    holds the secrets and the values of the headers, encrypted.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Target:
     concurrency: int = 50
     rate: float | None = None
     dead_on: frozenset[int] = frozenset()
+    topics: tuple[str, ...] = (EVERYTHING,)
     header_names: tuple[str, ...] = ()
     paused: bool = False
     paused_by: str = ""
@@ -163,6 +166,17 @@ class Target:
             raise InvalidTarget(
                 f"dead_on may hold 400, 404 and 422, not {', '.join(sorted(map(shown, odd)))}"
             )
+        if not isinstance(self.topics, tuple) or not 1 <= len(self.topics) <= MOST_PATTERNS:
+            raise InvalidTarget(f"topics must be 1 to {MOST_PATTERNS} patterns of topics; '*' is all")
+        for pattern in self.topics:
+            try:
+                check_pattern(pattern)
+            except InvalidInput as exc:
+                raise InvalidTarget(f"topics: {exc}") from None
+
+    def serves(self, topic: str) -> bool:
+        """Whether tasks of a topic may be sent to it."""
+        return EVERYTHING in self.topics or any_matches(self.topics, topic)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

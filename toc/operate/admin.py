@@ -65,7 +65,7 @@ def create_topic(
     """
     topic = Topic(name, biz_type, slot_amount, **policies)
     if topic.target:
-        center.store.targets.get(topic.target)
+        center.store.targets.check_usable(topic.target, name)
     if topic.delivery is not Delivery.HANDLER:
         center.require(Feature.DELIVERY)
     center.store.topics.create(topic)
@@ -78,7 +78,7 @@ def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
     if not changes:
         raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
     if changes.get("target"):
-        store.targets.get(changes["target"])
+        store.targets.check_usable(changes["target"], name)
     return store.topics.alter(name, **changes)
 
 

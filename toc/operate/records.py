@@ -111,16 +111,26 @@ def token_record(token: Token) -> dict[str, Any]:
     }
 
 
-def target_record(target: Target) -> dict[str, Any]:
-    """Return a webhook target, without its secret and the values of its headers."""
+def without_query(url: str) -> str:
+    """Return a URL whose query is not shown: it may be a secret of the receiver."""
+    before, mark, _ = url.partition("?")
+    return f"{before}?***" if mark else url
+
+
+def target_record(target: Target, *, whole_url: bool = True) -> dict[str, Any]:
+    """Return a webhook target, without its secret and the values of its headers.
+
+    Without ``whole_url`` its query is not shown.
+    """
     return {
         "name": target.name,
-        "url": target.url,
+        "url": target.url if whole_url else without_query(target.url),
         "paused": target.paused,
         "timeout": target.timeout,
         "concurrency": target.concurrency,
         "rate": target.rate,
         "dead_on": sorted(target.dead_on),
+        "topics": list(target.topics),
         "headers": list(target.header_names),
         "paused_by": target.paused_by,
         "paused_why": target.paused_why,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from toc.model.errors import SecretsLocked, TocError
+from toc.model.errors import NotInstalled, SecretsLocked, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Topic
 from toc.operate.cluster import open_operator
@@ -21,9 +21,15 @@ def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:
         return []  # the schema or the server fails: reported elsewhere
     found = []
     for topic in topics:
-        if topic.delivery is Delivery.WEBHOOK and topic.target and topic.target not in targets:
+        if topic.delivery is not Delivery.WEBHOOK or not topic.target:
+            continue
+        if topic.target not in targets:
             what = f"topic {topic.name} sends to it, and it does not exist: its tasks wait"
             do = f"toc target create {topic.target}, or toc topic alter {topic.name} --target NAME"
+            found.append(Finding(Level.WARN, topic.target, what, do))
+        elif not targets[topic.target].serves(topic.name):
+            what = f"topic {topic.name} sends to it, and it is not for that topic: its tasks wait"
+            do = f"toc target alter {topic.target} --topics ..., or toc topic alter {topic.name} --target X"
             found.append(Finding(Level.WARN, topic.target, what, do))
     for target in targets.values():
         if target.paused:
@@ -34,6 +40,8 @@ def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:
             center.store.targets.open(target)
         except SecretsLocked as exc:
             found.append(Finding(Level.WARN, target.name, str(exc), "set TOC_SECRET_KEY on this host"))
+        except NotInstalled:
+            pass  # this host sends none
     return found
 
 

@@ -130,6 +130,9 @@ class Batcher:
                 if self.center.catalog.lacking.get(feature.value) != ():
                     await self.read_topics()
                     features.check(feature, self.center.catalog.lacking)
+            if task.target is not None and not self.center.targets.serves(task.target, task.topic):
+                check = partial(self.center.targets.check_usable, task.target, task.topic)
+                await asyncio.wrap_future(self._topics_thread.submit(check))
             contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
             return Submission(row, task.topic, contents, conflict_of(task), across, request)
         except InvalidInput:
@@ -189,10 +192,11 @@ class Batcher:
     # --- inside
 
     async def _keep_topics(self) -> None:
-        """Keep the view of the topics fresh, so that no call has to wait for it."""
+        """Keep the view of the topics, and of the targets, fresh, so that no call has to wait for it."""
         while True:
             with contextlib.suppress(StoreUnavailable, SchemaBehind):
                 await self.read_topics()
+                await asyncio.wrap_future(self._topics_thread.submit(self.center.targets.refresh))
             await asyncio.sleep(REFRESH_SECONDS / 2)
 
     def _batcher_of(self, one: Submission) -> ServerBatcher[Submission, Put]:

@@ -99,6 +99,7 @@ class TimeoutCenter:
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()
+        self.targets.forget()
 
     # --- parts, opened on first use
 
@@ -152,6 +153,7 @@ class TimeoutCenter:
             if self._queues is not None:
                 self._queues.close()
             self._store = self._queues = self._catalog = None
+            self.targets.forget()
 
     def __enter__(self) -> Self:
         return self
@@ -229,8 +231,8 @@ class TimeoutCenter:
         that task has ended, it loses its dedup_key and a new task is stored. ``put`` tells which happened.
 
         If the topic's delivery is webhook, ``target`` names the target that the task is sent to, instead of
-        the topic's. ``url`` is a URL of its own or, with a target, a path of that target, such as "/paid". A
-        task whose target does not exist waits for it.
+        the topic's; its ``topics`` must include this one. ``url`` is a URL of its own or, with a target, a
+        path of that target, such as "/paid". A task whose target is deleted later waits for it.
 
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
         SubmitUnknown when the task may or may not be stored.
@@ -496,6 +498,8 @@ class TimeoutCenter:
         row = self._intake.row(task, lambda name: self.catalog.get(name))
         for feature in features_of(row):
             self.require(feature)
+        if task.target is not None:
+            self.targets.check_usable(task.target, task.topic)
         return row
 
     def _task(self, row: TaskRow) -> Task:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.model.clock import Clock
-from toc.model.errors import ConfigError, InvalidInput, InvalidTarget, UnknownTarget, shown
+from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
     MOST_PREVIOUS_SECONDS,
     PREVIOUS_SECONDS,
@@ -20,12 +20,13 @@ from toc.model.target import (
     new_secret,
 )
 from toc.store.store import Store
-from toc.store.targets import Resealed
+from toc.store.target_book import TargetBook
+from toc.store.targets import Resealed, no_target
 
 if TYPE_CHECKING:
     from toc.webhooks.probe import TestAnswer
 
-LIMITS = frozenset({"timeout", "concurrency", "rate", "dead_on"})
+LIMITS = frozenset({"timeout", "concurrency", "rate", "dead_on", "topics"})
 """What ``alter`` changes beside the URL and the headers."""
 
 
@@ -50,6 +51,7 @@ class Targets:
         self._store = store
         self._allow = allow
         self._clock = clock
+        self._book: TargetBook | None = None
 
     def create(
         self, name: str, url: str, *, headers: Mapping[str, str] | None = None, **limits: Any
@@ -58,8 +60,9 @@ class Targets:
 
         ``headers`` go with every request; they are encrypted and never shown. ``limits``: ``timeout``
         (seconds for a request, 15), ``concurrency`` (requests in flight over all workers, 50), ``rate``
-        (requests a second over all workers; None: no limit) and ``dead_on`` (which of the answers 400, 404
-        and 422 make a task dead at once; none). Raises InvalidTarget or NameTaken before anything is written.
+        (requests a second over all workers; None: no limit), ``dead_on`` (which of the answers 400, 404 and
+        422 make a task dead at once; none) and ``topics`` (patterns of the topics that may use it; all).
+        Raises InvalidTarget or NameTaken before anything is written.
         """
         target = Target(name, check_url(url, self._allow), **_limits(limits))
         opened = TargetSecrets(new_secret(), None, check_headers(headers or {}))
@@ -122,13 +125,13 @@ class Targets:
     def test(self, name: str) -> TestAnswer:
         """Send a target, paused or not, one signed request that belongs to no task; return the answer.
 
-        Takes as long as the target's timeout. Raises UnknownTarget, and ConfigError without the packages for
+        Takes as long as the target's timeout. Raises UnknownTarget, and NotInstalled without the packages for
         webhooks.
         """
         try:
             from toc.webhooks.probe import send_test
         except ImportError as exc:
-            raise ConfigError("webhooks need more packages: pip install 'timeout-center[webhooks]'") from exc
+            raise NotInstalled("requests to targets need aiohttp", "webhooks") from exc
         table = self._store().targets
         target = table.get(name)
         return send_test(target, table.open(target), self._allow)
@@ -150,6 +153,34 @@ class Targets:
         """Remove a target. Its tasks wait until there is one of that name again. Raises UnknownTarget."""
         self._store().targets.delete(name)
 
+    # --- which topics may use which
+
+    def serves(self, name: str, topic: str) -> bool:
+        """Whether a topic may use a target, by what was read a moment ago. Asks no server."""
+        return self._book is not None and self._book.fresh and self._book.serves(name, topic)
+
+    def check_usable(self, name: str, topic: str) -> None:
+        """Raise InvalidTarget unless there is a target of this name that a topic may use.
+
+        Asks the first database if that was not read a moment ago. While it is away, what was read last holds.
+        """
+        if self.serves(name, topic):
+            return
+        if (book := self._book) is None:
+            book = self._book = TargetBook(self._store().targets, self._clock)
+        book.run_once()
+        if not book.serves(name, topic):
+            raise book.error or InvalidTarget(no_target(name, topic))
+
+    def refresh(self) -> None:
+        """Read the targets again if any task has named one. Never raises."""
+        if (book := self._book) is not None:
+            book.run_once()
+
+    def forget(self) -> None:
+        """Forget what was read: the store is another one from now on."""
+        self._book = None
+
     def reseal(self) -> Resealed:
         """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated."""
         return self._store().targets.reseal()
@@ -160,6 +191,10 @@ def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given.keys() - LIMITS:
         raise InvalidTarget(f"{name} is not a limit of a target; there are {', '.join(sorted(LIMITS))}")
     limits = dict(given)
+    if "topics" in limits:
+        if isinstance(limits["topics"], str) or not isinstance(limits["topics"], Iterable):
+            raise InvalidTarget(f"topics must be a list of patterns, not {shown(limits['topics'])}")
+        limits["topics"] = tuple(limits["topics"])
     if "dead_on" in limits:
         statuses = limits["dead_on"]
         try:

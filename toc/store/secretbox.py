@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from toc.model.errors import ConfigError, SecretsLocked
+from toc.model.errors import NotInstalled, SecretsLocked
 
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
 
 class SecretBox:
-    """Seals and opens texts by the keys of TOC_SECRET_KEY. Any method raises SecretsLocked without a key."""
+    """Seals and opens texts by the keys of TOC_SECRET_KEY. Any method raises SecretsLocked without a key, and
+    NotInstalled."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = tuple(keys)
@@ -25,10 +26,11 @@ class SecretBox:
 
     def open(self, sealed: str, whose: str) -> str:
         """Decrypt with whichever key fits. ``whose`` is named in an error. Raises SecretsLocked."""
+        fernet = self._fernet()
         from cryptography.fernet import InvalidToken
 
         try:
-            return self._fernet().decrypt(sealed.encode()).decode()
+            return fernet.decrypt(sealed.encode()).decode()
         except (InvalidToken, ValueError) as exc:
             raise SecretsLocked(
                 f"the secrets of {whose} cannot be read: no key of TOC_SECRET_KEY encrypted them; add the "
@@ -45,9 +47,7 @@ class SecretBox:
             try:
                 from cryptography.fernet import Fernet, MultiFernet
             except ImportError as exc:
-                raise ConfigError(
-                    "webhooks need more packages: pip install 'timeout-center[webhooks]'"
-                ) from exc
+                raise NotInstalled("the secrets of targets need cryptography", "webhooks") from exc
             self._made = MultiFernet([Fernet(key) for key in self._keys])
         return self._made
 
@@ -61,7 +61,9 @@ def key_mark(key: str) -> str:
 
 
 def new_key() -> str:
-    """Return a new key for TOC_SECRET_KEY."""
-    from cryptography.fernet import Fernet
-
+    """Return a new key for TOC_SECRET_KEY. Raises NotInstalled."""
+    try:
+        from cryptography.fernet import Fernet
+    except ImportError as exc:
+        raise NotInstalled("the secrets of targets need cryptography", "webhooks") from exc
     return Fernet.generate_key().decode()

@@ -32,7 +32,9 @@ class TargetBook:
         self._state: State | None = None
         self._opened: dict[int, TargetSecrets] = {}
         """Decrypted secrets by change_id, of targets that were sent to."""
-        self._away = False
+        self.error: TocError | None = None
+        """Why the last read failed."""
+        self._read_at = float("-inf")
         self._lock = threading.Lock()
 
     @property
@@ -45,6 +47,16 @@ class TargetBook:
         began = self._clock.monotonic()
         self._look()
         return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it was read within REFRESH_SECONDS."""
+        return self._clock.monotonic() - self._read_at < REFRESH_SECONDS
+
+    def serves(self, name: str, topic: str) -> bool:
+        """Whether, as last read, there is a target of this name that a topic may use. Asks no server."""
+        target = self._targets.get(name)
+        return target is not None and target.serves(topic)
 
     def known(self, name: str) -> Target | None:
         """Return a target as last read, or None. Asks no server."""
@@ -59,6 +71,7 @@ class TargetBook:
 
     def _look(self) -> None:
         with self._lock:
+            began = self._clock.monotonic()
             try:
                 state = self._table.state()  # first: a change in between is then read once more
                 if state != self._state:
@@ -68,8 +81,8 @@ class TargetBook:
                     opened = list(self._opened.items())  # a copy: ``secrets`` adds to it at any time
                     self._opened = {key: each for key, each in opened if key in current}
             except TocError as exc:
-                if not self._away:
-                    self._away = True
+                if self.error is None:
                     log.warning("targets_not_read", error=str(exc))
+                self.error = exc
             else:
-                self._away = False
+                self.error, self._read_at = None, began

@@ -1,7 +1,8 @@
 """The table of webhook targets. Their secrets and headers are in it encrypted (toc.store.secretbox).
 
 Each change gives a row another random change_id: it guards changes, and (number of rows, sum of change_ids)
-tells whether anything has changed. ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names.
+tells whether anything has changed. ``settings`` is JSON: timeout, concurrency, rate, dead_on, topics,
+header_names.
 """
 
 from __future__ import annotations
@@ -61,6 +62,15 @@ class TargetTable(UnshardedTable):
         if not found:
             raise _unknown(name)
         return found[0]
+
+    def check_usable(self, name: str, topic: str) -> None:
+        """Raise UnknownTarget unless there is a target of this name that a topic may use.
+
+        The error does not tell which: whoever may change a topic may not know of all targets.
+        """
+        found = self._select("WHERE name=%s", _possible(name))
+        if not found or not found[0].serves(topic):
+            raise UnknownTarget(no_target(name, topic))
 
     def open(self, target: Target) -> TargetSecrets:
         """Decrypt the secrets and headers of a target. Asks no server. Raises SecretsLocked."""
@@ -171,6 +181,7 @@ class TargetTable(UnshardedTable):
             "concurrency": target.concurrency,
             "rate": target.rate,
             "dead_on": sorted(target.dead_on),
+            "topics": target.topics,
             "header_names": target.header_names,
         }
         until = target.previous_until
@@ -205,9 +216,10 @@ class TargetTable(UnshardedTable):
             try:
                 values = json.loads(settings)
                 limits = (values["timeout"], values["concurrency"], values["rate"])
-                dead_on, headers = frozenset(values["dead_on"]), tuple(values["header_names"])
+                dead_on, topics = frozenset(values["dead_on"]), tuple(values["topics"])
+                headers = tuple(values["header_names"])
                 paused, *rest_of = others
-                found.append(Target(name, url, *limits, dead_on, headers, bool(paused), *rest_of))
+                found.append(Target(name, url, *limits, dead_on, topics, headers, bool(paused), *rest_of))
             except (ValueError, TypeError, KeyError, InvalidTarget) as exc:
                 # Of a later version, or edited by hand: its tasks wait here.
                 log.warning("target_not_understood", target=name, error=type(exc).__name__)
@@ -223,6 +235,11 @@ def _possible(name: object) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise _unknown(name)
     return name
+
+
+def no_target(name: str, topic: str) -> str:
+    """Return what a topic is told that names a target which is not there, or not for it."""
+    return f"target {shown(name)}: there is none of that name that topic {topic!r} may use; toc target list"
 
 
 def _unknown(name: object) -> UnknownTarget:

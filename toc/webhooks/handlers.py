@@ -176,7 +176,7 @@ class Webhooks:
         name = route.target or task.topic
         if not route.target:
             self._postpone(name, "no-target", self._look_again(name, "no-target"))
-        return self._at_target(name, route.path)
+        return self._at_target(task.topic, name, route.path)
 
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
         """Return where a task goes that may have waited for its place: its target may have changed.
@@ -188,14 +188,16 @@ class Webhooks:
         target = bound.target
         if target is None or (self._book.known(bound.name) is target and target.change_id not in self._gone):
             return bound
-        return self._at_target(bound.name, bound.path)
+        return self._at_target(task.topic, bound.name, bound.path)
 
-    def _at_target(self, name: str, path: str) -> Bound:
-        """Return where tasks of a target go. Raises Postponed."""
+    def _at_target(self, topic: str, name: str, path: str) -> Bound:
+        """Return where tasks of a topic go that name a target. Raises Postponed."""
         target = self._book.known(name)
         if target is None:
             why = "unknown" if self._book.ready else "targets-not-read"
             self._postpone(name, why, self._look_again(name, why))
+        if not target.serves(topic):
+            self._postpone(name, "not-for-topic", self._look_again(name, "not-for-topic"))
         if target.paused or target.change_id in self._gone:
             self._postpone(name, "paused", self._look_again(name, "paused"))
         try:

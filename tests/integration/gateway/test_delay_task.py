@@ -14,7 +14,9 @@ from harness.patience import until
 from harness.receiver import Receiver, Reply
 from harness.system import System
 
+from toc import Settings, TimeoutCenter
 from toc.model.task import TaskStatus
+from toc.store.secretbox import new_key
 
 JSON = "application/json; charset=utf-8"
 DONE = "操作成功"
@@ -237,7 +239,16 @@ def test_content_with_sn_and_url_is_a_callback_to_that_path_of_the_target(
     client: Client, dialects: Gateway
 ) -> None:
     content = '{"sn":"shop","url":"/paid?x=1","n":1}'
+    call = {"topic": "hooks", "timing_moment": int(time.time()), "content": content}
+    refused = client("add", call).json
+    assert (refused["dm_error"], "target 'shop'" in refused["error_msg"]) == (1, True), refused
+    given = dialects.system.settings.model_dump() | {"secret_key": [new_key()]}
+    with TimeoutCenter(Settings(**given)) as keyed:
+        keyed.targets.create("shop", "https://example.com/", topics=["delay-task.*"])
+        assert client("add", call).json["dm_error"] == 1, "it is not for topics of callbacks"
+        keyed.targets.alter("shop", topics=["delay-task-callback.h*"])
     number = client.add("hooks", 0, content)
+    assert client("add", call | {"topic": "other"}).json["dm_error"] == 1
     assert client.pull("hooks") == NOTHING, "it is sent, not pulled"
     assert client.pull("hooks", number)["dm_error"] == 1
     center = dialects.system.center

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from harness import forks
 from harness.gateway import Gateway
 
+from toc.model.errors import InvalidTarget
 from toc.model.target import TargetSecrets
+from toc.model.task import NewTask
 from toc.model.topic import Delivery, Topic
 from toc.operate.audit import action_record
+from toc.operate.targets import examine
+from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
 from toc.store.secretbox import new_key
 
@@ -206,6 +211,8 @@ def test_without_the_key_only_what_needs_secrets_is_refused(shared: Gateway, gat
 
 
 def test_a_task_names_a_target_and_only_an_admin_a_url(gateway: Gateway) -> None:
+    gateway.call("POST", "/v1/targets", {"name": "shop", "url": "https://example.com/"})
+
     def attribute(**task: object) -> object:
         made = gateway.submit("hooks", attribute={"a": 1}, **task)
         assert made.status == 201, made
@@ -252,6 +259,77 @@ def test_a_target_or_url_that_cannot_be_is_refused_before_anything_is_stored(
     refused = gateway.submit(topic, biz_id=f"refused-{topic}", **named)
     assert (refused.status, refused.body["field"]) == (422, field)
     assert gateway.call("GET", f"/v1/tasks?biz_id=refused-{topic}").body["tasks"] == []
+
+
+def test_a_target_is_for_its_topics_alone_by_every_door_and_is_as_one_that_is_not_there(
+    gateway: Gateway,
+) -> None:
+    center = gateway.system.center
+    center.store.topics.create(Topic("bank.pay", 501, 2, delivery=Delivery.WEBHOOK))
+    given = {"name": "vault", "url": "https://example.com/?key=1", "topics": ["bank.*"]}
+    assert gateway.call("POST", "/v1/targets", given).body["topics"] == ["bank.*"]
+    task: dict[str, Any] = {"biz_id": "vault", "delay": 60}
+
+    async def batched(task: NewTask) -> None:
+        batcher = Batcher(center)
+        try:
+            await batcher.submit(task)
+        finally:
+            await batcher.close()
+
+    def refusals(topic: str, target: str) -> set[str]:
+        """What each door says, without the name of the target."""
+        named = task | {"target": target}
+        path = f"/v1/topics/{topic}/tasks"
+        answers = [
+            gateway.call("POST", path, named, token="produce"),
+            gateway.call("POST", path, named | {"dedup_key": "k", "on_conflict": "replace"}),
+            gateway.call("POST", f"{path}:batch", {"tasks": [task, named]}, token="produce"),
+            gateway.call("POST", f"{path}?raw=true&biz_id=1&delay=60&target={target}", b"{}"),
+        ]
+        assert [one.status for one in answers] == [422] * 4, answers
+        assert {one.body["field"] for one in answers} == {"target", "tasks.1.target"}
+        said = {one.body["detail"] for one in answers}
+        tried: list[Callable[[], object]] = [
+            lambda: center.submit(topic, **named),
+            lambda: center.put(NewTask(topic, **named)),
+            lambda: center.submit_many([NewTask(topic, **task), NewTask(topic, **named)]),
+            lambda: asyncio.run(batched(NewTask(topic, **named))),
+        ]
+        for attempt in tried:
+            with pytest.raises(InvalidTarget) as refused:
+                attempt()
+            said.add(str(refused.value))
+        altered = gateway.call("PATCH", f"/v1/topics/{topic}", {"target": target})
+        assert altered.status == 404
+        said.add(altered.body["detail"])
+        return {text.replace(target, "TARGET") for text in said}
+
+    (text,) = refusals("hooks", "vault")
+    assert refusals("hooks", "nobody") == {text}, "no more is told of one that is there"
+    assert center.find(biz_id="vault") == []
+    path = "/v1/topics/bank.pay/tasks"
+    assert gateway.call("POST", path, task | {"target": "vault"}, token="produce").status == 201
+    assert center.submit("bank.pay", **task, target="vault")
+    assert gateway.call("PATCH", "/v1/topics/bank.pay", {"target": "vault"}).status == 200
+    gateway.call("PATCH", "/v1/targets/vault", {"topics": ["safe"]})
+    found = examine(center, center.store.topics.list())
+    assert [line.server for line in found if "not for that topic" in line.what] == ["vault"]
+    gateway.system.wait(  # each process reads the targets again once a second
+        lambda: gateway.call("POST", path, task | {"target": "vault"}).status == 422, "it is refused", 60
+    )
+
+
+def test_who_may_only_read_does_not_see_the_query_of_a_url(gateway: Gateway) -> None:
+    url = "https://example.com/hook"
+    gateway.call("POST", "/v1/targets", {"name": "quiet", "url": f"{url}?key={CANARY}"})
+    for token, shown in (("read", f"{url}?***"), ("operate", f"{url}?key={CANARY}")):
+        listed = gateway.call("GET", "/v1/targets", token=token).body["targets"]
+        one = gateway.call("GET", "/v1/targets/quiet", token=token).body
+        assert [one["url"], *(each["url"] for each in listed if each["name"] == "quiet")] == [shown] * 2
+    own = gateway.submit("hooks", biz_id="own", url=f"http://127.0.0.1:8080/x?key={CANARY}").body["job_id"]
+    for path in (f"/v1/tasks/{own}", "/v1/tasks?biz_id=own"):
+        assert CANARY not in str(gateway.call("GET", path, token="read").body)
 
 
 def test_a_topic_has_a_target_that_is_there(gateway: Gateway) -> None:

@@ -373,8 +373,13 @@ def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: R
     center = hooked.center
     center.targets.create("paused", receiver.url("/paused"))
     center.targets.pause("paused")
-    hooked.start()
+    center.targets.create("unknown", receiver.url("/never"))
+    center.targets.create("other", receiver.url("/other"))
     jobs = [hooked.submit(1, target="paused"), hooked.submit(2, target="unknown"), hooked.submit(3)]
+    jobs.append(hooked.submit(4, target="other"))
+    center.targets.delete("unknown")
+    center.targets.alter("other", topics=["hook.*"])
+    hooked.start()
     system = hooked.system
     before = {job_id: system.row(job_id).action_time for job_id in jobs}
     system.wait(
@@ -383,11 +388,12 @@ def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: R
     rows = [system.row(job_id) for job_id in jobs]
     assert [(row.status, row.attempts, row.crashes, row.last_error) for row in rows] == [
         (TaskStatus.PENDING, 0, 0, None)
-    ] * 3
+    ] * 4
     assert not receiver.got
     center.targets.resume("paused")
     center.targets.create("unknown", receiver.url("/unknown"))
-    for job_id in jobs[:2]:
+    center.targets.alter("other", topics=["a", "hoo*"])
+    for job_id in (jobs[0], jobs[1], jobs[3]):
         row = hooked.ended(job_id)
         assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
     system.daemons[0].stop()  # which looks now and then, and while it does, a try may be starting
