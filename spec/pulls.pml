@@ -2,7 +2,7 @@
  *
  *     waiting ──hand-out──▶ leased ──ack──▶ processed
  *        ▲                   │ │ └─ the end of ttr ─▶ lapsed ──hand-out──▶ leased
- *        ├── release, nack ──┘ └─ extend               └── last try, written ──▶ dead
+ *        ├── release, nack ──┘ └─ extend               └── last try ──▶ dead
  *
  * A hand-out is one guarded statement. Its number stands for the nonce. ``row.due`` is whether next_time has come:
  * while a row has a nonce and is not due, its lease lives. Gateways may be killed, or stand still for any time,
@@ -61,15 +61,10 @@
 #define LIVES(n) (row.nonce == n && !row.due)
 #endif
 #endif
-#ifdef NO_WRITTEN
-#define WAS_WRITTEN true
-#else
-#define WAS_WRITTEN row.written
-#endif
 #ifdef NO_LAPSE_FENCE
 #define UNCHANGED(n) true
 #else
-#define UNCHANGED(n) (row.nonce == n && row.due && WAS_WRITTEN)
+#define UNCHANGED(n) (row.nonce == n && row.due)
 #endif
 #ifdef NO_CONSUMER_FIRST
 #define AT_ONCE 1
@@ -89,7 +84,6 @@
 typedef Row {
   unsigned status : 2;
   bit due;
-  bit written;
   unsigned attempts : 2;
   unsigned version : 1;
   unsigned nonce : 3;   /* 0: none */
@@ -149,7 +143,7 @@ hand_out:
      atomic {                   /* the hand-out, and the look at the row, in one transaction [rule: one-hand-out] */
        won = 0; last = 0; seen = 0;
        if
-       :: drawn < LEASES && OPEN && HAS_COME && (row.nonce == 0 || !WAS_WRITTEN || row.attempts < TRIES) ->
+       :: drawn < LEASES && OPEN && HAS_COME && (row.nonce == 0 || row.attempts < TRIES) ->
           if
           :: row.nonce != 0 -> assert(row.due); try_ends(row.nonce)      /* never before ttr has ended */
           :: else
@@ -162,24 +156,16 @@ hand_out:
           :: row.attempts < TRIES -> row.attempts = row.attempts + 1
           :: else
           fi;
-          row.nonce = n; row.written = 0; row.due = 0
+          row.nonce = n; row.due = 0
        :: else ->
           seen = row.nonce;
-          last = (row.status == PENDING && row.due && row.nonce != 0 && row.attempts >= TRIES && WAS_WRITTEN)
+          last = (row.status == PENDING && row.due && row.nonce != 0 && row.attempts >= TRIES)
        fi };
      if
      :: atomic { won && crashes -> crashes--; goto dead }      /* nobody has heard of it: redelivered at ttr */
      :: won ->                  /* the whole answer may reach the client, a part of it, nothing */
         if
-        :: atomic { given[n] = 1 };
-           if
-           :: atomic { crashes -> crashes--; goto dead }       /* written, and not recorded */
-           :: atomic {          /* [rule: written-or-again] */
-                if
-                :: row.nonce == n && OPEN -> row.written = 1
-                :: else
-                fi }
-           fi
+        :: atomic { given[n] = 1 }
         :: skip                 /* broken off: nobody knows what the client has read */
         :: atomic {             /* the client left before a byte was sent: uncharged, due at once [rule: released-uncharged] */
              skip;
@@ -194,7 +180,6 @@ hand_out:
           if
           :: row.status == PENDING && UNCHANGED(seen) ->
              assert(row.nonce != 0); assert(row.due);
-             assert(given[row.nonce]);              /* never by an answer that was not written */
              try_ends(row.nonce); ends(DEAD)
           :: else
           fi }
@@ -242,7 +227,7 @@ inline client(lease) {
              try_ends(lease);
              if
              :: row.attempts >= TRIES -> ends(DEAD); store = ABSENT
-             :: row.attempts < TRIES -> row.nonce = 0; row.written = 0; row.due = 1; if :: !prepared -> store = DUE :: else fi
+             :: row.attempts < TRIES -> row.nonce = 0; row.due = 1; if :: !prepared -> store = DUE :: else fi
              fi
           :: else
           fi }
@@ -320,7 +305,7 @@ active proctype Reschedule() {
     :: row.status == PENDING ->
        busy = (row.nonce != 0 && !row.due);
        /* the new time comes not before the ttr is over [rule: consumer-first] */
-       row.version = 1; row.attempts = 0; row.nonce = 0; row.written = 0; row.due = AT_ONCE
+       row.version = 1; row.attempts = 0; row.nonce = 0; row.due = AT_ONCE
     :: else
     fi };
   atomic {

@@ -27,7 +27,7 @@ NAMES: dict[str, str] = {
     "pull.taken": "a gateway has taken entries (prepare) and has not handed them out",
     "pull.handed-out": "tasks are handed out on their rows; no consumer has heard of it",
     "pull.answered": "consumers are told; the entries are still prepared",
-    "pull.sent": "an answer with tasks is written to its client, which is not recorded",
+    "pull.sent": "delay/task: a task is given to its client; it is not yet processed",
     "pull.acked": "a consumer's tasks are processed; it is not told, and their entries exist",
     "schedule.rows-read": "a step of schedules is decided and not written",
     "schedule.rows-written": "schedules are moved on, their occurrences are not in the index",

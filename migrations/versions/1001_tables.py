@@ -49,7 +49,6 @@ SHARDED: Tables = {
         body_sha256 {b32},
         pull_nonce {b16},
         pull_began {ms},
-        pull_written {tiny} DEFAULT 0 NOT NULL,
         redrives {u16} DEFAULT 0 NOT NULL,
         PRIMARY KEY (job_id),
         CONSTRAINT uk_dedup_{n} UNIQUE (biz_id, biz_type, dedup_key)

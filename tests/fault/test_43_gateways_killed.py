@@ -65,7 +65,7 @@ def gateway(system: System, *, ttr: float = 1.0, **env: str) -> Iterator[forks.F
 
 
 @pytest.mark.parametrize("name", ["pull.taken", "pull.handed-out", "pull.answered", "pull.acked"])
-def test_a_gateway_that_dies_between_two_writes_loses_no_task_and_uses_up_no_last_try(
+def test_a_gateway_that_dies_between_two_writes_loses_no_task(
     pulled: System, name: str, verdict: Verdict
 ) -> None:
     line = verdict(43, "gateway killed between two writes", name)

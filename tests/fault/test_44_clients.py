@@ -47,18 +47,18 @@ def gate(system: System) -> Iterator[Gateway]:
 
 
 @pytest.mark.slow
-def test_who_leaves_in_the_middle_of_an_answer_uses_up_no_last_try(system: System, verdict: Verdict) -> None:
-    line = verdict(44, "clients leave in the middle of an answer", "tasks of a single try")
+def test_what_is_in_an_answer_whose_client_leaves_comes_again(system: System, verdict: Verdict) -> None:
+    line = verdict(44, "clients leave in the middle of an answer")
     center = system.center
     dice = random.Random(44)
     with gate(system) as gateway:
         clients = Clients([gateway], system.recorder)
         assert until(lambda: not center.catalog.refresh() or center.catalog.lacking.get("bodies") == (), 20)
-        job_ids = center.submit_many([NewTask(ONCE, n, 0.01, body=bytes(900_000)) for n in range(LEAVERS)])
+        job_ids = center.submit_many([NewTask(PULLED, n, 0.01, body=bytes(900_000)) for n in range(LEAVERS)])
         left = 0
         for _ in range(LEAVERS // 4):
             client = connect(gateway, buffer=4096)
-            client.sendall(raw(gateway, "POST", f"/v1/topics/{ONCE}:pull", {"wait": 1, "ttr": 2, "max": 4}))
+            client.sendall(raw(gateway, "POST", f"/v1/topics/{PULLED}:pull", {"wait": 1, "ttr": 2, "max": 4}))
             with contextlib.suppress(TimeoutError):
                 got = b""
                 wanted = dice.choice((1, 100, 1000, 60_000))
@@ -71,7 +71,7 @@ def test_who_leaves_in_the_middle_of_an_answer_uses_up_no_last_try(system: Syste
         rows = center.store.read(job_ids).values()
         line.prove(left >= LEAVERS // 8, f"{left} left after 1 to 60,000 bytes of up to 3,600,000")
         assert not any(row.status == TaskStatus.DEAD for row in rows)
-        with clients.consuming(4, ONCE, most=1, ttr=20):
+        with clients.consuming(4, PULLED, most=1, ttr=20):
             system.wait(lambda: not system.pending(job_ids), "all have ended", 40)
         rows = center.store.read(job_ids).values()
         assert {row.status for row in rows} == {TaskStatus.PROCESSED}

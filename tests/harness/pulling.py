@@ -31,7 +31,6 @@ async def consume(
         except TocError:
             await asyncio.sleep(0.1)
             continue
-        pulls.written(got)
         for one in got:
             history.started(one.task)
         done: list[str] = []

@@ -193,7 +193,7 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
     }  # MariaDB shows widths
     assert widthless == expected
     doors = {"tries", "expires_at", "expired", "body_length", "body_sha256"}
-    pulls = {"pull_nonce", "pull_began", "pull_written", "redrives"}
+    pulls = {"pull_nonce", "pull_began", "redrives"}
     assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until", "history", *doors, *pulls}
 
 

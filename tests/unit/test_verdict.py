@@ -415,9 +415,9 @@ def test_a_suspect_is_who_crashed_as_often_as_the_limit() -> None:
 
 
 def pulled(**changed: Any) -> PullRow:
-    """A row whose ttr has just ended: the second of four tries, its answer written."""
+    """A row whose ttr has just ended: the second of four tries, pulled."""
     plain = PullRow(
-        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 1, 0, 0, NOW, NOW, b"n" * 16, None, None, "{}"
+        1, 42, 7, int(PENDING), NOW, NOW, 0, 2, 0, 5, 8, 0, 0, 0, 0, NOW, NOW, b"n" * 16, None, None, "{}"
     )
     return plain._replace(**changed)
 
@@ -429,7 +429,6 @@ def pulled(**changed: Any) -> PullRow:
         ({"next_time": NOW + 1}, Unpulled.NOT_DUE),
         ({"attempts": 4}, Unpulled.LAPSED),
         ({"attempts": 4, "next_time": NOW + 1}, Unpulled.NOT_DUE),
-        ({"attempts": 4, "written": 0}, Unpulled.AGAIN),  # nobody knows that the last answer was written
         ({"attempts": 4, "nonce": b""}, Unpulled.AGAIN),  # the topic has fewer tries now: one more
         ({"attempts": 2, "tries": 2}, Unpulled.LAPSED),
         ({"attempts": 4, "tries": 9}, Unpulled.AGAIN),
@@ -475,7 +474,7 @@ def test_a_nack_waits_as_told_or_by_the_backoff_and_the_last_one_is_dead() -> No
     assert nacked(None) == (False, 0), "immediate"
     assert nacked(1500, dead=True) == (True, 0)
     assert nacked(1500, attempts=4) == (True, 0), "written or not: its consumer has answered"
-    assert nacked(1500, attempts=4, written=0) == (True, 0)
+    assert nacked(1500, attempts=4) == (True, 0)
     assert nacked(1500, attempts=65_535, tries=65_535) == (False, 1500)
 
 

@@ -3,8 +3,7 @@
     route ─▶ token ─▶ rate ─▶ role ─▶ parameters and body ─▶ the call's handler ─▶ answer
                                                                                 └─▶ problem
 
-Every failure is answered as a problem, never with a status of 500 or a trace. Queries, headers and bodies do
-not reach the log.
+Every failure is answered as a problem, never with a trace. Queries, headers and bodies do not reach the log.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from toc.failpoint import failpoint
 from toc.gateway import (
     access_calls,
     cluster_calls,
@@ -142,9 +140,6 @@ class App:
             self._service.answering += len(body)
         try:
             await self._send(send, status, media_type, headers, body)
-            if handed and await connection.sent():
-                failpoint("pull.sent")
-                self._service.pulls.written(handed)
         finally:
             if handed:
                 self._service.answering -= len(body)

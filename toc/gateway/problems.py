@@ -1,6 +1,7 @@
 """Errors as the gateway answers them: problems of RFC 9457 with a stable ``type``.
 
-A failure of an unknown kind is answered as ``internal``, without details; these are in the log. Answers never
+A failure of an unknown kind is answered as ``internal`` (500), without details; these are in the log. Only
+what may succeed when it is repeated is 503 and has a Retry-After. Answers never
 name the servers that are out of reach.
 """
 
@@ -80,7 +81,7 @@ REUSED = Kind("idempotency-key-reused", 422, "The Idempotency-Key was used for a
 RATE = Kind("rate-limit", 429, "The access token has reached its limit", 1)
 HEADERS = Kind("headers-too-large", 431, "The request's line and headers are too large")
 NOT_INSTALLED = Kind("not-installed", 501, "The gateway lacks packages for the call")
-INTERNAL = Kind("internal", 503, "The gateway failed", 5)
+INTERNAL = Kind("internal", 500, "The gateway failed")
 FEATURE = Kind("feature-not-ready", 503, "Members of an earlier version would ignore it", 30)
 BUSY = Kind("busy", 503, "The gateway has too much to do", 1)
 UNAVAILABLE = Kind("unavailable", 503, "A server is out of reach", 1)

@@ -76,7 +76,6 @@ class PullRow(NamedTuple):
     slot_amount: int
     tries: int
     expires_at: int
-    written: int
     begun: int
     body_length: int
     began: int

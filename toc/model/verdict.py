@@ -313,8 +313,7 @@ def is_last(row: PullRow, topic: Topic) -> bool:
 def unpulled(row: PullRow, topic: Topic) -> Unpulled:
     """Decide about an entry that was not handed out, by its row as read in the same transaction.
 
-    Mirrors the guard of ``store.pulls.hand_out``. The end of ttr uses up the last try only if the answer that
-    handed it out was recorded as written.
+    Mirrors the guard of ``store.pulls.hand_out``.
     """
     if row.status != TaskStatus.PENDING:
         return Unpulled.ELSEWHERE
@@ -322,7 +321,7 @@ def unpulled(row: PullRow, topic: Topic) -> Unpulled:
         return Unpulled.NOT_DUE
     if has_expired(row.expires_at, row.now):
         return Unpulled.EXPIRED
-    if row.nonce and row.written and is_last(row, topic):  # [rule: last-lapse]
+    if row.nonce and is_last(row, topic):  # [rule: last-lapse]
         return Unpulled.LAPSED
     return Unpulled.AGAIN
 

@@ -34,7 +34,6 @@ class Kind(Enum):
     ACK = "ack"
     NACK = "nack"
     EXTEND = "extend"
-    WRITTEN = "written"
     RELEASE = "release"
 
 
@@ -170,10 +169,6 @@ class AnswerThreads:
         until = self._store.pulls.extend(items)
         tell(asks, {job_id: until.get(job_id) for job_id in asks}, until.unanswered)
 
-    def _written(self, asks: dict[int, Ask]) -> None:
-        written = self._store.pulls.written(ask.lease for ask in asks.values())
-        tell(asks, dict.fromkeys(asks), written.unanswered)
-
     def _release(self, asks: dict[int, Ask]) -> None:
         self._outs.release(ask.lease for ask in asks.values())
         tell(asks, dict.fromkeys(asks), {})
@@ -183,7 +178,6 @@ _DO: dict[Kind, Callable[[AnswerThreads, dict[int, Ask]], None]] = {
     Kind.ACK: AnswerThreads._ack,
     Kind.NACK: AnswerThreads._nack,
     Kind.EXTEND: AnswerThreads._extend,
-    Kind.WRITTEN: AnswerThreads._written,
     Kind.RELEASE: AnswerThreads._release,
 }
 

@@ -3,7 +3,7 @@
     waiting ── pull ──▶ leased ── ack, also late ──▶ processed
        ▲                  │
        ├── nack ──────────┤  or dead, by the last try
-       └── end of ttr ────┘  redelivered; dead, if it was the last try and its answer was written
+       └── end of ttr ────┘  redelivered; dead, if it was the last try
 
 Any number of processes may do this beside each other. A call never blocks the event loop: threads talk to the
 servers, and all calls in flight share their round trips.
@@ -82,8 +82,8 @@ class Pulls:
         to come due; returns [] if none did, or if this process leaves. For ``ttr`` seconds (at most the
         topic's max_runtime) nobody else gets these tasks. If ``ttr`` is a function, it
         returns the ttr of each row in ms, or None if this pull must not have it. Their tries are charged. The
-        caller must tell how its answer went: ``written``, or ``release`` if nothing of it was sent. A
-        cancelled call releases what it was given.
+        caller must ``release`` them if its client is known to be gone before the answer is sent. A cancelled
+        call releases what it was given.
 
         Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic cannot be looked up.
         """
@@ -108,7 +108,7 @@ class Pulls:
     async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[Delivered]:
         """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
 
-        As with ``pull``, the caller must tell how its answer went. Raises UnknownTopic, NotPulled,
+        As with ``pull``, the caller releases it if its client is gone. Raises UnknownTopic, NotPulled,
         InvalidInput or StoreUnavailable.
         """
         _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
@@ -180,14 +180,6 @@ class Pulls:
             one if isinstance(one, TocError) else from_ms(one) if isinstance(one, int) else LeaseOutcome.GONE
             for one in found
         ]
-
-    def written(self, delivered: Iterable[Delivered]) -> None:
-        """Record that the answer with these tasks was written to its client. Does not wait.
-
-        Before the row has that record, the end of ttr does not use up the last try of a task. A
-        task that has further tries needs no record.
-        """  # [rule: written-or-again]
-        self._answers.put(Ask(Kind.WRITTEN, one.key) for one in delivered if one.last)
 
     def release(self, delivered: Iterable[Delivered]) -> None:
         """Take back, uncharged and due at once, tasks of an answer of which no byte was sent. Does not wait.

@@ -24,7 +24,7 @@ from toc.store.shards import Answers, Shards
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 DEAD = int(TaskStatus.DEAD)
 
-FREE = "pull_nonce=NULL,pull_began=NULL,pull_written=0"
+FREE = "pull_nonce=NULL,pull_began=NULL"
 """Assignments that end a row's hand-out."""
 _MOST_MARK = 1 << 47
 """The marks of calls are random instants (ms) below this: every server can store them."""
@@ -86,7 +86,7 @@ class Pulls:
 
         Returns all rows as they are then: one that carries its item's nonce was handed out, and next_time is
         when its ttr ends. It is not handed out if it has expired, nor if the try that has ended was the last
-        one and its answer was recorded as written. May be repeated after a lost answer.
+        one. May be repeated after a lost answer.
         """
         by_id = {item.job_id: item for item in items}
 
@@ -107,40 +107,18 @@ class Pulls:
                         f"UPDATE {self._shards.names[table]} SET "
                         f"last_error=CASE WHEN pull_nonce IS NULL THEN last_error ELSE %s END,"
                         f"attempts=attempts+CASE WHEN attempts<({tries}) THEN 1 ELSE 0 END,"
-                        f"pull_nonce=CASE job_id {nonces} END,pull_began={now},pull_written=0,"
+                        f"pull_nonce=CASE job_id {nonces} END,pull_began={now},"
                         f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
                         f"WHERE job_id IN ({sql.numbers(item.job_id for item in some)}) AND status={PENDING} "
                         f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp} "
                         f"AND (expires_at IS NULL OR expires_at>={now}) "
-                        # [rule: written-or-again]
-                        f"AND (pull_nonce IS NULL OR pull_written=0 OR attempts<({tries}) "
-                        f"OR ({tries})={UNLIMITED})",
+                        f"AND (pull_nonce IS NULL OR attempts<({tries}) OR ({tries})={UNLIMITED})",
                         (LEASE_ENDED,),
                     )
                 )
             return self._after(server, ids, updates)
 
         return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
-
-    def written(self, leases: Iterable[PullLease]) -> Answers[None]:
-        """Record that the answers which handed these out were written. Ignores leases that have ended."""
-        by_id = {lease.job_id: lease for lease in leases}
-
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
-            server.run(
-                [
-                    Statement(
-                        f"UPDATE {self._shards.names[table]} SET pull_written=1 WHERE {_those(part)} "
-                        f"AND {_of_nonces(by_id, part)} AND status={PENDING}"
-                    )
-                    for table, part in ids.items()
-                ],
-                transaction=True,
-                outwait=False,
-            )
-
-        failed = self._shards.each(self._shards.group(by_id), send, writes=True).failed
-        return Answers({job_id: None for job_id in by_id if job_id not in failed}, failed)
 
     def release(self, leases: Iterable[PullLease]) -> Answers[PullRow]:
         """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.
@@ -311,7 +289,7 @@ class Pulls:
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[PullRow]:
             now, names = server.from_now(0), self._shards.names
-            last = f"pull_written=1 AND attempts>=CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
+            last = f"attempts>=CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
             selects = [
                 f"SELECT {self._columns[server]} FROM {names[table]} WHERE status={PENDING} "
                 f"AND next_time<={now} AND biz_type={biz_type:d} "
@@ -340,7 +318,7 @@ class Pulls:
                 for job_id in part:
                     row, status, expired, error = by_id[job_id]
                     nonce = f"pull_nonce={sql.literal(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
-                    why = f"expires_at<{now}" if expired else "pull_written=1"
+                    still = f" AND expires_at<{now}" if expired else ""
                     noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
                     updates.append(
                         Statement(  # [rule: last-lapse]
@@ -348,7 +326,7 @@ class Pulls:
                             f"next_time={ended},gmt_modified={ended},{_freed(server, mark)}{noted} "
                             f"WHERE job_id={job_id:d} "
                             f"AND status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
-                            f"AND {nonce} AND next_time<={now} AND {why}",
+                            f"AND {nonce} AND next_time<={now}{still}",
                             () if error is None else (error_text(error),),
                         )
                     )
@@ -379,7 +357,6 @@ def _columns(server: DatabaseServer) -> str:
     instead = {
         "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
         "began": f"COALESCE({server.milliseconds('pull_began')},0)",
-        "written": "pull_written",
         "begun": "(last_error IS NOT NULL)",
         "body_length": "COALESCE(body_length,-1)",
         "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
@@ -467,7 +444,7 @@ def _freed(server: DatabaseServer, mark: int) -> str:
     Such a call finds its own rows by ``mark``. The instant of the call would not do: another gateway may make
     a call at the same instant.
     """
-    return f"pull_nonce=NULL,pull_began={server.instant(mark)},pull_written=0"
+    return f"pull_nonce=NULL,pull_began={server.instant(mark)}"
 
 
 def _changed(row: PullRow | None, mark: int) -> PullRow | None:

@@ -121,7 +121,6 @@ def task_table(metadata: MetaData, table: int) -> Table:
         Column("body_sha256", _binary(32)),
         Column("pull_nonce", _binary(16)),
         Column("pull_began", _INSTANT),
-        Column("pull_written", _TINY, nullable=False, server_default=text("0")),
         Column("redrives", _U16, nullable=False, server_default=text("0")),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),

@@ -30,7 +30,7 @@ CLASHES_NEAR = 10
 """After this many clashes in a row, continue at another number."""
 KEPT_SECONDS = 3 * 86_400
 TTR_SECONDS = 60.0
-"""A task is handed out again after this time if the answer with it was not written."""
+"""A task is handed out again after this time if it was not marked as processed."""
 CONTENT_TYPE = "application/json"
 LAST_SECOND = 4_102_444_800
 """The latest due time, in the year 2100: a greater number was probably meant as milliseconds."""

@@ -14,6 +14,7 @@ from toc.model.errors import (
     InvalidAttribute,
     InvalidDelay,
     InvalidInput,
+    TocError,
     TooManyTopics,
     TopicClosed,
     UnknownTopic,
@@ -53,7 +54,8 @@ def refusal(error: Exception) -> Reply:
             return reply({"error": words}, status)
     if isinstance(error, InvalidInput) and not isinstance(error, (TopicClosed, UnknownTopic)):
         return reply({"error": str(error)}, 400)
-    return reply({"error": "internal error"}, 503)  # a queue is being deleted, or a server is away
+    # TocError: a queue is being deleted, or a server is away.
+    return reply({"error": "internal error"}, 503 if isinstance(error, TocError) else 500)
 
 
 def id_of(row: TaskRow) -> str:

@@ -1,6 +1,6 @@
 """A dialect's port as an ASGI application: the guard, the whole request, the answer, and what follows it.
 
-    guard ─▶ token ─▶ body ─▶ answer ─▶ sent? ─▶ what it handed out is recorded as written, or taken back
+    guard ─▶ token ─▶ body ─▶ answer ─▶ sent ─▶ what it handed out is processed, where the dialect says so
                └────────┴───────┴─▶ the dialect's own words for a mistake or a failure
 
 A dialect knows nothing of this: it gets a Request and returns a Reply. Whatever it raises is answered in its
@@ -64,8 +64,8 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """The answer to a request.
 
-    ``handed`` are the tasks in it. ``ends``: they are processed once it was written. ``name`` names the call
-    in metrics: one of few.
+    ``handed`` are the tasks in it. ``ends``: they are processed once it was given to the connection.
+    ``name`` names the call in metrics: one of few.
     """
 
     body: bytes
@@ -157,27 +157,24 @@ class Port:
                 self._dialect.service.pulls.release(reply.handed)
                 connection.unanswered()
                 return
-            await self._hand(reply, connection, send)
+            await self._hand(reply, send)
         else:
             await _send(send, reply, close=close)
         name = f"{self._dialect.name} {reply.name}"
         REQUESTS.of(name, f"{reply.status // 100}xx").add()
         REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
 
-    async def _hand(self, reply: Reply, connection: Connection, send: Send) -> None:
-        """Send an answer with tasks, and record that it was written."""
+    async def _hand(self, reply: Reply, send: Send) -> None:
+        """Send an answer with tasks, and end them if the reply says so."""
         service = self._dialect.service
         service.answering += len(reply.body)
         try:
             await _send(send, reply, close=False)
-            if not await connection.sent():
-                return
         finally:
             service.answering -= len(reply.body)
-        failpoint("pull.sent")
         if not reply.ends:
-            service.pulls.written(reply.handed)
             return
+        failpoint("pull.sent")
         leases = [one.lease for one in reply.handed]
         for _ in range(ACKS):
             outcomes = await service.pulls.ack(leases)

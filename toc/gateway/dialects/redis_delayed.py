@@ -12,7 +12,7 @@ from toc.gateway.dialects.json_fields import LARGEST, NotUnderstood, to_json
 from toc.gateway.dialects.names import template_of
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
-from toc.model.errors import BodyTooLarge, InvalidInput
+from toc.model.errors import BodyTooLarge, InvalidInput, TocError
 from toc.model.template import Template
 from toc.pull.delivered import Delivered
 
@@ -87,7 +87,9 @@ class RedisDelayed(Dialect):
             return _spring(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error), call)
         if isinstance(error, InvalidInput):
             return _spring(request, HTTPStatus.BAD_REQUEST, str(error), call)
-        return _spring(request, HTTPStatus.SERVICE_UNAVAILABLE, "try again", call)
+        if isinstance(error, TocError):
+            return _spring(request, HTTPStatus.SERVICE_UNAVAILABLE, "try again", call)
+        return _spring(request, HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed", call)
 
 
 def _fields(request: Request) -> dict[str, str]:
