@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,7 @@ from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
 from toc.operate.top import Top
-from toc.sdk.client import TimeoutCenter
+from toc.sdk.client import TimeoutCenter, open_queues
 from toc.store.server import DatabaseServer, Result, Statement
 
 CANARY = "hunter2canary"
@@ -935,6 +936,22 @@ def test_a_schema_that_is_behind_says_to_upgrade(
     assert [each["behind"] for each in checked] == [True]
     toc.ok("db", "upgrade")
     assert [each["behind"] for each in toc.json("db", "check")] == [False]
+
+
+def test_a_task_table_that_redis_remembers_is_not_made_anew_in_silence(
+    toc: Toc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_redis: RedisServer
+) -> None:
+    monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'lost.db'}")
+    monkeypatch.setenv("TOC_REDIS_URL", clean_redis.url)
+    with closing(open_queues(Settings())) as queues:
+        queues.own("0" * 32, "shop with its tables on db1:3306")
+    assert toc("db", "check").code == 3
+    assert "is this the right server?" in toc.err
+    refused = toc.refused("db", "upgrade", code=2)
+    assert "belong to shop with its tables on db1:3306" in refused
+    assert "--new" in refused
+    toc.ok("db", "upgrade", "--new")
+    toc.ok("db", "upgrade")
 
 
 def test_databases_of_a_mysql_server_are_created_and_checked(

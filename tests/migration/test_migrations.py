@@ -103,6 +103,28 @@ def sqlite(tmp_path: Path) -> Target:
     return Target(f"sqlite:///{tmp_path}/toc.db", 1, 4, "toc_")
 
 
+def test_a_lost_database_is_made_anew_and_empty_only_when_told_to(mysql: Target) -> None:
+    def drop(number: int) -> None:
+        with mysql.engine(1 - number).connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {mysql.prefix}{number}")
+
+    mysql.migrator().upgrade()
+    drop(1)
+    mysql.migrator().upgrade()  # nobody has used it: the first upgrade was interrupted
+    mysql.store().identity.get()
+    for number in (0, 1):
+        drop(number)
+        with pytest.raises(ConfigError, match=f"{mysql.prefix}{number}: no table, though others .* --new"):
+            mysql.migrator().upgrade()
+        store = mysql.store()
+        with pytest.raises(SchemaBehind, match="there is no task table here: is this the right"):
+            store.check()
+        mysql.migrator().upgrade(new=True)
+        store.check()
+        store.identity.get()
+        store.close()
+
+
 @pytest.fixture(params=["mysql", "sqlite"])
 def target(request: pytest.FixtureRequest) -> Target:
     found = request.getfixturevalue(request.param)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Annotated
 
 import typer
 
@@ -15,14 +16,21 @@ app = typer.Typer(no_args_is_help=True, help="The schema of the task table, over
 
 
 @app.command()
-def upgrade() -> None:
+def upgrade(
+    new: Annotated[
+        bool,
+        typer.Option("--new", help="Also where tables are gone that there were: the new ones are empty."),
+    ] = False,
+) -> None:
     """Create missing databases and tables and bring every shard to the schema of this version.
 
     Safe to repeat, also after an interruption. Two that run at once wait for each other.
     """
-    from toc.operate.admin import migrator
+    from toc.operate.admin import migrator, require_no_other
 
     settings = load_settings()
+    if not new:
+        require_no_other(settings, migrator(settings).check())
     began = time.monotonic()
     with progress_bar("looking at every table") as bar:
         databases: dict[str, None] = {}
@@ -36,7 +44,7 @@ def upgrade() -> None:
             if not sys.stderr.isatty():
                 say(f"{server} {text}, {seconds:.1f} s")
 
-        migrator(settings).upgrade(progress)
+        migrator(settings).upgrade(progress, new=new)
     took = time.monotonic() - began
     say(f"every shard is up to date: {settings.databases} databases, {settings.tables} tables, {took:.1f} s")
 
@@ -45,6 +53,7 @@ def upgrade() -> None:
 def check(as_json: Json = False) -> None:
     """Show which shards are behind the schema of this version. Exits with 3 if any is."""
     from toc.operate.admin import migrator
+    from toc.store.check import NO_TABLES
 
     shards = migrator(load_settings()).check()
     records = [
@@ -61,6 +70,9 @@ def check(as_json: Json = False) -> None:
     ]
     show(records, as_json=as_json, empty="no shards")
     behind = sum(shard.behind for shard in shards)
+    if any(shard.absent for shard in shards):
+        say(NO_TABLES)
+        raise typer.Exit(3)
     if behind:
         say(f"{behind} of {len(shards)} databases are behind: run `toc db upgrade`")
         raise typer.Exit(3)

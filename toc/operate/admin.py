@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -19,6 +19,7 @@ from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import Sweeper
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import (
+    ConfigError,
     IndexUnavailable,
     InvalidInput,
     SchemaBehind,
@@ -31,8 +32,9 @@ from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic, check_topic_name
 from toc.model.verdict import entry_score
-from toc.sdk.client import TimeoutCenter
+from toc.sdk.client import TimeoutCenter, open_queues
 from toc.sdk.submission import check_job_id
+from toc.store.check import ShardStatus
 from toc.store.scan import of_type
 from toc.store.store import Store
 
@@ -306,6 +308,28 @@ def local_workers(store: Store, queues: Queues) -> dict[str, int]:
 
 
 # --- schema -----------------------------------------------------------------------------------------------
+
+
+def require_no_other(settings: Settings, statuses: Sequence[ShardStatus]) -> None:
+    """Raise ConfigError if there is no task table while Redis remembers one: it was lost, or is elsewhere.
+
+    A Redis that does not answer remembers nothing.
+    """
+    if settings.redis_url is None or not all(status.absent for status in statuses):
+        return
+    queues = open_queues(settings)
+    try:
+        owner = queues.owner()
+    except IndexUnavailable:
+        return
+    finally:
+        queues.close()
+    if owner is not None:
+        raise ConfigError(
+            f"there is no task table on {statuses[0].server}, but this Redis and namespace belong to "
+            f"{owner.name}: is this the right server? Restore what is lost, or run `toc db upgrade --new`, "
+            "which makes a new and empty one"
+        )
 
 
 def migrator(settings: Settings) -> Migrator:

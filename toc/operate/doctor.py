@@ -128,6 +128,10 @@ def _said(lines: list[Line], text: str) -> bool:
     An unreachable Redis counts as reported under any of its addresses. While one node is away its whole
     cluster may refuse to serve; that counts as reported with it.
     """
+    if "`toc db upgrade`" in text and any(
+        line.part == "database" and line.level is Level.REFUSE for line in lines
+    ):
+        return True  # the schema was examined
     away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
     if away and "(CLUSTERDOWN)" in text:
         return True

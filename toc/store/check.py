@@ -17,6 +17,10 @@ log = get_logger(__name__)
 _TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
 _SHARDED = re.compile("timeout_(task|body)_[0-9]{4}")
 _VERSIONS = "alembic_version"
+NO_TABLES = (
+    "there is no task table here: is this the right server? If it was lost, restore it; only for a new "
+    "cluster run `toc db upgrade`"
+)
 _OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES differ from those that the tables were made for"
 
 
@@ -35,6 +39,8 @@ class ShardStatus:
     head: str
     missing_tables: tuple[str, ...]
     unexpected_tables: tuple[str, ...]
+    absent: bool
+    """Whether it has no table at all."""
 
     @property
     def behind(self) -> bool:
@@ -47,6 +53,8 @@ class ShardStatus:
         )
 
     def __str__(self) -> str:
+        if self.absent:
+            return f"{self.server} {self.database}: no table"
         parts = [f"{self.server} {self.database}: revision {self.revision or 'none'}, needed {self.head}"]
         for what, tables in (("missing", self.missing_tables), ("unexpected", self.unexpected_tables)):
             if tables:
@@ -80,6 +88,8 @@ def require(shards: Shards) -> None:
     if not behind:
         return
     shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")
+    if any(status.absent for status in behind):
+        raise SchemaBehind(f"{shown}: {NO_TABLES}")
     if any(status.revision is not None and status.unexpected_tables for status in behind):
         raise SchemaBehind(f"{shown}: {_OTHER_LAYOUT} ({shards.layout.databases} and {shards.layout.tables})")
     if any(status.revision is not None and status.missing_tables for status in behind):
@@ -151,6 +161,7 @@ def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
                 REVISION,
                 tuple(sorted(expected - found)),
                 tuple(sorted(found - expected)),
+                not tables[name],
             )
         )
     return statuses

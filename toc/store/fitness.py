@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.finding import Finding, Level, clock_finding
-from toc.store.check import check_server
+from toc.store.check import NO_TABLES, check_server
 from toc.store.schema import task_table_name
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
@@ -132,6 +132,7 @@ def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
 def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     """Check whether the account may do what toc does in each database."""
     missing: dict[str, list[str]] = {}
+    probed = False
     layout = shards.layout
     for database in server.databases:
         schema = layout.database_name(database)
@@ -139,6 +140,7 @@ def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
         for right, probe in _PROBES.items():
             try:
                 server.run([Statement(probe.replace("{name}", name))], again=False)
+                probed = True
             except SchemaBehind:
                 break  # no such table: the schema check reports it
             except StoreUnavailable as exc:
@@ -153,14 +155,17 @@ def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             f"the account may not {right} in {', '.join(schemas[:3])}{', ...' if len(schemas) > 3 else ''}",
             f"GRANT {right} ON `{pattern}`.* TO the account: see deploy/mysql-grants.sql",
         )
-    if not missing:
+    if probed and not missing:
         yield Finding(Level.OK, server.name, "the account may read and write rows", "")
 
 
 def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     statuses = check_server(shards, server)
+    if absent := [status.database for status in statuses if status.absent]:
+        several = f" and {len(absent) - 1} more databases" if len(absent) > 1 else ""
+        yield Finding(Level.REFUSE, server.name, f"{absent[0]}{several}: {NO_TABLES}", "see there")
     for status in statuses:
-        if status.behind:
+        if status.behind and not status.absent:
             yield Finding(Level.REFUSE, server.name, str(status), "toc db upgrade")
     fit = [status for status in statuses if not status.behind]
     if fit:

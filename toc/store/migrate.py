@@ -23,7 +23,8 @@ from toc.model.errors import ConfigError, StoreUnavailable, TocError
 from toc.store import sqlite
 from toc.store.check import ShardStatus, check
 from toc.store.mysql_connection import connector, server_name
-from toc.store.server import DatabaseServer
+from toc.store.schema import IDENTITY_TABLE
+from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Layout, Shards
 
 LOCK_SECONDS = 600
@@ -55,14 +56,15 @@ class Migrator:
         self._write_timeout = write_timeout
         self._read_timeout = read_timeout
 
-    def upgrade(self, progress: Progress | None = None) -> None:
+    def upgrade(self, progress: Progress | None = None, *, new: bool = False) -> None:
         """Bring every database to the newest revision; creates missing databases.
 
         Raises ConfigError, before any change, if existing tables were made for other numbers of databases or
-        tables, or before the first version.
+        tables, or before the first version, or, unless ``new``, if a database is gone that was there.
         """
         known = {revision.revision for revision in ScriptDirectory(str(directory())).walk_revisions()}
-        for status in self.check():
+        statuses = self.check()
+        for status in statuses:
             if status.revision and status.revision not in known and status.revision < status.head:
                 raise ConfigError(
                     f"{status}: it was made before the first version, from which there is no way on; "
@@ -71,8 +73,15 @@ class Migrator:
             made_for_other = status.unexpected_tables or (status.revision and status.missing_tables)
             if made_for_other:
                 raise ConfigError(
-                    f"{status}: TOC_DATABASES and TOC_TABLES cannot change once the tables are made"
+                    f"{status}: TOC_DATABASES and TOC_TABLES cannot change once the tables are made; tables "
+                    "that are lost come from a backup"
                 )
+        gone = [status for status in statuses if status.absent]
+        if gone and not new and (gone[0] is not statuses[-len(gone)] or self._used(statuses)):
+            raise ConfigError(
+                f"{gone[0]}, though others of this cluster have theirs: is this the right server? Restore "
+                "what is lost, or run `toc db upgrade --new`, which makes it anew and empty"
+            )
         self._each_database(lambda config: command.upgrade(config, "head"), progress)
 
     def downgrade(self, revision: str, progress: Progress | None = None) -> None:
@@ -84,6 +93,17 @@ class Migrator:
         shards = self._shards()
         try:
             return check(shards)
+        finally:
+            shards.close()
+
+    def _used(self, statuses: Sequence[ShardStatus]) -> bool:
+        """Whether a program has used these tables: an interrupted first upgrade is no loss."""
+        if statuses[0].revision is None:
+            return False
+        shards = self._shards()
+        try:
+            row = Statement(f"SELECT identity FROM {shards.first(IDENTITY_TABLE)}")
+            return bool(shards.topic_server.run([row])[0].rows)
         finally:
             shards.close()
 

@@ -141,7 +141,7 @@ class MySqlServer(DatabaseServer):
             else f"{self.name}: MySQL error {code}"
         )
         if code in _BEHIND:
-            return SchemaBehind(f"{text}: run `toc db upgrade`")
+            return SchemaBehind(f"{text}: if this is the right server, run `toc db upgrade`")
         if code in _LOCKED:
             return Locked(text)
         if code in _READ_ONLY:

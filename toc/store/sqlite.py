@@ -143,7 +143,7 @@ class SqliteServer(DatabaseServer):
             return Duplicate(f"{self.name}: duplicate key")
         text = str(exc)
         if text.startswith(("no such table", "no such column", "table ")):
-            return SchemaBehind(f"{self.name}: {text}: run `toc db upgrade`")
+            return SchemaBehind(f"{self.name}: {text}: if this is the right file, run `toc db upgrade`")
         if "locked" in text:
             return Transient(f"{self.name}: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
