@@ -253,7 +253,7 @@ def test_a_later_revision_expands_tables_that_are_in_use(target: Target, second:
     target.migrator().downgrade(REVISION)
     store, add = (
         target.store(),
-        "INSERT INTO timeout_identity (number, identity, gmt_create) VALUES (9, 'x', {})",
+        "INSERT INTO timeout_identity (number, identity, lease_secret, gmt_create) VALUES (9, 'x', '', {})",
     )
     engine = target.engine()
     with engine.begin() as connection:

@@ -485,9 +485,25 @@ def test_no_death_of_a_gateway_changes_a_row() -> None:
 
 def test_a_lease_is_read_as_it_was_written_and_nothing_else_is() -> None:
     lease = PullLease(2**63 - 1, 3, 2**63 - 1, 1023, bytes(range(16)))
-    text = lease.text()
-    assert re.fullmatch(r"[A-Za-z0-9_-]{52}", text)
-    assert PullLease.parse(text) == lease
-    for bad in ("", text[:-1], text + "A", text[:-1] + "\n", "é" * 52, "A" * 52, None, 7, "x" * 100_000):
+    secret = bytes(range(32))
+    text = lease.text(secret)
+    assert re.fullmatch(r"[A-Za-z0-9_-]{72}", text)
+    assert PullLease.parse(text, secret) == lease
+    others = [
+        lease.text(bytes(32)),
+        *(lease._replace(version=3 + n).text(secret)[:20] + text[20:] for n in (1, 2)),
+    ]
+    for bad in (
+        "",
+        text[:-1],
+        text + "A",
+        text[:-1] + "\n",
+        "é" * 72,
+        "A" * 72,
+        None,
+        7,
+        "x" * 100_000,
+        *others,
+    ):
         with pytest.raises(InvalidLease):
-            PullLease.parse(bad)
+            PullLease.parse(bad, secret)

@@ -51,8 +51,15 @@ event loop."""
 class Gateway:
     """The parts of one HTTP process."""
 
-    def __init__(self, center: TimeoutCenter, link: ControlPipe, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        link: ControlPipe,
+        arguments: argparse.Namespace,
+        lease_secret: bytes,
+    ) -> None:
         self._center = center
+        self._lease_secret = lease_secret
         self._link = link
         self._arguments = arguments
         self._service: Service
@@ -67,7 +74,7 @@ class Gateway:
         await loop.run_in_executor(None, book.run_once)
         tokens = Loop("tokens", book.run_once)
         tokens.start()
-        self._service = Service(self._center, book)
+        self._service = Service(self._center, book, self._lease_secret)
         arguments = self._arguments
         app: Any = App(self._service)
         if arguments.allow:
@@ -188,9 +195,11 @@ def main() -> None:
         settings = Settings()
         configure(settings.log_level, settings.log_format, settings.log_topics)
         with contextlib.closing(TimeoutCenter(settings)) as center:
+            lease_secret = b""
             if told is not None and told["kind"] == "known":
                 center.catalog.learn(map(Topic.of, told["topics"]))
-            uvloop.run(Gateway(center, link, arguments).run())
+                lease_secret = bytes.fromhex(told["lease_secret"])
+            uvloop.run(Gateway(center, link, arguments, lease_secret).run())
         code = 0
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=True)

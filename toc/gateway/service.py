@@ -40,11 +40,11 @@ R = TypeVar("R")
 class Service:
     """What one gateway process works with. Made on its event loop; close it."""
 
-    def __init__(self, center: TimeoutCenter, book: TokenBook) -> None:
+    def __init__(self, center: TimeoutCenter, book: TokenBook, lease_secret: bytes = b"") -> None:
         self.center = center
         self.book = book
         self.batcher = Batcher(center)
-        self.pulls = Pulls(center)
+        self.pulls = Pulls(center, lease_secret)
         self.answering = 0
         """Bytes of answers with tasks that are being sent."""
         self.stopping = False

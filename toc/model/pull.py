@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import re
 import struct
 from binascii import a2b_base64, b2a_base64
@@ -14,11 +15,12 @@ from toc.model.task import Task, TaskStatus, task_of
 
 _FORMAT = struct.Struct(">BQIQH16s")
 _EDITION = 1
-_TEXT = re.compile(r"[A-Za-z0-9_-]{52}")
-"""Base64 of 39 bytes: without padding, and with no bit left over, so each lease has one text."""
+_SEAL_BYTES = 15
+_TEXT = re.compile(r"[A-Za-z0-9_-]{72}")
+"""Base64 of 54 bytes: without padding, and with no bit left over, so each lease has one text."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 NONCE_BYTES = 16
-MAX_LEASE_CHARS = 64
+MAX_LEASE_CHARS = 80
 MAX_TTR_SECONDS = 7 * 86_400
 LEASE_ENDED = "its lease ended"
 """last_error of a try that ended with its ttr."""
@@ -28,8 +30,8 @@ class PullLease(NamedTuple):
     """One hand-out of a task. Its text is opaque to consumers.
 
     A stored format: consumers keep these texts over upgrades, so a change needs another edition. ``slot`` is
-    the number of the task's slot, which never changes. ``biz_type`` says which topic the text claims to be
-    of: every statement checks it, so that a forged text reaches no other topic.
+    the number of the task's slot, which never changes. The text ends with a seal, an HMAC under the secret of
+    the task table: only what was handed out is a lease.
     """
 
     job_id: int
@@ -38,19 +40,26 @@ class PullLease(NamedTuple):
     slot: int
     nonce: bytes
 
-    def text(self) -> str:
+    def text(self, secret: bytes) -> str:
         """Encode it, safe in URLs."""
-        return b2a_base64(_FORMAT.pack(_EDITION, *self), newline=False).translate(_TO_URL).decode()
+        packed = _FORMAT.pack(_EDITION, *self)
+        return b2a_base64(packed + _seal(packed, secret), newline=False).translate(_TO_URL).decode()
 
     @classmethod
-    def parse(cls, text: object) -> Self:
-        """Decode a text from a consumer. Raises InvalidLease."""
+    def parse(cls, text: object, secret: bytes) -> Self:
+        """Decode a text from a consumer. Raises InvalidLease, also for one that was never handed out."""
         if isinstance(text, str) and _TEXT.fullmatch(text):
-            edition, *parts = _FORMAT.unpack(a2b_base64(text.encode().translate(_FROM_URL)))
-            lease = cls._make(parts)
-            if edition == _EDITION and lease.job_id < 1 << 63:
-                return lease
+            data = a2b_base64(text.encode().translate(_FROM_URL))
+            packed, seal = data[: _FORMAT.size], data[_FORMAT.size :]
+            if hmac.compare_digest(seal, _seal(packed, secret)):
+                edition, *parts = _FORMAT.unpack(packed)
+                if edition == _EDITION:
+                    return cls._make(parts)
         raise InvalidLease(f"{shown(text)} is not a lease: give it as it was received")
+
+
+def _seal(packed: bytes, secret: bytes) -> bytes:
+    return hmac.digest(secret, packed, "sha256")[:_SEAL_BYTES]
 
 
 class PullRow(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
+from toc.pull.lease_texts import LeaseTexts
 
 TtrOf = Callable[[PullRow], int | None]
 """Tells for how long (ms) a task is handed out; None: not by this pull."""
@@ -24,11 +25,12 @@ class Delivered(NamedTuple):
     row: PullRow
     key: PullLease
     last: bool
+    texts: LeaseTexts
 
     @property
     def lease(self) -> str:
         """What ack, nack and extend take."""
-        return self.key.text()
+        return self.texts.text(self.key)
 
     @property
     def order(self) -> tuple[int, int]:

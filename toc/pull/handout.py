@@ -36,9 +36,9 @@ from toc.observe.metrics import HANDED_OUT, ORPHANS
 from toc.pull.delivered import Delivered
 from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.in_transit import EndedLease
+from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
-from toc.store.bodies import Bodies
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
 from toc.store.store import Store
@@ -80,6 +80,7 @@ class HandOuts:
         mover: Mover,
         clock: Clock,
         waiting: WaitingPulls,
+        texts: LeaseTexts,
         woken: Callable[[], None],
     ) -> None:
         self._store = store
@@ -87,6 +88,7 @@ class HandOuts:
         self._mover = mover
         self._clock = clock
         self._waiting = waiting
+        self._texts = texts
         self._woken = woken
         """Called when pulls that were given entries in vain wait again."""
         self._silent_since: dict[int, float] = {}
@@ -145,7 +147,7 @@ class HandOuts:
             if row is not None and row.nonce == item.nonce:
                 key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
                 try:
-                    delivered.append(_delivered(row, entry, key, self._store.bodies))
+                    delivered.append(self._delivered(row, entry, key))
                     handed[entry.topic.name] += 1
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
@@ -153,6 +155,19 @@ class HandOuts:
         for topic, tasks in handed.items():
             HANDED_OUT.of(topic).add(tasks)
         return unreadable
+
+    def _delivered(self, row: PullRow, entry: Entry, key: PullLease) -> Delivered:
+        bodies = self._store.bodies
+
+        def read() -> Content:
+            content = bodies.read({row.job_id: row.version}, gated=False).whole().get(row.job_id)
+            if content is None:
+                raise BodyGone(f"the body of task {row.job_id} is gone: the task was purged or replaced")
+            return content
+
+        body = None if row.body_length < 0 else Body(row.body_length, read=read)
+        task = row.to_task(entry.topic.name, body)
+        return Delivered(task, row, key, is_last(row, entry.topic), self._texts)
 
     def _ttrs(self, wanted: dict[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
         """Return the ttr (ms) of each task to hand out, and what its pull does not get.
@@ -322,14 +337,3 @@ def _refused(results: dict[WaitingPull, tuple[int, list[Delivered]]], pull: Wait
     """Note that a pull does not get one of the entries that it was given."""
     count, delivered = results.get(pull, (0, []))
     results[pull] = count + 1, delivered
-
-
-def _delivered(row: PullRow, entry: Entry, key: PullLease, bodies: Bodies) -> Delivered:
-    def read() -> Content:
-        content = bodies.read({row.job_id: row.version}, gated=False).whole().get(row.job_id)
-        if content is None:
-            raise BodyGone(f"the body of task {row.job_id} is gone: the task was purged or replaced")
-        return content
-
-    body = None if row.body_length < 0 else Body(row.body_length, read=read)
-    return Delivered(row.to_task(entry.topic.name, body), row, key, is_last(row, entry.topic))

@@ -19,7 +19,7 @@ from math import isfinite
 from typing import Any
 
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidInput, NotPulled, TocError, UnreadableTask, shown
+from toc.model.errors import InvalidInput, InvalidLease, NotPulled, TocError, UnreadableTask, shown
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
@@ -27,6 +27,7 @@ from toc.observe.log import get_logger
 from toc.pull.acks import AnswerThreads, Ask, Call, Kind, NackWish
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.entry import NO_FENCE, Entry
+from toc.pull.lease_texts import LeaseTexts
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
@@ -50,14 +51,18 @@ class Pulls:
     """What pull consumers can do, for one process. Its coroutines may be called from any event loop.
 
     Threads start with the first call; if one of them dies, the process ends. Raises ConfigError for unusable
-    settings.
+    settings. ``lease_secret``: the task table's, if it is known already.
     """
 
-    def __init__(self, center: TimeoutCenter) -> None:
+    def __init__(self, center: TimeoutCenter, lease_secret: bytes = b"") -> None:
         self._catalog = center.catalog
         self._clock = center.clock
         self._waiting = WaitingPulls()
-        self._taker = Taker(center.store, center.queues, center.catalog, center.clock, self._waiting)
+        self.texts = LeaseTexts(center.store.identity.lease_secret, lease_secret)
+        """Writes and reads the texts of leases."""
+        self._taker = Taker(
+            center.store, center.queues, center.catalog, center.clock, self._waiting, self.texts
+        )
         self._answers = AnswerThreads(center.store, center.catalog, self._taker.outs)
         self._lock = threading.Lock()
         self._started = self._stopping = self._stopped = False
@@ -85,7 +90,8 @@ class Pulls:
         caller must ``release`` them if its client is known to be gone before the answer is sent. A cancelled
         call releases what it was given.
 
-        Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic cannot be looked up.
+        Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic or the secret of leases
+        cannot be looked up.
         """
         if isinstance(topics, str) or not 1 <= len(topics) <= widest:
             raise InvalidInput(f"topics must be a list of 1 to {widest} names", "topics")
@@ -97,6 +103,7 @@ class Pulls:
         names = list(dict.fromkeys(topics))
         for name in names:
             _check_pulled(await self._topic(name))
+        await self.texts.load()
         self._start()
         pull = WaitingPull(names, most, ttr if callable(ttr) else round(ttr * 1000), hasty=wait == 0)
         if not self._waiting.enter(pull):
@@ -116,6 +123,7 @@ class Pulls:
         _check_pulled(topic)
         if topic.paused or self._waiting.shut:
             return []
+        await self.texts.load()
         self._start()
         pull = WaitingPull([topic.name], 1, round(ttr * 1000), hasty=True)
         pull.closed, pull.in_transit = True, 1
@@ -142,8 +150,9 @@ class Pulls:
     async def ack(self, leases: Iterable[str | PullLease]) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
 
-        Leases are texts as they were handed out, or read (``PullLease.parse``). An error, such as
-        InvalidLease, StoreUnavailable or Busy, concerns its lease alone; repeating is safe.
+        Leases are texts as they were handed out, or read (``texts.parse``). An error, such as InvalidLease,
+        StoreUnavailable or Busy, concerns its lease alone; repeating is safe. InvalidLease: it was never
+        handed out, or its topic is no longer pulled.
         """
         return await self._ask(leases, Kind.ACK, None)
 
@@ -240,10 +249,17 @@ class Pulls:
         known: set[int] = set()
         for index, one in enumerate(some):
             try:
-                lease = one if isinstance(one, PullLease) else PullLease.parse(one)
+                if isinstance(one, PullLease):
+                    lease = one
+                else:
+                    await self.texts.load()
+                    lease = self.texts.parse(one)
                 if lease.biz_type not in known:
-                    if self._catalog.known_type(lease.biz_type) is None:
-                        await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
+                    topic = self._catalog.known_type(lease.biz_type)
+                    if topic is None:
+                        topic = await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
+                    if topic is None or topic.delivery is not Delivery.PULL:
+                        raise InvalidLease("the lease is of no topic that is pulled")
                     known.add(lease.biz_type)
             except TocError as exc:
                 call.put(index, exc)

@@ -32,6 +32,7 @@ from toc.pull.batch_thread import BatchThread
 from toc.pull.due_times import NEVER, UNKNOWN, DueTimes
 from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.handout import Assigned, HandOuts
+from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.store.scan import Position
@@ -79,6 +80,7 @@ class Taker:
         catalog: TopicCatalog,
         clock: Clock,
         waiting: WaitingPulls,
+        texts: LeaseTexts,
     ) -> None:
         self._store = store
         self._queues = queues.within(PATIENCE_SECONDS, alone=ALONE_SECONDS)
@@ -108,7 +110,7 @@ class Taker:
         )
         self.mover = Mover(self._queues, catalog, clock)
         """Stopped by its owner, after everything that may use it."""
-        self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, self.wake)
+        self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, texts, self.wake)
         self._threads: list[BatchThread[Assigned]] = [
             BatchThread(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))

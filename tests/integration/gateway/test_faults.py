@@ -348,7 +348,7 @@ def test_what_may_be_of_a_new_topic_is_not_called_unknown_while_the_topics_canno
         table = store._shards.names[store._shards.table_of(job_id)]
         store._shards.servers[1].run([Statement(f"UPDATE {table} SET biz_type=999 WHERE job_id={job_id}")])
         gateway.make_token("some", "admin", topics=("test.*",))
-        lease = PullLease(job_id, 1, 999, 0, bytes(NONCE_BYTES)).text()
+        lease = PullLease(job_id, 1, 999, 0, bytes(NONCE_BYTES)).text(store.identity.lease_secret())
         task = f"/v1/tasks/{job_id}"
         hanging.pause()
         for name, more in {"ack": {}, "nack": {}, "extend": {"ttr": 60}}.items():

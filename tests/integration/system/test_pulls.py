@@ -20,13 +20,14 @@ from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease, NotPulled
-from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome, PullLease
+from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MOST_WAITING
 from toc.pull.delivered import Delivered
 from toc.pull.in_transit import InTransit
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
+from toc.store.server import Statement
 
 TOPIC = "test.pulled"
 
@@ -308,8 +309,8 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
     async def steps() -> None:
         held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         lease = (await one(gateway)).lease
-        key = PullLease.parse(lease)
-        others = [key._replace(job_id=key.job_id + n).text() for n in range(1, MOST_WAITING + 1)]
+        key = gateway.texts.parse(lease)
+        others = [gateway.texts.text(key._replace(job_id=key.job_id + n)) for n in range(1, MOST_WAITING + 1)]
         store = pulled.center.store
         server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
         locker = server._connect_within(5)
@@ -447,18 +448,33 @@ def test_tasks_that_a_waiting_pull_must_not_have_are_not_late_for_others(
     run(steps)
 
 
-def test_a_forged_lease_reaches_no_task_of_another_topic(pulled: System, gateway: Pulls) -> None:
+def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
+    pulled: System, gateway: Pulls
+) -> None:
     async def steps() -> None:
-        foreign = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
-        waiting = pulled.center.submit(TOPIC, biz_id=2, delay=60)
+        held = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
         key = (await one(gateway)).key
-        pulled.center.store.topics.create(Topic("test.mine", 12, 4, delivery=Delivery.PULL))
-        forged = key._replace(biz_type=12).text()
-        assert await gateway.ack([forged]) == [AckOutcome.UNKNOWN]
-        assert await gateway.nack([forged]) == [LeaseOutcome.GONE]
-        assert await gateway.extend([forged], ttr=5) == [LeaseOutcome.GONE]
-        assert await gateway.ack([key._replace(job_id=waiting).text()]) == [AckOutcome.NOT_HANDED_OUT]
-        assert not set(pulled.pending([foreign, waiting])) ^ {foreign, waiting}
+        store = pulled.center.store
+        store.topics.create(Topic("test.handled", 12, 4))
+        pulled.center.catalog.refresh()
+        between = pulled.center.submit("test.handled", biz_id=2, delay=60)
+        table = store._shards.table_of(between)
+        tried = f"UPDATE {store._shards.names[table]} SET attempts=1 WHERE job_id={between}"
+        store._shards.server_of[table].run([Statement(tried)])
+        before = store.read([held, between])
+        for made_up in (
+            key.text(bytes(32)),
+            key._replace(nonce=bytes(16)).text(bytes(32)),
+            key.text(b"").translate(str.maketrans("A", "B")),
+            gateway.texts.text(
+                key._replace(job_id=between, version=0, biz_type=12)
+            ),  # sealed, yet not pulled
+        ):
+            assert [type(what) for what in await gateway.ack([made_up])] == [InvalidLease]
+            assert [type(what) for what in await gateway.nack([made_up], dead=True)] == [InvalidLease]
+            assert [type(what) for what in await gateway.extend([made_up], ttr=5)] == [InvalidLease]
+        assert store.read([held, between]) == before
+        assert await gateway.ack([gateway.texts.text(key)]) == [AckOutcome.ACKED]
 
     run(steps)
 

@@ -179,9 +179,11 @@ class DialectTasks:
         topic = self.topic_of(row)
         if topic is None or row.status != TaskStatus.PENDING:
             return AckOutcome.UNKNOWN
+        if topic.delivery is not Delivery.PULL:
+            return AckOutcome.NOT_HANDED_OUT
         slot = topic.slot(row.slot_crc, row.slot_amount).number
         lease = PullLease(row.job_id, row.version, row.biz_type, slot, bytes(NONCE_BYTES))
-        outcome = (await self._service.pulls.ack([lease.text()]))[0]
+        outcome = (await self._service.pulls.ack([lease]))[0]
         if isinstance(outcome, TocError):
             raise outcome
         return outcome

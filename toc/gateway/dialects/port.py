@@ -175,7 +175,7 @@ class Port:
         if not reply.ends:
             return
         failpoint("pull.sent")
-        leases = [one.lease for one in reply.handed]
+        leases = [one.key for one in reply.handed]
         for _ in range(ACKS):
             outcomes = await service.pulls.ack(leases)
             leases = [

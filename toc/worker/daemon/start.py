@@ -49,6 +49,7 @@ def run_daemon(
             settings,
             catalog=center.catalog,
             identity=center.store.identity.get(),
+            lease_secret=center.store.identity.lease_secret(),
             announce=center.store.identity.announce,
             topics=frozenset(center.handlers),
             monitor=monitor,

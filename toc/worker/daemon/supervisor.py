@@ -60,6 +60,8 @@ class Daemon:
     catalog: TopicCatalog
     identity: str
     """The identity of the task table."""
+    lease_secret: bytes
+    """The secret that seals the leases of its consumers."""
     announce: Callable[[Lacking], None]
     """Writes which members lack which features, for every process to read."""
     topics: frozenset[str]
@@ -368,7 +370,11 @@ class Daemon:
                 command += ["--worker-id", worker_id, "--board", str(board)]
                 # The process gets these from us, because the server may be away when it starts.
                 topics = [topic.values() for topic in self.catalog.known().values()]
-                known = {"identity": self.identity, "topics": topics}
+                known = {
+                    "identity": self.identity,
+                    "lease_secret": self.lease_secret.hex(),
+                    "topics": topics,
+                }
                 child = start(command, [board, *inherited], known, worker_id, index)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)
