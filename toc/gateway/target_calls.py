@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from toc.model.access import Access, Action
 from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
 from toc.operate.audit import target_changed
 from toc.operate.records import target_record
+from toc.store.target_book import NOTICED_SECONDS
 
 _SECONDS = "Seconds for a whole request."
 _CONCURRENCY = "Requests in flight, over all workers."
@@ -97,21 +99,23 @@ async def create(asked: Asked) -> Answer:
 
 
 async def alter(asked: Asked) -> Answer:
-    """Change a target."""
+    """Change a target. Answers when every sender knows it."""
     given = asked.body.model_fields_set
     values = {
         name: value
         for name, value in asked.body.__dict__.items()
         if value is not None or (name == "rate" and name in given)
     }
-    return await _changed(asked, "alter", asked.service.center.targets.alter, values)
+    return await _changed(asked, "alter", partial(asked.service.center.targets.alter, wait=False), values)
 
 
 async def rotate(asked: Asked) -> Answer:
-    """Give a target a new signing secret, and show it, this once."""
+    """Give a target a new signing secret, and show it, this once, when every sender uses it."""
     name, keep = asked.path["name"], asked.body.keep
     async with asked.audit("target.rotate", name, {"keep": keep}):
-        made = await asked.service.at_topics(partial(asked.service.center.targets.rotate, name, keep=keep))
+        rotate = partial(asked.service.center.targets.rotate, name, keep=keep, wait=False)
+        made = await asked.service.at_topics(rotate)
+    await asyncio.sleep(NOTICED_SECONDS)
     return Answer(target_record(made.target) | {"secret": made.secret})
 
 
@@ -125,8 +129,8 @@ async def send_test(asked: Asked) -> Answer:
 
 
 async def pause(asked: Asked) -> Answer:
-    """Send nothing more to a target; its tasks wait."""
-    do = partial(asked.service.center.targets.pause, by=asked.token.name)
+    """Send nothing more to a target; its tasks wait. Answers when every sender knows it."""
+    do = partial(asked.service.center.targets.pause, by=asked.token.name, wait=False)
     return await _changed(asked, "pause", do, {"why": asked.body.why})
 
 
@@ -139,7 +143,8 @@ async def delete(asked: Asked) -> Answer:
     """Delete a target and its secret; its tasks wait until there is one of that name again."""
     name = asked.path["name"]
     async with asked.audit("target.delete", name, {}):
-        await asked.service.at_topics(asked.service.center.targets.delete, name)
+        await asked.service.at_topics(asked.service.center.targets.delete, name, wait=False)
+    await asyncio.sleep(NOTICED_SECONDS)
     return Answer({"name": name})
 
 
@@ -152,6 +157,8 @@ async def _changed(asked: Asked, what: str, do: Callable[..., Target], values: d
     name = asked.path["name"]
     async with asked.audit(f"target.{what}", name, target_changed(values)):
         target = await asked.service.at_topics(partial(do, name, **values))
+    if what != "resume":
+        await asyncio.sleep(NOTICED_SECONDS)  # what the answer says must be true
     return Answer(target_record(target))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
@@ -20,11 +21,13 @@ from toc.model.target import (
     new_secret,
 )
 from toc.store.store import Store
-from toc.store.target_book import TargetBook
+from toc.store.target_book import NOTICED_SECONDS, TargetBook
 from toc.store.targets import Resealed, no_target
 
 if TYPE_CHECKING:
     from toc.webhooks.probe import TestAnswer
+
+Changed = TypeVar("Changed")
 
 LIMITS = frozenset({"timeout", "concurrency", "rate", "dead_on", "topics"})
 """What ``alter`` changes beside the URL and the headers."""
@@ -43,8 +46,9 @@ class NewSecret(NamedTuple):
 class Targets:
     """The webhook targets. Any method raises StoreUnavailable.
 
-    Those that read or write secrets raise SecretsLocked without TOC_SECRET_KEY. A change is in force
-    everywhere within two seconds.
+    Those that read or write secrets raise SecretsLocked without TOC_SECRET_KEY. ``alter``, ``rotate``,
+    ``pause`` and ``delete`` return when every sender knows the change, NOTICED_SECONDS after it was written;
+    without ``wait``, at once.
     """
 
     def __init__(self, *, store: Callable[[], Store], allow: Allow, clock: Clock) -> None:
@@ -80,7 +84,13 @@ class Targets:
         return [*self._store().targets.list()]
 
     def alter(
-        self, name: str, *, url: str | None = None, headers: Mapping[str, str] | None = None, **limits: Any
+        self,
+        name: str,
+        *,
+        url: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait: bool = True,
+        **limits: Any,
     ) -> Target:
         """Change a target. ``headers`` replace all that it had; ``limits`` are those of ``create``.
 
@@ -98,9 +108,13 @@ class Targets:
                 opened = replace(opened, headers=found)
             return replace(target, **changes), opened
 
-        return self._store().targets.change(name, change, with_secrets=found is not None)
+        return self._noticed(
+            self._store().targets.change(name, change, with_secrets=found is not None), wait=wait
+        )
 
-    def rotate(self, name: str, *, keep: timedelta | float = PREVIOUS_SECONDS) -> NewSecret:
+    def rotate(
+        self, name: str, *, keep: timedelta | float = PREVIOUS_SECONDS, wait: bool = True
+    ) -> NewSecret:
         """Give a target a new secret. The former one signs too for ``keep`` (seconds; by default a day).
 
         Raises UnknownTarget, and InvalidTarget for a ``keep`` of more than 30 days.
@@ -120,7 +134,8 @@ class Targets:
                 replace(opened, secret=secret, previous=opened.secret if seconds else None),
             )
 
-        return NewSecret(self._store().targets.change(name, change, with_secrets=True), secret)
+        changed = self._store().targets.change(name, change, with_secrets=True)
+        return NewSecret(self._noticed(changed, wait=wait), secret)
 
     def test(self, name: str) -> TestAnswer:
         """Send a target, paused or not, one signed request that belongs to no task; return the answer.
@@ -136,10 +151,10 @@ class Targets:
         target = table.get(name)
         return send_test(target, table.open(target), self._allow)
 
-    def pause(self, name: str, *, why: str = "", by: str = "") -> Target:
+    def pause(self, name: str, *, why: str = "", by: str = "", wait: bool = True) -> Target:
         """Send nothing more to a target; its tasks wait. Requests in flight end. Raises UnknownTarget."""
         self._store().targets.pause(name, by=by, why=why)
-        return self._store().targets.get(name)
+        return self._noticed(self._store().targets.get(name), wait=wait)
 
     def resume(self, name: str) -> Target:
         """Send to a paused target again. Raises UnknownTarget."""
@@ -149,9 +164,16 @@ class Targets:
 
         return self._store().targets.change(name, change)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, wait: bool = True) -> None:
         """Remove a target. Its tasks wait until there is one of that name again. Raises UnknownTarget."""
         self._store().targets.delete(name)
+        self._noticed(None, wait=wait)
+
+    def _noticed(self, changed: Changed, *, wait: bool) -> Changed:
+        """Return what was changed when senders know it: what follows from the return must be true."""
+        if wait:
+            time.sleep(NOTICED_SECONDS)
+        return changed
 
     # --- which topics may use which
 

@@ -15,6 +15,8 @@ log = get_logger(__name__)
 
 REFRESH_SECONDS = 1.0
 """Seconds between two reads of the table."""
+NOTICED_SECONDS = REFRESH_SECONDS + 0.5
+"""After this many seconds every process that reaches MySQL has read it again."""
 
 
 class TargetBook:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from harness import forks
+from harness.gateway import Gateway
 from harness.hooked import Hooked
 from harness.patience import until
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
@@ -253,11 +254,11 @@ def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
     def change(webhooks: Webhooks) -> str:
         secret = ""
         if what == "rotate":
-            secret = targets.rotate("shop", keep=0).secret
+            secret = targets.rotate("shop", keep=0, wait=False).secret
         elif what == "alter":
-            targets.alter("shop", url=receiver.url("/after"))
+            targets.alter("shop", url=receiver.url("/after"), wait=False)
         else:
-            getattr(targets, what)("shop")
+            getattr(targets, what)("shop", wait=False)
         webhooks.run_once()
         return secret
 
@@ -398,6 +399,63 @@ def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: R
         assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
     system.daemons[0].stop()  # which looks now and then, and while it does, a try may be starting
     assert center.cancel(jobs[2]).value == "cancelled", "no try of it has ever started"
+
+
+@pytest.mark.parametrize("door", ["sdk", "http"])
+def test_a_change_of_a_target_is_answered_when_every_sender_goes_by_it(
+    hook: Hook, receive: Receive, door: str
+) -> None:
+    receiver = receive()
+    hooked = hook(receiver)
+    targets, system = hooked.center.targets, hooked.system
+    secret = targets.create("shop", receiver.url("/old")).secret
+    hooked.start(processes=3)
+    gateway = Gateway(system, env=hooked.env) if door == "http" else None
+
+    def act(what: str, **more: Any) -> Any:
+        if gateway is None:
+            return getattr(targets, what)("shop", **more)
+        method, path = {"alter": ("PATCH", ""), "delete": ("DELETE", "")}.get(what, ("POST", f":{what}"))
+        answer = gateway.call(method, f"/v1/targets/shop{path}", more or None)
+        assert answer.status == 200, answer
+        return answer.body
+
+    def put_off(jobs: list[int]) -> None:
+        def all_are() -> bool:
+            return all(row.next_time > row.action_time for row in map(system.row, jobs))
+
+        system.wait(all_are, "all are put off", 60)
+
+    try:
+        for number in range(2):  # at once after the answer; by turns of three processes
+            hooked.ended(hooked.submit(number, target="shop"))
+            act("alter", url=receiver.url(f"/{number}"))
+            seen = len(receiver.got)
+            for job_id in [hooked.submit(number, target="shop") for _ in range(20)]:
+                hooked.ended(job_id)
+            assert {got.path for got in receiver.got[seen:]} == {f"/{number}"}
+            made = act("rotate", keep=0)
+            former, secret = secret, made["secret"] if gateway else made.secret
+            seen = len(receiver.got)
+            for job_id in [hooked.submit(number, target="shop") for _ in range(20)]:
+                hooked.ended(job_id)
+            assert all(signatures(got, secret, former) == [True, False] for got in receiver.got[seen:])
+            act("pause")
+            seen = len(receiver.got)
+            jobs = [hooked.submit(number, target="shop") for _ in range(20)]
+            put_off(jobs)
+            assert len(receiver.got) == seen
+            act("resume")
+            for job_id in jobs:
+                hooked.ended(job_id)
+        jobs = [hooked.submit(9, delay=2.0, target="shop") for _ in range(20)]
+        act("delete")
+        seen = len(receiver.got)
+        put_off(jobs)
+        assert len(receiver.got) == seen
+    finally:
+        if gateway is not None:
+            gateway.stop()
 
 
 def test_without_the_key_only_webhooks_wait(hook: Hook, receive: Receive) -> None:
