@@ -208,9 +208,9 @@ class Hands(WorkerAtRest):
 
     def stand_still(self, seconds: float) -> None:
         """Be stopped for a while."""
-        self.worker.crowding.look()
+        self.worker.beat.run_once()
         self.clock.slept += seconds
-        self.worker.crowding.look()
+        self.worker.beat.run_once()
 
     def miss_redis(self) -> None:
         """Find that it is out of reach."""

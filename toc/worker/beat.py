@@ -17,24 +17,27 @@ from toc.observe.metrics import (
     WITHOUT_REDIS,
 )
 from toc.store.store import Store
-from toc.worker import descriptors, interpreter, limits, stdio
+from toc.worker import damage
 from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.stages.fallback import Fallback
-from toc.worker.stages.handler_calls import NO_DESCRIPTORS
 from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
 
 STUCK_SECONDS = 120.0
 """An internal loop that takes longer for one turn counts as hanging. Calls to servers that hang are
 given up much earlier."""
+STILL_SECONDS = 1.0
+"""A process whose beat comes later than this was stopped, perhaps with its daemon. Its slots may have other
+owners, which the daemon learns in the next moments."""
 
 
 class Beat:
     """Sends the beats of one process. ``run_once`` has its own thread: the main thread may wait for a server.
 
     ``turn_at`` returns when the main thread was last active (monotonic). ``recycle`` asks, with a reason, for
-    a successor of this process: a handler has damaged it.
+    a successor of this process: a handler has damaged it. ``stood_still`` is called after the process stood
+    still.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Beat:
         loops: Iterable[Loop],
         turn_at: Callable[[], float],
         recycle: Callable[[str], None],
+        stood_still: Callable[[], None],
     ) -> None:
         self._link = link
         self._store = store
@@ -60,19 +64,20 @@ class Beat:
         self._loops: Sequence[Loop] = [loop for loop in loops if loop is not pipeline.quarantine.loop]
         self._turn_at = turn_at
         self._recycle = recycle
+        self._stood_still = stood_still
+        self._last = float("inf")
+        """When the last beat began. A stop at any moment is between two of these times."""
         self._reach = Reach()
 
     def run_once(self) -> float:
-        """Undo or report what handlers did to the process, and send a beat. Returns the seconds until the
-        next."""
-        interpreter.restore()
-        descriptors.check()
-        if descriptors.short():
-            self._recycle(NO_DESCRIPTORS)
-        if limits.restore():
-            self._recycle("a handler lowered a resource limit for good")
-        if stdio.restore():
-            self._recycle("a handler closed a standard stream, and a connection has its number")
+        """Check the process and send a beat. Returns the seconds until the next."""
+        now = self._clock.monotonic()
+        if now - self._last > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
+            self._stood_still()
+        self._last = now
+        damage.check_descriptors()
+        if why := damage.found():
+            self._recycle(why)
         out = self._reach.look(self._servers(self._store.away, self._watch.silent))
         reached = self._servers(self._store.reached, self._watch.heard)
         if self._watch.heard:

@@ -23,7 +23,7 @@ from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
 from toc.sdk.client import TimeoutCenter, apart
-from toc.worker import copies, descriptors, interpreter, limits, stdio
+from toc.worker import copies, damage
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.control import ControlPipe
 from toc.worker.deliveries import WebhookHandlers
@@ -51,13 +51,12 @@ def main() -> None:
     os.close(arguments.board)  # the mapping stays
     detach()
     link = ControlPipe(socket.socket(fileno=arguments.link))
-    descriptors.guard(link.fileno())
+    damage.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
     first = link.first()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
-    stdio.keep()
     try:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
@@ -83,8 +82,7 @@ def main() -> None:
         leave_process(exc.exit_code)
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads that the application has started
-    limits.keep()
-    interpreter.keep()
+    damage.keep()
     watch_threads()  # after the application was loaded, which may have set a hook of its own
     threading.current_thread().name = "toc-main"
     # Loaded objects stay for good. Scanning them repeatedly would stop all threads for 20 ms or more at a

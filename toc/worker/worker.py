@@ -21,7 +21,6 @@ from toc.sdk.client import TimeoutCenter, open_queues
 from toc.store.secretbox import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, unpack
-from toc.worker.crowding import Crowding
 from toc.worker.deliveries import Deliveries, WebhookHandlers
 from toc.worker.handover import Handover
 from toc.worker.silence import BEAT_SECONDS
@@ -176,7 +175,7 @@ class Worker:
             Loop("catalog", deliveries.run_once),
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
-        self._beat = Beat(
+        self.beat = Beat(
             link=link,
             store=center.store,
             clock=clock,
@@ -186,11 +185,7 @@ class Worker:
             loops=self.loops,
             turn_at=lambda: self._turn_at,
             recycle=self._recycle,
-        )
-        self.crowding = Crowding(
-            lambda crowded: self._link.send("crowding", crowded=crowded),
-            lambda: self._shared(clock.monotonic() + OWNED_SECONDS),
-            monotonic=clock.monotonic,
+            stood_still=lambda: self._shared(clock.monotonic() + OWNED_SECONDS),
         )
         self._sharing = threading.Lock()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -239,8 +234,7 @@ class Worker:
             loop.start()
         self._listening.start()
         self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
-        Loop("crowding", self.crowding.look).start()
-        Loop("beat", self._beat.run_once).start()  # both until the process ends, which may take long
+        Loop("beat", self.beat.run_once).start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)

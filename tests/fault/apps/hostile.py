@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,11 +29,6 @@ from toc import Task
 center = app.center
 
 BLOCK_SECONDS = 4.0
-TRACE_SECONDS = 3.0
-CROWD_SECONDS = 20.0
-"""How long a handler computes in threads, or in coroutines that never sleep."""
-STEP_SECONDS = 0.07
-"""How long such a thread keeps the interpreter at a time."""
 EXIT_CODES = (0, 1, 2, 70, 75, 130, 255)
 
 
@@ -68,12 +62,6 @@ def _leak_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
     while True:
         _leaked.append(os.open(os.devnull, os.O_RDONLY))  # raises in the end
-
-
-def _limit_files() -> None:
-    """Nothing in the process may write a file any more, nor note in the history what it does."""
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
 
 
 class Unspeakable(Exception):
@@ -128,50 +116,9 @@ def _freeze_clock() -> None:
     time.time = lambda: 1.0
 
 
-def _raise_in_new_threads(*_: object) -> None:
-    raise RuntimeError("a trace function that fails")
-
-
-def _trace_new_threads() -> None:
-    """As a debugger or profiler does that has broken: each thread that starts ends before it begins."""
-    until = time.monotonic() + TRACE_SECONDS
-    while time.monotonic() < until:
-        threading.settrace(_raise_in_new_threads)
-        threading.Thread(target=int, name="theirs").start()
-        time.sleep(0.1)
-
-
 def _cancel_all() -> None:
     for task in asyncio.all_tasks(_loops[0]):
         task.cancel()
-
-
-def _compute_in_threads() -> None:
-    """As programs that mean to use all cores, each step a call into C that keeps the interpreter."""
-    began = time.thread_time()
-    sum(range(1_000_000))
-    step = range(int(1_000_000 * STEP_SECONDS / (time.thread_time() - began)))
-    until = time.monotonic() + CROWD_SECONDS
-
-    def compute() -> None:
-        while time.monotonic() < until:
-            sum(step)
-
-    threads = [threading.Thread(target=compute) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-async def _never_sleep(until: float) -> None:
-    while time.monotonic() < until:
-        await asyncio.sleep(0)
-
-
-async def _crowd_the_loop() -> None:
-    until = time.monotonic() + CROWD_SECONDS
-    await asyncio.gather(*(_never_sleep(until) for _ in range(2000)))
 
 
 WRITTEN_SECONDS = 30.0
@@ -206,7 +153,6 @@ OTHERS: dict[str, Callable[[], object]] = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "kill 0": lambda: os.kill(0, signal.SIGTERM),
     "leak descriptors": _leak_descriptors,
-    "limit files": _limit_files,
     "raise the unspeakable": _raise_unspeakable,
     "raise what is wordy": _raise_wordy,
     "use copies": _use_copies,
@@ -216,9 +162,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
     "freeze the clock": _freeze_clock,
-    "trace new threads": _trace_new_threads,
     "forget the running loop": lambda: asyncio._set_running_loop(None),
-    "compute in eight threads": _compute_in_threads,
     "block the event loop": lambda: time.sleep(BLOCK_SECONDS),
 }
 
@@ -262,8 +206,6 @@ async def on_event_loop(task: Task) -> None:
     with app.recorded(task, partial(broken_off, task)):
         if _doing(task) and task.attribute["deed"] == "shut the executor down":
             await asyncio.get_running_loop().shutdown_default_executor()
-        elif _doing(task) and task.attribute["deed"] == "crowd the event loop":
-            await _crowd_the_loop()
         elif not _forks(task):
             _do(task)
         if "in_thread" in task.attribute:

@@ -41,10 +41,6 @@ class WorkerProcess:
         """Whether it has joined the membership."""
         self.heard = False
         """Whether it has ever sent a message. Until then it counts as starting, however long that takes."""
-        self.crowded = False
-        """Whether it reports that handlers keep the interpreter from its other threads."""
-        self.relieved = False
-        """Whether its slots are with the other processes because of that, or on their way there."""
         self.out_of_reach: frozenset[str] = frozenset()
         """The servers that do not answer it."""
         self.reached: frozenset[str] = frozenset()

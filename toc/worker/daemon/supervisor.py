@@ -35,7 +35,6 @@ from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, unpack
-from toc.worker.crowding import Relief
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, debugged, doing, start
 from toc.worker.daemon.state import State
@@ -99,7 +98,6 @@ class Daemon:
         self._local_names = LocalNames.of(self.settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
-        self._relief = Relief()
         self._successors = Successors(self._processes)
         self._sent_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
@@ -226,8 +224,6 @@ class Daemon:
         child.heard = True
         if kind == "beat":
             self._on_beat(child, message)
-        elif kind == "crowding":
-            child.crowded = message["crowded"]
         elif kind == "ready":
             self._successors.loaded = True
             child.features = KNOWN.intersection(message.get("features", ()))
@@ -245,7 +241,7 @@ class Daemon:
             self._on_leaving(child, message["recycle"])
         elif kind == "left":
             child.left = True
-        may_join = not (child.member or child.leaving or child.relieved)
+        may_join = not (child.member or child.leaving)
         if may_join and self._consumes(child) and self._stop_at is None:
             child.member = self._changed = True
             self._join(child)
@@ -449,7 +445,6 @@ class Daemon:
             elif silent > SILENT_SECONDS:
                 self._on_silence(child, silent)
 
-        self._relieve()
         self._find_gone()
 
     def _find_gone(self) -> None:
@@ -465,29 +460,6 @@ class Daemon:
             log.warning("workers_proved_gone", workers=sorted(gone))
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
-
-    def _relieve(self) -> None:
-        """Move the slots of the only crowded process to the others, until it is no longer crowded.
-
-        The process drops the slots as in every handover, and then leaves the membership: earlier
-        than that, no other process can have its slots.
-        """
-        children = list(self._children.values())
-        chosen = self._relief.of(
-            [child.worker_id for child in children if child.crowded and not child.leaving],
-            [child.worker_id for child in children if child.member],
-        )
-        for child in children:
-            relieved = child.worker_id == chosen
-            if relieved != child.relieved:
-                child.relieved = relieved
-                self._changed = True
-                if relieved:
-                    log.warning("worker_crowded", worker=child.worker_id)
-                else:
-                    log.info("worker_not_crowded", worker=child.worker_id)
-            if relieved and not child.held:
-                self._take_out(child, known_dead=False)
 
     def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
         """Give the slots of a silent worker to others; kill it when it is silent for too long
@@ -540,7 +512,7 @@ class Daemon:
         self._missing = set()
         for child in self._children.values():
             if not child.leaving:
-                serves = child.member and not child.relieved
+                serves = child.member
                 want = desired.get(child.worker_id, set()) if serves else set()
                 self._align(child, want, claimed.get(child.worker_id, set()))
 

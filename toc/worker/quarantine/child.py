@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from toc.model.raised import Raised
-from toc.worker import stdio
 from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
 
@@ -45,7 +44,6 @@ class IsolatedProcess:
     """Runs one task after the other. One thread talks to it; any thread may kill it."""
 
     def __init__(self, app: str) -> None:
-        stdio.restore()  # it inherits the standard streams
         ours, theirs = socket.socketpair()
         command = [
             sys.executable,

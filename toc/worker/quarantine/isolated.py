@@ -28,7 +28,7 @@ from toc.model.raised import raised
 from toc.model.task import TryRow
 from toc.observe.log import configure, detach
 from toc.observe.metrics import LOG_LINES_DROPPED
-from toc.worker import copies, descriptors, stdio
+from toc.worker import copies, damage
 from toc.worker.app import load_app
 from toc.worker.control import ControlPipe
 from toc.worker.copies import end_if_copy
@@ -85,8 +85,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 def serve(link: ControlPipe, handlers: Mapping[str, Handler], runner: asyncio.Runner) -> bool:
     """Run tasks until the worker closes its end.
 
-    Returns False at once if a handler has taken from the process what the next task may need:
-    descriptors, or the executor of its event loop.
+    Returns False at once if a handler has damaged the process, or ended the executor of its event loop.
     """
     dropped = LOG_LINES_DROPPED.of()
     link.send("ready", topics=list(handlers))
@@ -95,7 +94,7 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler], runner: asyncio.Ru
         selector.register(link, selectors.EVENT_READ)
         copies.runs_here(runner.get_loop())
         while not link.closed:
-            if descriptors.short():
+            if damage.found():
                 return False
             selector.select()
             for message in link.receive():
@@ -103,7 +102,6 @@ def serve(link: ControlPipe, handlers: Mapping[str, Handler], runner: asyncio.Ru
                 # All tasks have one runner: objects that handlers keep may be bound to its event loop.
                 body = _body(message.get("body"))
                 outcome = run(handlers[message["topic"]], row, body, runner, message["seconds"])
-                stdio.restore()  # the next task must not find streams that this one closed
                 link.send(outcome.pop("kind"), dropped=dropped.take(), **outcome)
                 if executor_gone(runner.get_loop()):
                     return False
@@ -146,7 +144,6 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     sock = socket.socket(fileno=arguments.link)
     sock.set_inheritable(False)
-    stdio.keep()
     try:
         center = load_app(arguments.app)
     except TocError as exc:
@@ -156,6 +153,7 @@ def main() -> None:
     handlers = center.handlers
     if center.tracing is not None:
         handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
+    damage.keep()
     link = ControlPipe(sock)
     copies.keep_apart(link.close)
     with asyncio.Runner() as runner:

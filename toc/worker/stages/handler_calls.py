@@ -19,15 +19,13 @@ from toc.model.task import Task
 from toc.model.topic import Delivery
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
-from toc.worker import copies, descriptors
+from toc.worker import copies, damage
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.feedback import LetGo
 from toc.worker.stages.finish import Finisher
 
 log = get_logger(__name__)
-
-NO_DESCRIPTORS = "a handler has left it hardly any descriptors"
 
 TaskBodies = Mapping[int, Body]
 NO_BODIES: TaskBodies = {}
@@ -98,14 +96,14 @@ class HandlerCalls:
                     about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": what.name}
                     log.debug("handler_raised", stack=Stack(error), **about)
                 self.finisher.ended(entry, what)
-        if any(what.until is None for what in texts.values()) and descriptors.short():
-            self.recycle(NO_DESCRIPTORS)
+        if any(what.until is None for what in texts.values()) and (why := damage.found()):
+            self.recycle(why)
 
     def _check_process(self, entry: Entry, error: BaseException | None) -> None:
         """End the process if the handler has made a copy of it, or has closed its descriptors."""
         copies.end_if_copy(error)
         if entry.handler.delivery is not Delivery.WEBHOOK:  # toc's own handler closes none
-            descriptors.check()
+            damage.check_descriptors()
 
 
 def task_for(entry: Entry, bodies: TaskBodies) -> Task:

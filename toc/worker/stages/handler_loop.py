@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from toc.loop import end_process, watch_callbacks, watched_thread
@@ -47,6 +48,14 @@ has ended."""
 CLEAN_UP_SECONDS = 5.0
 """How long a coroutine that was cancelled because of max_runtime may clean up. After that its process is
 replaced, as for a thread that does not end."""
+
+
+class _EventLoop(asyncio.SelectorEventLoop):
+    """Its timers go on if a handler replaces ``time.monotonic``, until the process is replaced for that."""
+
+    def time(self) -> float:
+        """Return seconds on a clock that is never set back."""
+        return monotonic()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -92,7 +101,7 @@ class HandlerLoop:
         self._tasks: dict[int, HandlerTask] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._loop = asyncio.new_event_loop()
+        self._loop = _EventLoop()
         watch_callbacks(self._loop)
         self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
