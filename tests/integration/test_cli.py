@@ -1162,7 +1162,7 @@ def test_a_target_at_the_command_line_shows_its_secret_twice_and_no_header(
     toc.ok(
         "topic", "create", "hooks", "--biz-type", 8, "--slots", 2, "--delivery", "webhook", "--target", "shop"
     )
-    assert toc.json("target", "show", "shop") == listed | {"topics": ["hooks"]}
+    assert toc.json("target", "show", "shop") == listed | {"topics": ["*"], "used_by": ["hooks"]}
     altered = toc.json("target", "alter", "shop", "--rate", 0, "--timeout", "500ms", "--dead-on", "")
     assert (altered["rate"], altered["timeout"], altered["dead_on"]) == (None, 0.5, [])
     assert altered["headers"] == ["X-Api-Key", "X-Other"]
@@ -1221,7 +1221,9 @@ def test_a_wrong_target_is_refused_and_no_value_is_quoted(
     assert CANARY not in toc.ok("audit", "--json")
 
 
-def test_a_task_is_submitted_to_a_target_or_a_url(toc: Toc, topic: str) -> None:
+def test_a_task_is_submitted_to_a_target_or_a_url(
+    toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toc.ok("topic", "create", "hooks", "--biz-type", 8, "--slots", 2, "--delivery", "webhook")
     assert "there is no target" in toc.refused("topic", "alter", "hooks", "--target", "shop")
     submit = ("submit", "hooks", "--biz-id", 1, "--delay", "1h")
@@ -1229,12 +1231,18 @@ def test_a_task_is_submitted_to_a_target_or_a_url(toc: Toc, topic: str) -> None:
     def route(*words: str) -> Any:
         return toc.json("get", toc.ok(*submit, *words).strip())["attribute"]["toc-webhook"]
 
+    assert "there is no target 'shop'" in toc.refused(*submit, "--target", "shop")
+    monkeypatch.setenv("TOC_SECRET_KEY", toc.ok("secrets", "key").strip())
+    toc.ok("target", "create", "shop", "--url", "https://example.com/", "--topics", "pay.*, hook*")
+    assert toc.json("target", "show", "shop")["topics"] == ["pay.*", "hook*"]
     assert route("--target", "shop") == {"target": "shop"}
     assert route("--target", "shop", "--url", "/paid?x=1") == {"target": "shop", "path": "/paid?x=1"}
     assert route("--url", "https://Example.com") == {"url": "https://example.com/"}
     assert "exactly one '/'" in toc.refused(*submit, "--target", "shop", "--url", "//example.com/")
     assert "reserved" in toc.refused(*submit, "--attribute", '{"toc-webhook": {}}')
     assert "webhook" in toc.refused("submit", topic, "--biz-id", 1, "--delay", "1h", "--target", "shop")
+    toc.ok("target", "alter", "shop", "--topics", "pay.*")
+    assert "there is no target 'shop'" in toc.refused(*submit, "--target", "shop")
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):

@@ -159,9 +159,9 @@ def problem_of(error: e.TocError) -> Problem:
         return Problem(kind, f"{where} is out of reach; nothing was acknowledged: try again")
     if kind is NOT_READY:
         return Problem(kind, "a server lacks what this version needs; `toc doctor` tells what to do")
-    if isinstance(error, (e.InvalidKey, e.InvalidTarget)):  # its text begins with the field's name
-        field = str(error).partition(" ")[0].removesuffix(":")
-    elif isinstance(error, e.InvalidInput) and error.field is not None:
+    if isinstance(error, e.InvalidInput) and error.field is not None:
         field = error.field
+    elif isinstance(error, (e.InvalidKey, e.InvalidTarget)):  # its text begins with the field's name
+        field = str(error).partition(" ")[0].removesuffix(":")
     more: dict[str, Any] = {} if field is None else {"field": field}
     return Problem(kind, str(error), **more)

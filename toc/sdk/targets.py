@@ -192,7 +192,7 @@ class Targets:
             book = self._book = TargetBook(self._store().targets, self._clock)
         book.run_once()
         if not book.serves(name, topic):
-            raise book.error or InvalidTarget(no_target(name, topic))
+            raise book.error or InvalidTarget(no_target(name, topic), "target")
 
     def refresh(self) -> None:
         """Read the targets again if any task has named one. Never raises."""

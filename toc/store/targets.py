@@ -239,7 +239,7 @@ def _possible(name: object) -> str:
 
 def no_target(name: str, topic: str) -> str:
     """Return what a topic is told that names a target which is not there, or not for it."""
-    return f"target {shown(name)}: there is none of that name that topic {topic!r} may use; toc target list"
+    return f"there is no target {shown(name)} that topic {topic!r} may use; `toc target list` shows all"
 
 
 def _unknown(name: object) -> UnknownTarget:
