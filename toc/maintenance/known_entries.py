@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 
 from toc.model.clock import Clock
@@ -16,6 +17,7 @@ class KnownEntries:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._lock = threading.Lock()
         self._fresh: dict[int, int] = {}
         self._older: dict[int, int] = {}
         self._since = clock.monotonic()
@@ -29,12 +31,13 @@ class KnownEntries:
 
     def learn(self, pairs: Mapping[int, int], epoch: int) -> None:
         """Remember these for a while, unless everything was forgotten since ``epoch``."""
-        if epoch != self.epoch:
-            return
-        now = self._clock.monotonic()
-        if now - self._since > KNOWN_SECONDS or len(self._fresh) > MAX_KNOWN:
-            self._older, self._fresh, self._since = self._fresh, {}, now
-        self._fresh.update(pairs)
+        with self._lock:
+            if epoch != self.epoch:
+                return
+            now = self._clock.monotonic()
+            if now - self._since > KNOWN_SECONDS or len(self._fresh) > MAX_KNOWN:
+                self._older, self._fresh, self._since = self._fresh, {}, now
+            self._fresh.update(pairs)
 
     def age(self) -> None:
         """Forget what is too old."""
@@ -42,6 +45,7 @@ class KnownEntries:
             self.forget()
 
     def forget(self) -> None:
-        """Forget everything: the index may have lost any of it."""
-        self.epoch += 1
-        self._fresh, self._older, self._since = {}, {}, self._clock.monotonic()
+        """Forget everything: the index may have lost any of it. Any thread may call it."""
+        with self._lock:
+            self.epoch += 1
+            self._fresh, self._older, self._since = {}, {}, self._clock.monotonic()

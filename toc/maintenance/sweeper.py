@@ -286,7 +286,8 @@ class Sweeper:
         soon = self._soon
         if not soon.tables and not soon.more:
             tables = self._swept(began)
-            self._follow_switchover(tables[0])
+            if tables:  # another thread may have taken the last one away
+                self._follow_switchover(tables[0])
             slices = ceil(soon.rows / SOON_ROWS)
             soon.start(began, tables, min(slices, SOON_STEPS))
             self._known.age()

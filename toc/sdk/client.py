@@ -26,6 +26,7 @@ from toc.model.errors import (
     InvalidInput,
     PartialCancel,
     PartialSubmit,
+    SchemaBehind,
     StoreUnavailable,
 )
 from toc.model.features import Feature
@@ -329,12 +330,12 @@ class TimeoutCenter:
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
         self._check_places()
-        job_ids = [row.job_id for row in self.store.find(biz, biz_type)]
+        job_ids = self.store.ids_of(biz, biz_type)
         outcomes: dict[int, CancelOutcome] = {}
         for first in range(0, len(job_ids), CANCEL_TOGETHER):
             try:
                 outcomes |= self._cancel(job_ids[first : first + CANCEL_TOGETHER])
-            except StoreUnavailable as exc:
+            except (StoreUnavailable, SchemaBehind) as exc:
                 if not outcomes:
                     raise
                 raise PartialCancel(outcomes, job_ids[first:]) from exc

@@ -13,7 +13,7 @@ from toc.index.calls import IndexBroken
 from toc.index.messages import CancelReply
 from toc.index.queues import PATIENCE_SECONDS
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.errors import IndexUnavailable, StoreUnavailable
+from toc.model.errors import IndexUnavailable, TocError
 from toc.model.task import Put, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
@@ -48,11 +48,12 @@ class Indexing:
                 found = self._center.store.read(others).values()
                 fresh += [row for row in found if row.status == TaskStatus.PENDING]
             self.add(fresh)
-        except StoreUnavailable as exc:  # they are stored: the sweep indexes them
+        except TocError as exc:  # they are stored: the sweep indexes them
             log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
 
     def add(self, rows: Iterable[TaskRow]) -> None:
-        """Add the entries of pending rows. Raises StoreUnavailable if a topic cannot be looked up."""
+        """Add the entries of pending rows. Raises StoreUnavailable or SchemaBehind if a topic cannot be
+        looked up."""
         catalog, now = self._center.catalog, self._center.clock.now_ms()
         entries: dict[Slot, list[tuple[int, float]]] = {}
         for row in rows:
@@ -140,7 +141,7 @@ class Indexing:
             if beyond_horizon(topic, due, now):  # it waits in MySQL alone
                 return self._center.queues.cancel(slot, row.job_id)
             return self._center.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
-        except (IndexUnavailable, StoreUnavailable) as exc:  # the latter: its topic cannot be looked up
+        except TocError as exc:  # its topic may be impossible to look up, too
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None
 
@@ -150,7 +151,7 @@ class Indexing:
         for row in rows:
             try:
                 topic = self._center.catalog.of_type(row.biz_type)
-            except StoreUnavailable as exc:
+            except TocError as exc:
                 log.warning("index_not_told", job_id=row.job_id, error=str(exc))
                 continue
             if topic is not None:

@@ -20,6 +20,7 @@ from toc.model.errors import (
     InvalidSchedule,
     NaiveDatetime,
     ScheduleExists,
+    SchemaBehind,
     StoreUnavailable,
     TocError,
     TopicClosed,
@@ -383,7 +384,7 @@ class Schedules:
             more += rows.values()
             changed = table.change(stored, definition, state, planned, more)
             if changed is not None:
-                with contextlib.suppress(StoreUnavailable):  # the sweep does it
+                with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
                     self._index(more)
                 return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
@@ -392,7 +393,7 @@ class Schedules:
         """Take the first step of what is stored by now: if it fails, workers take it."""
         try:
             return self._step(stored)
-        except StoreUnavailable:
+        except (StoreUnavailable, SchemaBehind):
             return stored
 
     def _step(self, stored: StoredSchedule, ahead: int = 0) -> StoredSchedule:
@@ -413,7 +414,7 @@ class Schedules:
         for error in moved.failed.values():
             raise error
         for move in moved.done:
-            with contextlib.suppress(StoreUnavailable):  # the sweep does it
+            with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
                 self._index(move.rows)
             return stored._replace(state=move.state._replace(version=stored.state.version + 1))
         return table.get(stored.name) or stored

@@ -25,7 +25,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from toc.model.errors import Busy, StoreUnavailable, TocError
+from toc.observe.log import get_logger
 from toc.store.threads import Threads
+
+log = get_logger(__name__)
 
 MOST_TOGETHER = 500
 """Most items of a batch."""
@@ -247,7 +250,7 @@ class ServerBatcher(Generic[Item, Outcome]):
     def _begin(self, do: Callable[[], None]) -> bool:
         """Run it on a thread. Returns whether there is one for it."""
         try:
-            self._threads.begin(do)
+            self._threads.run_detached(do)
         except RuntimeError:  # can't start new thread
             return False
         self._busy += 1
@@ -332,6 +335,8 @@ class ServerBatcher(Generic[Item, Outcome]):
             else:
                 self._together(items, answer)
         except BaseException as exc:
+            if batch.answered.is_set():  # the callers have their outcomes: what followed failed
+                log.exception("submit_not_indexed", tasks=len(batch.asked), error=str(exc))
             answer([exc] * len(batch.asked))
         finally:
             self._loop.call_soon_threadsafe(self._ended)

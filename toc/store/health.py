@@ -47,6 +47,8 @@ REACHED_SECONDS = 3.0
 """How long after its last answer a server counts as reached. Each worker asks it about once a second."""
 AGAIN_SECONDS = 0.25
 """Seconds between probes of what is marked."""
+JOIN_SECONDS = 2.0
+"""Most seconds that ``close`` waits for a probe under way."""
 MOST_PROBED = 16
 """Most tables that are probed at a time, in turn."""
 
@@ -244,9 +246,10 @@ class Health:
             self._closed.set()
             thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            thread.join(2.0)
-        self._closed.clear()
-        self._forget()
+            thread.join(JOIN_SECONDS)
+        with self._lock:
+            self._closed = threading.Event()  # a thread that is still at work keeps the one that is set
+            self._forget()
 
     def after_fork(self) -> None:
         """In a forked child: forget all marks; no thread probes."""
@@ -273,22 +276,24 @@ class Health:
 
     def _look_after(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._attend, name="toc-store-health", daemon=True)
+            self._thread = threading.Thread(
+                target=self._attend, args=[self._closed], name="toc-store-health", daemon=True
+            )
             self._thread.start()
 
-    def _attend(self) -> None:
-        while not self._closed.wait(AGAIN_SECONDS):
+    def _attend(self, closed: threading.Event) -> None:
+        while not closed.wait(AGAIN_SECONDS):
             if self.away is not None:
-                self._ask_server()
+                self._ask_server(closed)
             for table, writes in list(self._marks)[:MOST_PROBED]:
-                if self.away is None and not self._closed.is_set():
-                    self._ask_table(table, writes=writes)
+                if self.away is None and not closed.is_set():
+                    self._ask_table(table, closed, writes=writes)
             with self._lock:
-                if self.away is None and not self._marks:
+                if not closed.is_set() and self.away is None and not self._marks:
                     self._thread = None
                     return
 
-    def _ask_server(self) -> None:
+    def _ask_server(self, closed: threading.Event) -> None:
         with self._lock:
             questions, self._questions = self._questions, []
         try:
@@ -302,10 +307,15 @@ class Health:
                 alive.results()
                 self.answered(time.monotonic() - began)
         except StoreUnavailable as exc:
-            self.away = exc
+            with self._lock:
+                if not closed.is_set():  # nothing would take the mark away again
+                    self.away = exc
             return
         seconds = round(time.monotonic() - self._away_since, 1)
-        self.away = None
+        with self._lock:
+            if closed.is_set():
+                return
+            self.away = None
         log.info("database_back", server=self._server.name, seconds=seconds)
         self._back()
 
@@ -313,7 +323,7 @@ class Health:
         for tell in self._tell_back:
             tell()
 
-    def _ask_table(self, table: int, *, writes: bool) -> None:
+    def _ask_table(self, table: int, closed: threading.Event, *, writes: bool) -> None:
         probe = self._probes.pop((table, writes), None)
         try:
             if probe is not None:
@@ -322,14 +332,18 @@ class Health:
                 self._server.run([self._probe(table, writes=writes)], outwait=False)
         except (Transient, Refused, PoolExhausted):  # still locked or refused, or it could not be asked
             with self._lock:
-                self._marks[table, writes] = self._marks.pop((table, writes))  # others have their turn
+                if not closed.is_set():
+                    self._marks[table, writes] = self._marks.pop((table, writes))  # others have their turn
             return
         except SchemaBehind:
             pass  # callers of the table get the reason
         except StoreUnavailable as exc:
-            self.mark_away(exc)
+            if not closed.is_set():
+                self.mark_away(exc)
             return
         with self._lock:
+            if closed.is_set():
+                return
             error = self._marks.pop((table, writes))
         if isinstance(error, Locked):
             log.info("table_unlocked", table=self._names[table])

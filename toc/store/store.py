@@ -49,6 +49,9 @@ from toc.store.topics import TopicTable
 
 R = TypeVar("R")
 
+IDS_READ = 10_000
+"""Most job_ids that one statement reads."""
+
 
 class Store(Batches):
     """The task table and the topic table over all servers.
@@ -232,16 +235,32 @@ class Store(Batches):
 
     def find(self, biz: BizId, biz_type: int | None = None, dedup_key: str | None = None) -> list[TaskRow]:
         """Return all rows of a biz_id, of one biz_type or of all, of one dedup_key or all, oldest first."""
-        table = biz.crc % self._shards.tables
-        server = self._shards.server_of[table]
-        where = f"biz_id={biz.number:d}" + ("" if biz_type is None else f" AND biz_type={biz_type:d}")
-        where += " AND biz_key IS NULL" if biz.key is None else " AND biz_key=%s"
-        params = [] if biz.key is None else [biz.key.encode()]
+        server, where, params = self._of_biz(biz, biz_type)
         if dedup_key is not None:
             where += " AND dedup_key=%s"
             params.append(dedup_key.encode())
-        select = f"SELECT {sql.columns(server)} FROM {self._shards.names[table]} WHERE {where}"
+        select = f"SELECT {sql.columns(server)} FROM {where}"
         return sorted(sql.task_rows(server.run([Statement(select, params)])))
+
+    def ids_of(self, biz: BizId, biz_type: int) -> list[int]:
+        """Return the job_ids of a biz_id of one biz_type, ascending, however many there are."""
+        server, where, params = self._of_biz(biz, biz_type)
+        ids: list[int] = []
+        whole = True
+        while whole:
+            more = f" AND job_id>{ids[-1] if ids else 0:d} ORDER BY job_id LIMIT {IDS_READ:d}"
+            (result,) = server.run([Statement(f"SELECT job_id FROM {where}{more}", params)])
+            ids += [int(job_id) for (job_id,) in result.rows]
+            whole = len(result.rows) == IDS_READ
+        return ids
+
+    def _of_biz(self, biz: BizId, biz_type: int | None) -> tuple[DatabaseServer, str, list[bytes]]:
+        """Return the server of a biz_id, and its rows as table, condition and parameters."""
+        table = biz.crc % self._shards.tables
+        where = f"biz_id={biz.number:d}" + ("" if biz_type is None else f" AND biz_type={biz_type:d}")
+        where += " AND biz_key IS NULL" if biz.key is None else " AND biz_key=%s"
+        params = [] if biz.key is None else [biz.key.encode()]
+        return self._shards.server_of[table], f"{self._shards.names[table]} WHERE {where}", params
 
     def cancel_many(self, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
         """Cancel those tasks that are pending, in one transaction per server, one by one.

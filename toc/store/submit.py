@@ -28,6 +28,7 @@ from toc.model.errors import (
 )
 from toc.model.sharding import JobIds
 from toc.model.task import TaskRow
+from toc.observe.log import get_logger
 from toc.store import bodies
 from toc.store import rows as sql
 from toc.store.outcomes import alone, note_away, unwritable
@@ -35,6 +36,8 @@ from toc.store.same_task import WholeKey, equal, job_id_or_conflict, same_task, 
 from toc.store.server import DatabaseServer, Duplicate, Locked, Lost, Refused, Statement, Transient
 from toc.store.shards import Shards
 from toc.store.threads import Threads
+
+log = get_logger(__name__)
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000
@@ -224,7 +227,10 @@ class Submitter:
         def store(server: DatabaseServer, chunk: list[int]) -> list[int]:
             ours = [rows[index] for index in chunk]
             job_ids = self._store(server, ours, contents)
-            then(ours, job_ids)
+            try:
+                then(ours, job_ids)
+            except TocError as exc:  # they are stored, whatever becomes of the index
+                log.warning("submit_not_indexed", tasks=len(ours), error=str(exc))
             return job_ids
 
         def outcome(of: Callable[[], list[int]]) -> list[int] | Exception:

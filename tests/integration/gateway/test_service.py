@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import structlog
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
@@ -18,7 +19,7 @@ from harness.system import System
 from toc.gateway import service as module
 from toc.gateway.service import Service
 from toc.model.catalog import TopicsRead
-from toc.model.errors import Busy, StoreUnavailable, SubmitUnknown, UnknownTopic
+from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, SubmitUnknown, UnknownTopic
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.template import Template
@@ -120,6 +121,34 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                 await asyncio.gather(many.close(), service.close())
 
     asyncio.run(steps())
+
+
+@pytest.mark.parametrize("error", [SchemaBehind("the topic table is gone"), ValueError("a bug")])
+def test_what_fails_after_the_outcome_of_a_submit_is_logged_and_changes_it_not(
+    system: System, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_args: object) -> None:
+        raise error
+
+    async def steps() -> None:
+        many = Batcher(system.center)
+        try:
+            monkeypatch.setattr(type(system.center.catalog), "of_type", fails)
+            with structlog.testing.capture_logs() as logs:
+                job_ids.append(await many.submit(NewTask("test.sync", 1, 3600)))
+                if isinstance(error, SchemaBehind):
+                    job_ids.extend(system.center.submit_many([NewTask("test.sync", 2, 3600)]))
+                    job_ids.append(system.center.submit("test.sync", biz_id=3, delay=3600))
+                await many.close()
+        finally:
+            monkeypatch.undo()
+        events.extend(line["event"] for line in logs)
+
+    job_ids: list[int] = []
+    events: list[str] = []
+    asyncio.run(steps())
+    assert events == ["submit_not_indexed"] * len(job_ids)
+    assert set(system.center.store.read(job_ids)) == set(job_ids)
 
 
 def test_submits_behind_a_dedup_key_of_an_open_transaction_are_answered_in_time(

@@ -291,6 +291,25 @@ def test_failures_of_a_batch_are_guarded_one_by_one(store: Store, new_row: NewRo
     assert sum(guard is Guard.APPLIED for guard in guards.values()) == 30
 
 
+def test_the_ids_of_a_biz_id_are_read_page_by_page_and_without_the_rows(
+    store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Statement] = []
+    run = DatabaseServer.run
+
+    def spy(server: DatabaseServer, statements: Sequence[Statement], **how: Any) -> list[Result]:
+        sent.extend(statements)
+        return run(server, statements, **how)
+
+    rows = [new_row("order-7") for _ in range(7)]
+    store.insert_many([*rows, new_row("order-7", biz_type=8), new_row()])
+    monkeypatch.setattr("toc.store.store.IDS_READ", 3)
+    monkeypatch.setattr(DatabaseServer, "run", spy)
+    assert store.ids_of(BizId.of("order-7"), 7) == sorted(row.job_id for row in rows)
+    assert len(sent) == 3
+    assert not any("attribute" in statement.sql for statement in sent)
+
+
 def test_cancel_returns_the_row_as_it_was_and_works_once(store: Store, new_row: NewRow) -> None:
     row = new_row()
     store.insert(row)

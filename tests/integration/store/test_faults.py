@@ -34,7 +34,7 @@ from toc.store import mysql_connection
 from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
 from toc.store.pulls import HandOut
-from toc.store.server import Lost, Statement
+from toc.store.server import Locked, Lost, Result, Statement
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -86,6 +86,39 @@ def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
             assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)
     assert "database_away" not in told(logs)
     store.close()
+
+
+def test_a_store_that_is_closed_while_a_table_is_probed_is_not_marked_by_that_probe(
+    mysql_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.store.health.JOIN_SECONDS", 0.1)
+    server = mysql_store._shards.servers[0]
+    begun, answer = threading.Event(), threading.Event()
+    outcomes: Iterator[Exception | None] = iter([Locked("locked"), Lost("gone"), None])
+    ends: list[threading.ExceptHookArgs] = []
+
+    def probed(*_args: object, **_how: object) -> list[Result]:
+        begun.set()
+        answer.wait(30)
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+        return []
+
+    monkeypatch.setattr(threading, "excepthook", ends.append)
+    monkeypatch.setattr(server, "run", probed)
+    for _ in range(3):
+        health = mysql_store._shards.health[server]
+        health._mark(0, Locked("locked"), None, writes=False)
+        assert begun.wait(30)
+        thread = health._thread
+        mysql_store.close()
+        answer.set()
+        assert thread
+        thread.join(30)
+        assert not thread.is_alive()
+        assert (health.away, health.troubled, ends) == (None, False, [])
+        begun.clear()
+        answer.clear()
 
 
 def told(logs: Sequence[Any]) -> set[str]:

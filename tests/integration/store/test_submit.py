@@ -18,6 +18,7 @@ from toc.model.clock import Clock
 from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
+    SchemaBehind,
     StoreUnavailable,
     SubmitUnknown,
     WrongShardConnection,
@@ -297,6 +298,18 @@ def test_a_refused_connection_is_no_unknown_outcome(
     assert "password" not in str(caught.value).lower()
     with pytest.raises(StoreUnavailable):
         through_proxy.insert_many([new_row()])
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_rows_that_are_stored_are_so_whatever_follows(
+    store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    def behind(_rows: object, _job_ids: object) -> None:
+        raise SchemaBehind("the topic table is gone")
+
+    monkeypatch.setattr("toc.store.submit.CHUNK_ROWS", 1)
+    rows = [new_row() for _ in range(many)]
+    assert store.insert_many(rows, behind) == [row.job_id for row in rows]
 
 
 # --- in the caller's transaction ------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from math import inf
 from queue import SimpleQueue
@@ -20,7 +21,7 @@ from sqlalchemy.engine import make_url
 from toc import NewTask, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index.messages import Peek, Prepared, PrepareRequest
-from toc.maintenance.known_entries import KNOWN_SECONDS
+from toc.maintenance.known_entries import KNOWN_SECONDS, KnownEntries
 from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import (
     CRAWL_ROWS,
@@ -586,6 +587,44 @@ def _die(store: Store, rows: Any) -> None:
     from toc.model.verdict import Failure
 
     store.die([Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 0, 0, "x") for row in rows])
+
+
+class Interrupting(FastClock):
+    """A clock that does something of another thread's when it is asked."""
+
+    do: Callable[[], object] | None = None
+
+    def monotonic(self) -> float:
+        do, self.do = self.do, None
+        if do is not None:
+            do()
+        return super().monotonic()
+
+
+def test_tables_that_are_taken_away_in_the_middle_of_a_step_end_no_process(bench: Bench) -> None:
+    clock = bench.sweep.clock = Interrupting()
+    tables = bench.center.store.tables
+    sweeper = Sweeper(bench.sweep)
+    for _ in range(8):  # steps of all passes
+        sweeper.add(tables)
+        sweeper.refill()
+        clock.do = partial(sweeper.remove, tables)
+        clock.ahead += sweeper.run_once()
+
+
+def test_what_is_forgotten_while_it_is_learned_is_unknown() -> None:
+    clock = Interrupting()
+    known = KnownEntries(clock)
+    forget = threading.Thread(target=known.forget)
+
+    def interrupt() -> None:
+        forget.start()
+        forget.join(0.2)
+
+    clock.do = interrupt
+    known.learn({1: 5}, known.epoch)
+    forget.join()
+    assert known.without([(1, 5)]) == {1: 5}
 
 
 def test_a_worker_that_sweeps_no_table_of_a_server_finds_out_whether_it_answers(bench: Bench) -> None:
