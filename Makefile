@@ -64,13 +64,13 @@ OUTAGES := tests/integration/system/test_split_from_redis.py tests/integration/s
 	tests/integration/gateway/test_faults.py tests/integration/test_webhook_receivers.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
-	$(BIN)/pytest tests/fault $(OUTAGES) -m "not chaos" $(ARGS)
+	$(BIN)/pytest tests/fault $(OUTAGES) -m "not chaos" --measure $(ARGS)
 
 faults-long: $(STAMP) servers ## the tests that take several minutes each, most of them of faults
-	$(BIN)/pytest tests -m chaos $(ARGS)
+	$(BIN)/pytest tests -m chaos --measure $(ARGS)
 
 runbook: $(STAMP) servers ## the recipes of docs/operations.md as they are written, under load, timed
-	$(BIN)/pytest tests/fault/test_runbook.py -m chaos -s $(ARGS)
+	$(BIN)/pytest tests/fault/test_runbook.py -m chaos --measure -s $(ARGS)
 
 faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/reliability.md
 	PYTHONPATH=tests $(BIN)/python -m fault.kit.table

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from contract.system import TOPICS, Contract
-from harness import forks
+from harness import forks, patience
 from harness.secured import migrating
 from harness.sessions import kill_session
 
@@ -307,11 +307,8 @@ def test_the_embedded_default_runs_an_app_with_one_command(
     process, log = dev
 
     def until(what: str) -> None:
-        deadline = time.monotonic() + 30
-        while what not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        there = patience.until(lambda: what in log.read_text() or process.poll() is not None)
+        assert there and process.poll() is None, f"{what}: {log.read_text()}"  # noqa: PT018
 
     until("ready")
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}

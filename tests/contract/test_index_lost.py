@@ -60,11 +60,11 @@ def test_after_flushall_what_is_due_runs_and_every_dead_task_is_listed_again(nam
 
 def test_redis_that_restarts_empty_under_a_running_worker_loses_nothing(named: Contract) -> None:
     named.start()
-    job_ids = named.center.submit_many([NewTask("c.plain", n, delay=5) for n in range(300)])
     failing = named.center.submit(
         "c.plain", biz_id=5, delay=0.05, attribute={"raise": "retry", "after": 5, "times": 1}
     )
     named.wait(lambda: named.row(failing)["attempts"] == 1, "it failed once")
+    job_ids = named.center.submit_many([NewTask("c.plain", n, delay=5) for n in range(300)])
     named.redis.flushall()
     assert len(named.history()) == 1, "the loss came too late: what runs at that instant may run twice"
     named.wait(lambda: all(named.status(job_id) == 2 for job_id in [*job_ids, failing]), "all ran")

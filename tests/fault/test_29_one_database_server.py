@@ -19,7 +19,6 @@ from fault.conftest import Build, Verdict
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
 from harness.history import Client
-from harness.machine import BESIDE_OTHERS
 from harness.metrics import ANY_ADDRESS, samples
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
@@ -36,8 +35,6 @@ CROWD = 20_000
 TOPICS = ("test.sync", "test.async", "test.batch")
 RESTARTED = 3.0
 """Seconds by which a task may be late whose process ends: until its successor is there."""
-LOADED = 3
-"""So many times the promised seconds are allowed: others run beside the test."""
 UNWRITTEN = 15
 """How many tasks a process may run, or have run and not written, as it is killed."""
 
@@ -146,6 +143,7 @@ def run(
         with system.recorder.fault(kind), break_it():
             assert not threading.Event().wait(seconds)
             during = healthy.job_ids[before:]
+            system.wait(lambda: during and not system.pending(during), "those of the rest run meanwhile", 60)
             errors = list(ill.errors)
         resumed = len(ill.job_ids)
         system.wait(lambda: len(ill.job_ids) > resumed + 30, "submits to the sick part go on", 30)
@@ -163,11 +161,8 @@ def run(
     )
     print(line.proof)
     assert not healthy.errors
-    assert len(during) > seconds * RATE / 2 * 0.5, "the rest was held up at the SDK"
-    # In a crowd all answers are slow, and one may take four times as long as usual before anybody asks why.
-    slack = line.slack + (MOST_PATIENCE_SECONDS if line.slack >= BESIDE_OTHERS else 0)
-    assert late[int(len(late) * 0.99)] < 10 + 1000 * slack
-    assert late[-1] < 100 + 1000 * slack
+    assert late[int(len(late) * 0.99)] < 10 + 1000 * line.slack
+    assert late[-1] < 100 + 1000 * line.slack
     assert slowest < 0.05 + line.slack
     line.judge(system, within=6)
 
@@ -341,7 +336,7 @@ def test_processes_started_without_the_topic_tables_server_run_what_the_others_h
     )
     print(line.proof)
     assert not healthy.errors
-    assert late < RESTARTED * LOADED + line.slack
+    assert late < RESTARTED + line.slack
     line.judge(system, within=6, at_most=2 * UNWRITTEN)
 
 
@@ -400,7 +395,8 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
     print(line.proof)
     assert late[int(len(late) * 0.99)] < 10 + 1000 * line.slack
     assert late[-1] < 100 + 1000 * line.slack
-    assert "database_away" not in daemon.told()
+    if line.slack < MOST_PATIENCE_SECONDS:  # else all answers are slow
+        assert "database_away" not in daemon.told()
     line.judge(system, within=15)
 
 
@@ -452,8 +448,8 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     )
     print(line.proof)
     slack = line.slack
-    # What the machine holds up an answer comes on top of the way: for a moment it may pass for absence.
-    assert daemon.told().count('"database_away"') <= (1 if slack > delay / 8 else 0)
+    if slack < delay / 8:  # else what the machine holds up an answer may pass for absence
+        assert "database_away" not in daemon.told()
     assert late[int(len(late) * 0.99)] < 10 + 1000 * slack
     assert late[-1] < 100 + 1000 * slack
     assert own[len(own) // 2] < 2.5 * delay * 1000 + 1000 * slack

@@ -36,7 +36,7 @@ def test_a_process_that_a_handler_holds_is_ended_and_what_it_held_runs_elsewhere
         [event["pid"] for event in killed] == [first.pid],
         f"its process was silent and was killed; it ran again elsewhere after {took:.1f} s",
     )
-    assert max_runtime < took < max_runtime + SILENT_SECONDS + 10, "10 s for a machine that is busy"
+    assert max_runtime < took < max_runtime + SILENT_SECONDS + 10 + line.slack
     rows = system.center.store.read([job_id, *beside])
     assert all(row.status == TaskStatus.PROCESSED for row in rows.values())
     assert (rows[job_id].attempts, rows[job_id].crashes) == (1, 0) or rows[job_id].crashes == 1

@@ -22,8 +22,6 @@ from toc.dev.local.servers import RedisServer, ZooKeeper
 
 BACK = 10.0
 """Seconds until every daemon has registered and claimed again."""
-LOADED = 3
-"""The quick test allows so many times the promised seconds: others run beside it. Slow ones are strict."""
 SESSION = 2
 PREPARE_TIMEOUT = 3
 TAKEN_OVER = SESSION + 4.0
@@ -74,7 +72,7 @@ def test_nodes_that_are_deleted_come_back_and_no_task_waits_for_them(
         f"deleted four times, noticed {noticed} times; all there again after at most "
         f"{max(took.values()):.1f} s; lateness p99 {whole.p99:.0f} ms, worst {whole.most:.0f} ms",
     )
-    assert max(took.values()) < BACK * LOADED + line.slack, took
+    assert max(took.values()) < BACK + line.slack, took
     moved = {slot for slot in before if after[slot] != before[slot]}
     assert {owner.rpartition("-")[0] for owner in (after[slot] for slot in moved)} == {"host-c-0"}
     assert len(moved) <= len(before) / 3 + 1, "a host that joins takes its share"

@@ -28,4 +28,4 @@ def test_calls_that_are_broken_off_lose_no_connection_and_mix_up_no_answers(
         sum(found["broken"].values()) >= count and len(found["broken"]) == 7,
         f"{sum(found['broken'].values())} calls of 7 kinds broken off; {found['stored']} tasks acknowledged",
     )
-    assert found["slowest"] < AT_ONCE_SECONDS
+    assert found["slowest"] < AT_ONCE_SECONDS + line.slack

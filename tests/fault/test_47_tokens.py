@@ -132,7 +132,7 @@ def test_a_token_that_is_revoked_under_load_ends_on_every_gateway(
             assert here.call("DELETE", f"/v1/tokens/{name}").status == 200
             revoked = time.monotonic()
             for sender in senders:
-                sender.join(10)
+                sender.join(60)
             still = [sender for sender in senders if sender.is_alive()]
             over.set()
             assert not still, "it is served without end"

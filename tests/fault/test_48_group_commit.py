@@ -23,8 +23,6 @@ from toc.model.sharding import BizId
 IN_FLIGHT = 64
 WELL = 48
 """Of them go to the server that is well."""
-MARGIN = 0.25
-"""Seconds that a busy machine may add to p99."""
 
 
 @pytest.fixture
@@ -120,7 +118,7 @@ def test_what_conflicts_is_too_large_or_goes_to_a_server_that_hangs_harms_no_oth
             f"{sum(kinds.values())} submits to the server that hangs failed; the others p99 "
             f"{1000 * p99(took):.0f} ms, before {1000 * p99(usual):.0f} ms",
         )
-        assert p99(took) < 2 * p99(usual) + MARGIN + line.slack
+        assert p99(took) < 2 * p99(usual) + 0.25 + line.slack
         began = time.monotonic()
         refused = gateway.submit(biz_id=gone[50])
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -209,4 +207,4 @@ def test_calls_with_a_thousand_tasks_do_not_hold_up_those_with_one(
         f"{len(calls)} such calls took {middle[2] * 1000:.0f} ms each; of {len(took)} others half took "
         f"{middle[0] * 1000:.0f} ms, {middle[1] * 1000:.0f} ms before",
     )
-    assert middle[0] < middle[2] / 2, "they waited for whole calls of others"
+    assert middle[0] < middle[2] / 2 + line.slack, "they waited for whole calls of others"

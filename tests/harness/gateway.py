@@ -148,9 +148,9 @@ class Gateway:
         for attempt in range(attempts):
             if connection is None:
                 connection = (
-                    http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+                    http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
                     if self.tls is None
-                    else http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self.tls)
+                    else http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.tls)
                 )
                 self._opened.append(connection)
             try:

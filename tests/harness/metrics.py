@@ -18,6 +18,6 @@ def address(log: str) -> str:
 
 def samples(log: str) -> dict[str, float]:
     """Every sample now, by its name with its labels as they are written."""
-    with urllib.request.urlopen(f"http://{address(log)}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{address(log)}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}

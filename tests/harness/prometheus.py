@@ -31,7 +31,7 @@ class Prometheus(PrivateServer):
         """What its API answers."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=5
+            f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=60
         ) as answer:
             return json.load(answer)["data"]
 
@@ -57,7 +57,7 @@ class Prometheus(PrivateServer):
 
     def _ready(self, _log_start: int) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=60):
                 return True
         except (urllib.error.URLError, ConnectionError):
             return False

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 from harness import forks
+from harness.patience import PATIENCE
 from opentelemetry import trace
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -375,7 +376,7 @@ def test_the_quickstart_without_python_works_as_written(dev: Callable[..., Dev])
     job_id = json.loads(made)["job_id"]
     # Nobody listens there, or a stranger: it was sent all the same.
     look = f"export TOC_CONFIG=$PWD/.toc/toc.toml; toc get {job_id} --json"
-    tried = time.monotonic() + 60
+    tried = time.monotonic() + PATIENCE
     while (task := json.loads(terminal.run(look)))["status"] == "pending" and not task["failed_tries"]:
         assert time.monotonic() < tried, task
 

@@ -1,13 +1,7 @@
-"""What tests lean on: their tables are those of the migrations, and their bounds know the machine."""
+"""What tests lean on: their tables are those of the migrations."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-
-from harness.machine import MARGIN, Machine
-from harness.patience import until
 from harness.schema import layout_of, make_tables, migrator_of, statements
 
 from toc import Settings
@@ -26,12 +20,3 @@ def test_copied_tables_are_those_of_the_migrations(mariadb: MariaDB, database_pr
     make_tables(copied)
     assert statements(layout_of(copied)) == statements(layout_of(migrated))
     assert not any(status.behind for status in migrator_of(copied).check())
-
-
-def test_a_halt_of_the_machine_is_part_of_its_slack(machine: Machine) -> None:
-    usual = machine.slack
-    os.kill(machine.pid, signal.SIGSTOP)
-    time.sleep(0.5)
-    os.kill(machine.pid, signal.SIGCONT)
-    assert until(lambda: machine.slack > MARGIN * 0.4)
-    assert machine.slack < usual + 60

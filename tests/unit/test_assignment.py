@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,16 +266,3 @@ def test_a_worker_of_twice_the_weight_takes_twice_the_slots() -> None:
 def test_every_worker_can_sweep_tables_whatever_it_handles() -> None:
     members = [Member("w0", "h", topics=frozenset({"t"})), Member("w1", "h", topics=frozenset())]
     assert loads(assign(members, {TABLES: 8})) == {"w0": 4, "w1": 4}
-
-
-@pytest.mark.parametrize(("topics", "slots"), [(10, 1000), (100, 100), (1000, 10)])
-def test_ten_daemons_of_four_processes_and_ten_thousand_slots_take_less_than_two_seconds(
-    topics: int, slots: int
-) -> None:
-    table = {f"t{number}": slots for number in range(topics)}
-    members = [Member(f"d{daemon}-{process}", f"h{daemon}") for daemon in range(10) for process in range(4)]
-    owners = assign(members[4:], table)
-    for step in (members, members[:36], [*members[:20], *members[24:]]):
-        began = time.process_time()
-        owners = assign(step, table, previous=owners)
-        assert time.process_time() - began < 2

@@ -34,8 +34,8 @@ KNOWN = 300
 THREADS = 8
 """As many as there are connections to a server."""
 AT_ONCE_SECONDS = 8.0
-"""For a call when nothing is broken off any more, on a busy machine: one more lost connection than there are
-would be waited for 13 s."""
+"""For a call when nothing is broken off any more: one more lost connection than there are would be waited for
+13 s."""
 
 
 class Interrupted(Exception):

@@ -43,6 +43,8 @@ _SOAK_HEADS = (
 )
 
 PROPERTY = "fault"
+BUSY = 10.0
+"""Seconds that a machine with other things to do keeps a process from its next step."""
 """Under this name the report of a test carries its lines, as dicts."""
 
 _HEADS = (
@@ -88,7 +90,10 @@ class Line:
 
     @property
     def slack(self) -> float:
-        """Seconds by which the machine alone may have made this test's tasks late."""
+        """Seconds by which the machine alone may have made this test's tasks late.
+
+        Infinite in a run that does not measure.
+        """
         return self.machine.slack if self.machine else 0.0
 
     def prove(self, bit: object, proof: str) -> None:
@@ -97,7 +102,7 @@ class Line:
         self.proof = f"{self.proof}; {proof}" if self.proof else proof
 
     def settled(self, seconds: float, *, within: float) -> None:
-        """Note how long it took to settle, and assert the promised time."""
+        """Note how long it took to settle, and assert the promised time in a run that measures."""
         self.settle = max(seconds, self.settle or 0.0)
         assert seconds <= within + self.slack, f"settled after {seconds:.1f} s, promised were {within} s"
 
@@ -114,17 +119,17 @@ class Line:
     ) -> Verdict:
         """Wait for the end of every task that is due, ask the checker, and assert what was promised.
 
-        ``within``: seconds in which everything due was handled once the fault had gone. ``at_most``: how many
-        duplicates the fault explains. ``wait``: seconds until the test gives up. ``retries_within``:
-        how far ahead the next try of a failed one may be and is waited for. ``but``: letters of invariants
-        that the fault may breach. ``limits``: the checker's.
+        ``within``: seconds in which everything due was handled once the fault had gone, in a run that
+        measures. ``at_most``: how many duplicates the fault explains. ``wait``: seconds until the test gives
+        up. ``retries_within``: how far ahead the next try of a failed one may be and is waited for. ``but``:
+        letters of invariants that the fault may breach. ``limits``: the checker's.
         """
         assert until(lambda: not overdue(system, retries_within), wait), (
             f"not ended: {left(system)}{system.logs()}"
         )
         assert until(lambda: not prepared(system), wait), f"left prepared: {left(system)}{system.logs()}"
-        usual = Limits()
-        late = {"write": usual.write + self.slack, "hold": usual.hold + self.slack}
+        usual, busy = Limits(), min(self.slack, BUSY)
+        late = {"write": usual.write + busy, "hold": usual.hold + busy}
         verdict = system.verdict(settle=within + self.slack, **{**late, **limits})
         self.tasks += verdict.counts["acknowledged"] + verdict.counts["unacknowledged but stored"]
         self.lost += verdict.breaches["L"]

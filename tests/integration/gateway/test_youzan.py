@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -277,12 +276,8 @@ def test_a_pop_waits_for_its_job_even_on_a_topic_that_is_not_there_yet(youzan: C
 
 def test_a_job_comes_again_when_its_ttr_has_ended_and_without_limit(youzan: Client) -> None:
     youzan.push("again", topic="again", delay=1, ttr=1)
-    popped: list[float] = []
     for _ in range(4):
         assert youzan.pop("again")["id"] == "again"
-        popped.append(time.time())
-    gaps = [later - earlier for earlier, later in pairwise(popped)]
-    assert all(gap > 0.5 for gap in gaps), gaps  # an answer may have been read late
     assert_is(youzan("/finish", {"id": "again"}), DONE)
     assert youzan.get("again") is None
 

@@ -9,9 +9,10 @@ from contextlib import suppress
 import pytest
 
 from toc.index.queues import Queues
+from toc.webhooks import limiter as limiter_module
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, Capacity, Full
-from toc.webhooks.limiter import RENEW_SECONDS, Limiter
+from toc.webhooks.limiter import Limiter
 
 
 async def _send(limiter: Limiter, capacity: Capacity, seconds: float) -> bool:
@@ -64,24 +65,25 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
     assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
 
 
-def test_what_one_process_no_longer_uses_another_one_has_at_once(queues: Queues) -> None:
+def test_what_one_process_no_longer_uses_another_one_has_at_once(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A burst in one, then a burst in the other: nobody is put off for a target that can take all."""
+    monkeypatch.setattr(limiter_module, "RENEW_SECONDS", 3600.0)
+    monkeypatch.setattr(limiter_module, "LIFE_SECONDS", 7200.0)
 
-    async def whole() -> float:
+    async def whole() -> None:
         first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
-        loop = asyncio.get_running_loop()
         try:
             capacity, other = first.of("shop", 100, None), second.of("shop", 100, None)
             assert all(await asyncio.gather(*(_send(first, capacity, 0.01) for _ in range(150))))
             assert capacity.granted > 50
-            began = loop.time()
             assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
-            return loop.time() - began
         finally:
             first.close()
             second.close()
 
-    assert asyncio.run(whole()) < RENEW_SECONDS / 2
+    asyncio.run(whole())
 
 
 def test_who_waits_for_the_part_that_another_process_still_uses_is_not_put_off(queues: Queues) -> None:

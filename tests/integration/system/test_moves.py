@@ -1,20 +1,13 @@
-"""Operators move slots under load: nothing is lost or run twice, no try is burned, nobody waits long."""
+"""Operators move slots under load: nothing is lost or run twice, no try is burned."""
 
 from __future__ import annotations
 
-import time
-
 from fault.kit.load import Load
-from fault.kit.table import lateness
 from harness.system import System
 
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 from toc.model.topic import Slot
-
-USUAL_MS, STALL_MS = 500, 5000
-"""How late a task may be, at p50 and p99, of those that become due while slots move. What waits for a
-time-out waits longer, whatever else the machine has to do."""
 
 
 def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under_load(
@@ -25,7 +18,6 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
         cluster.start(host, processes=1)
     settings = cluster.settings
     operator = Operator(settings.zookeeper or "", cluster=settings.cluster, connect_timeout=5)
-    took: dict[str, float] = {}
     with operator, Load(cluster.client, rate=150, ahead=(0.2, 1.0), fail=0.0) as load:
 
         def owned(host: str) -> int:
@@ -34,15 +26,12 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
             return sum((row.owner or "").startswith(host) for row in rows) if settled else -1
 
         def until(what: str, host: str, low: int, high: int) -> None:
-            began = time.monotonic()
             cluster.wait(lambda: low <= owned(host) <= high, what, 20)
-            took[what] = time.monotonic() - began
 
         slots = 4 * 16 + settings.tables
         until("both hosts have their share", "host-b", slots // 2, slots // 2)
         count = len(load.job_ids)
         cluster.wait(lambda: len(load.job_ids) > count + 150, "the load runs", 20)
-        before = time.time()
         operator.drain("host-b", by="ann")
         until("drained: nothing is left", "host-b", 0, 0)
         operator.undrain("host-b")
@@ -54,7 +43,6 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
         until("pinned", "host-b", slots // 2, slots // 2)
         [row] = [row for row in operator.slots() if (row.topic, row.number) == ("test.sync", 0)]
         assert (row.owner or "").startswith("host-b")
-        after = time.time()
         count = len(load.job_ids)
         cluster.wait(lambda: len(load.job_ids) > count + 150, "the load goes on", 20)
     cluster.wait(lambda: not cluster.pending(load.job_ids), "everything has ended", 20)
@@ -63,9 +51,3 @@ def test_a_host_is_drained_and_comes_back_and_slots_are_pinned_and_weighed_under
     assert not verdict.duplicates, verdict
     rows = cluster.center.store.read(load.job_ids).values()
     assert not any(row.attempts or row.crashes for row in rows if row.status == 2)
-    while_moving = lateness(cluster, before, after)
-    print("; ".join(f"{what} after {seconds:.1f} s" for what, seconds in took.items()))
-    print("lateness meanwhile, ms: p50 {:.0f} p99 {:.0f} max {:.0f}".format(*while_moving))
-    assert while_moving.p50 < USUAL_MS
-    assert while_moving.p99 < STALL_MS
-    assert took["drained: nothing is left"] < 30

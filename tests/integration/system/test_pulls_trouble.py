@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -294,10 +293,8 @@ def test_tasks_of_a_server_that_answers_between_failures_are_not_left_alone_ever
         monkeypatch.setattr(statements, "hand_out", once)
         for n in range(5):
             job_id = system.center.submit(TOPIC, biz_id=n, delay=0.01)
-            began = time.monotonic()
             got = await gateway.pull([TOPIC], wait=LONG, ttr=LONG)
             assert [one.task.job_id for one in got] == [job_id]
-            assert time.monotonic() - began < 2
             assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
         away.append(True)
         system.center.submit(TOPIC, biz_id=6, delay=0.01)

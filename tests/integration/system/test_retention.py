@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import Any
 
-from harness.machine import Machine
+from harness.patience import PATIENCE
 from harness.system import System
 
 from toc import Task, TaskStatus
@@ -37,7 +37,7 @@ def _old(ids: JobIds, days: float, status: TaskStatus, biz_type: int = 1) -> Tas
     )
 
 
-def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System, machine: Machine) -> None:
+def test_daemons_purge_what_is_old_enough_while_tasks_run(system: System) -> None:
     system.create_topics(retention=3 * 86_400)
     ids = JobIds(system.center.clock)
     finished = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
@@ -54,7 +54,7 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System
     daemon = system.start(processes=2)
     ran: list[int] = []
     left = {row.job_id for row in old}
-    until = time.monotonic() + 120
+    until = time.monotonic() + PATIENCE
     while left and time.monotonic() < until:
         job_id = system.center.submit("test.sync", biz_id=len(ran), delay=0.1)
         system.wait(lambda: _status(system.center.get(job_id)) == 2, "it has run", 5)  # noqa: B023
@@ -62,8 +62,6 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run_on_time(system: System
         if len(ran) % 10 == 0:
             left &= set(store.read(left))
     assert not left, f"{len(left)} are left after two minutes\n{system.logs()}"
-    late = system.late(ran)
-    assert late[len(late) // 2] < 250 + 1000 * machine.slack_of_half, late
     assert set(store.read(row.job_id for row in kept)) == {row.job_id for row in kept}
     text = daemon.log.read_text()
     assert '"purged"' in text

@@ -11,16 +11,13 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from fault.kit.load import Load, in_another_process
-from fault.kit.table import lateness
 from harness import forks
-from harness.machine import Machine
 from harness.metrics import address
 from harness.secured import migrating
 from harness.system import DaemonProcess, System
@@ -29,10 +26,6 @@ from toc import TaskStatus
 
 ROOT = Path(__file__).parents[3]
 HOSTS = ("host-a", "host-b", "host-c")
-USUAL_MS, STALL_MS = 500, 5000
-"""How late a task may be, at p50 and p99, of those that become due while hosts restart: what waits for a
-time-out waits longer, and a machine on which programs start is slow for a moment."""
-
 MIGRATION = """
 from alembic import context, op
 from sqlalchemy import inspect
@@ -101,7 +94,7 @@ def ready(daemon: DaemonProcess, since: int = 0) -> bool:
 
 
 def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
-    cluster: System, later: Path, machine: Machine
+    cluster: System, later: Path
 ) -> None:
     cluster.create_topics(slots=8, backoff_base=0.2)
     metrics = {"TOC_METRICS_ADDRESS": "127.0.0.1:0", "TOC_LOG_FORMAT": "json"}
@@ -117,27 +110,17 @@ def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
 
     for host in HOSTS:
         await_ready(host)
-    took: dict[str, float] = {}
-    began = time.monotonic()
-
-    def done(what: str) -> None:
-        nonlocal began
-        took[what], began = time.monotonic() - began, time.monotonic()
-
     with Load(cluster.client, rate=80, ahead=(0.5, 1.5), fail=0.0) as load:
         # In the wrong order: a new version does not start on the old schema, and says what to do.
         assert command(cluster, new, "db", "check").returncode == 3
         refused = command(cluster, new, "worker", "--app", "harness.app:center")
         assert refused.returncode == 3, refused.stderr
         assert "run `toc db upgrade`" in refused.stderr
-        done("refused before the schema was there")
 
-        before = time.time()
         urls = ",".join(map(migrating, cluster.settings.database_urls))
         upgraded = command(cluster, new, "db", "upgrade", TOC_DATABASE_URLS=urls)
         assert upgraded.returncode == 0, upgraded.stderr
         assert command(cluster, new, "db", "check").returncode == 0
-        done("toc db upgrade")
 
         for host, daemon in daemons.items():
             daemon.terminate()
@@ -145,8 +128,6 @@ def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
             since = len(daemon.log.read_text())
             daemons[host] = cluster.start(host, processes=1, env={**metrics, **new})
             await_ready(host, since)
-            done(f"{host} restarted and ready")
-        after = time.time()
         count = len(load.job_ids)
         cluster.wait(lambda: len(load.job_ids) > count + 80, "the load goes on", 20)
 
@@ -166,16 +147,11 @@ def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
     cluster.wait(lambda: not pending(cluster, job_ids), "everything has ended", 20)
 
     verdict = cluster.verdict()
-    print("; ".join(f"{what}: {seconds:.1f} s" for what, seconds in took.items()))
-    meanwhile = lateness(cluster, before, after)
-    print("lateness meanwhile, ms: p50 {:.0f} p99 {:.0f} max {:.0f}".format(*meanwhile))
     print(verdict)
     assert verdict.clean, f"{verdict}\n{cluster.logs()}"
     assert not verdict.duplicates, verdict
     rows = cluster.center.store.read(job_ids).values()
     assert not any(row.attempts or row.crashes for row in rows if row.status == TaskStatus.PROCESSED)
-    assert meanwhile.p50 < USUAL_MS + 1000 * machine.slack_of_half
-    assert meanwhile.p99 < STALL_MS + machine.slack_ms
 
 
 def pending(system: System, job_ids: list[int]) -> list[int]:

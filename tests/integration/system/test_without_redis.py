@@ -37,9 +37,10 @@ def outage(redis: RedisServer) -> Iterator[None]:
 
 
 def test_ten_seconds_without_redis_under_load(running: System, clean_redis: RedisServer) -> None:
-    """Every submit succeeds; what is due runs once and soon; failures, deaths and cancels are as ever."""
+    """Every submit succeeds; what is due runs once, meanwhile; failures, deaths and cancels are as ever."""
     center = running.center
     odd: dict[str, int] = {}
+    ran: list[Event] = []
 
     def cut() -> None:
         clean_redis.kill()
@@ -57,6 +58,7 @@ def test_ten_seconds_without_redis_under_load(running: System, clean_redis: Redi
     def restore() -> None:
         running.wait(lambda: len(running.starts(odd["fails"])) == 3, "the third try", 10)
         running.wait(lambda: running.row(odd["doomed"]).status == TaskStatus.DEAD, "it is dead", 10)
+        ran.extend(running.history())
         clean_redis.start()
 
     job_ids = _load(center, 120, {10: cut, 40: cancel, 110: restore})
@@ -65,12 +67,9 @@ def test_ten_seconds_without_redis_under_load(running: System, clean_redis: Redi
     after = center.submit_many([NewTask("test.sync", n, 0.5) for n in range(50)])
     running.wait(lambda: not running.pending(job_ids + after), "all have run", 30)
     assert running.not_run_once([*job_ids, *after, odd["doomed"], odd["runs"]]) == {}
-    late = _lateness(running, job_ids)
-    print(_figures(late))
-    assert late[0] >= 0
-    # Were Redis waited for, it would be up to 10 s.
-    assert late[len(late) // 2] < 2500, "within 2 s on a machine that has nothing else to do"
-    assert late[int(len(late) * 0.99)] < 8000
+    assert _lateness(running, job_ids)[0] >= 0
+    # Of the tasks of twelve seconds, the first of which Redis was there.
+    assert len({event.job_id for event in ran} & set(job_ids)) > len(job_ids) // 3, "they waited for Redis"
     assert [start.attempt for start in running.starts(odd["fails"])] == [1, 2, 3]
     assert not running.starts(odd["far"])
 
