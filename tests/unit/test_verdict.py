@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -35,7 +34,6 @@ from toc.model.verdict import (
     entry_score,
     is_suspect,
     is_undecided,
-    next_attempts,
     unpulled,
 )
 
@@ -109,25 +107,12 @@ def test_a_row_that_redis_calls_due_and_this_machine_does_not_tells_of_a_clock()
         (0, NOW),
         (1, NOW + 3 / 32),
         (3, NOW + 1 / 32),
-        (4, NOW + 31 / 32),
-        (31, NOW + 4 / 32),
+        (4, NOW + 1 / 32),  # a task with tries of its own
         (34, NOW + 1 / 32),
     ],
 )
-def test_the_score_carries_the_tries_left_mod_31_once_one_was_used(attempts: int, score: float) -> None:
+def test_the_score_carries_the_topics_tries_left_once_one_was_used(attempts: int, score: float) -> None:
     assert entry_score(TOPIC, NOW, attempts) == score
-
-
-@pytest.mark.parametrize("retries", [1, 4, 16, 31])
-def test_no_31_scores_in_a_row_are_alike_up_to_the_largest_number_of_tries(retries: int) -> None:
-    topic = Topic("order.close", 7, 8, retries=retries)
-    attempts, carried = 0, []
-    for _ in range(MAX_ATTEMPTS + 100):
-        carried.append(topic.remaining(attempts))
-        attempts = next_attempts(attempts)
-        assert attempts <= MAX_ATTEMPTS
-    assert carried[:retries] == list(range(retries, 0, -1)), "as scores have always had it"
-    assert all(after == before - 1 or (before, after) == (1, 31) for before, after in pairwise(carried))
 
 
 EXPIRES = {"expires_at": NOW + 1000}
@@ -343,14 +328,14 @@ def test_a_crash_uses_up_a_try_and_is_counted() -> None:
     [
         (0, 2, 2, 3),
         (0, 3, 1, 3),
-        (0, 5, 30, 5),  # 5 of 4: retries were lowered
+        (0, 5, 1, 5),  # 5 of 4: retries were lowered
         (1, 0, 4, 0),
+        (40, 1, 3, 2),
         (40, 3, 1, 4),
-        (40, 4, 31, 5),
-        (40, 38, 28, 39),
-        (40, 39, 27, 39),
-        (UNLIMITED, UNLIMITED - 1, 4, UNLIMITED),
-        (UNLIMITED, UNLIMITED, 3, UNLIMITED - 30),
+        (40, 38, 1, 39),
+        (40, 39, 1, 39),
+        (UNLIMITED, UNLIMITED - 1, 1, UNLIMITED),
+        (UNLIMITED, UNLIMITED, 1, UNLIMITED - 30),
     ],
 )
 def test_a_crash_never_uses_up_the_last_try(tries: int, attempts: int, remaining: int, left: int) -> None:
@@ -361,7 +346,9 @@ def test_a_crash_never_uses_up_the_last_try(tries: int, attempts: int, remaining
     assert (failure.new_attempts, failure.new_crashes) == (left, 1)
     assert failure.error == CRASHED
     again = crash(before._replace(attempts=left), remaining=remaining, dead=True)
-    assert again is None or left == attempts, "a crash is charged once, also across 31 tries"
+    assert again is None or left == attempts or remaining == 1, (
+        "a crash is charged once, until the topic's tries are used up"
+    )
 
 
 def test_what_the_row_says_already_is_not_charged_again() -> None:

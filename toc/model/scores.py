@@ -5,9 +5,9 @@
     PrepareQueue    seconds*1000 + remaining + claim/4096
     DeadQueue       millisecond of death
 
-remaining = 1 + (N - 1 - attempts) mod 31, 1..31, where N is the topic's tries. Unless the task has
-a number of tries of its own, these are the tries left. ``remaining`` only distinguishes a try from
-the next one. The row decides which try is the last.
+remaining = max(1, N - attempts), where N is the topic's tries. Unless the task has a number of tries of its
+own, these are the tries left. ``remaining`` only distinguishes a try from the next one. The row decides which
+try is the last. Past N it stays 1: from then on a crash of a worker may be charged twice.
 
 All are exact in a float64: due_ms needs 41 bits and remaining/32 five; seconds*1000 + remaining needs 41 and
 claim/4096 twelve, which fills the 53 bits of the mantissa until 2**41 ms, September 2039. After that the

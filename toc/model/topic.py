@@ -170,12 +170,12 @@ class Topic:
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 
     def remaining(self, attempts: int) -> int:
-        """Return what scores carry after ``attempts`` used-up tries: the tries left, mod 31.
+        """Return what scores carry after ``attempts`` used-up tries: the tries left, at least 1.
 
-        1 to 31. It counts with the topic's tries even if the task has its own, because a fresh entry
-        carries no number, which means the topic's tries.
+        It counts with the topic's tries even if the task has its own, because a fresh entry carries no
+        number, which means the topic's tries.
         """
-        return 1 + (self.retries - 1 - attempts) % MAX_RETRIES
+        return max(1, self.retries - attempts)
 
 
 def check_topic_name(name: object, field: str = "topic") -> str:

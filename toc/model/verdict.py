@@ -109,8 +109,8 @@ def tries_of(row: TryRow | TaskRow, topic: Topic) -> int:
 def next_attempts(attempts: int) -> int:
     """Return ``attempts`` after one more try: 1 more, within the column.
 
-    A task that was tried MAX_ATTEMPTS times counts on in the last 31 numbers. So one try still differs from
-    the next, on the row and in scores, which carry ``attempts`` mod 31.
+    A task that was tried MAX_ATTEMPTS times counts on in the last 31 numbers, so that one try still differs
+    from the next on the row.
     """
     return attempts + 1 if attempts < MAX_ATTEMPTS else MAX_ATTEMPTS + 1 - MAX_RETRIES
 

@@ -50,16 +50,6 @@ def test_add_never_gives_back_tries_that_are_used_up(queues: Queues, seed: Seed,
     assert state() == {STORE: {1: 4.5, 2: 4.5, 3: 4.25, 4: 4.5, 5: 9.5}}
 
 
-@pytest.mark.parametrize(("standing", "given", "kept"), [(31, 1, 31), (1, 31, 31), (20, 4, 20), (20, 5, 5)])
-def test_add_knows_the_later_try_also_across_31(
-    queues: Queues, seed: Seed, state: STATE, standing: int, given: int, kept: int
-) -> None:
-    """After the try that leaves 1 mod 31 comes the one that leaves 31."""
-    seed(SLOT, store={1: 9 + standing / 32})
-    assert queues.add({SLOT: [(1, 4 + given / 32)]}) == {SLOT: 1}
-    assert state() == {STORE: {1: 4 + kept / 32}}
-
-
 def test_add_leaves_alone_what_is_prepared(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, prepare={1: held(5, 3, 7)})
     assert queues.add({SLOT: [(1, 50.0), (2, 60.0)]}) == {SLOT: 1}

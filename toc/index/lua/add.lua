@@ -1,8 +1,7 @@
 #!lua
 -- add: puts ids into the StoreQueue, or moves them to an earlier time; never to a later one. An id in the
 -- PrepareQueue is left alone: a worker has it. An id that the StoreQueue has with fewer tries left than given
--- keeps these, because the caller may have read the row before the last try failed. Fewer means up to 15
--- fewer, as tries count mod 31.
+-- keeps these, because the caller may have read the row before the last try failed.
 --
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
@@ -24,8 +23,7 @@ end
 local function kept(standing, score)
   local old, new = tonumber(standing), tonumber(score)
   local tries, given = old - math.floor(old), new - math.floor(new)
-  local fewer = (given - tries) * 32 % 31
-  if new < old and tries > 0 and (given == 0 or (fewer > 0 and fewer < 16)) then
+  if new < old and tries > 0 and (given == 0 or tries < given) then
     return string.format('%.17g', math.floor(new) + tries)
   end
   return score

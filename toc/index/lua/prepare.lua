@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- prepare: moves due entries from the StoreQueue into the PrepareQueue, soonest first.
 -- This server's clock decides what is due: a score t + r/32 is due at t. A whole score means that the topic's
--- tries are left, any other that r (mod 31) are left. An id that is in the PrepareQueue already keeps its entry
+-- tries are left, any other that r are left. An id that is in the PrepareQueue already keeps its entry
 -- there; its entry in the StoreQueue is dropped and not returned.
 --
 -- KEYS  1   store     StoreQueue of the slot
