@@ -220,7 +220,7 @@ class Hands(WorkerAtRest):
 
     def take_without_redis(self) -> None:
         """Take by leases what is due, where Redis is out of reach."""
-        self.worker.fallback.run_once()
+        self.worker.fallback.run_once(0)
 
     def close(self) -> None:
         """End its threads and close all that it holds open."""

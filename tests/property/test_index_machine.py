@@ -859,7 +859,7 @@ def machine(
 ) -> Iterator[type[Machine]]:
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (spec/leases.pml); here both workers share one store, and one name.
-    monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: True)
+    monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: ())
     for module in (poll, worker, tries):  # a busy machine is no server that is away
         monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
     for module in (client, flush, poll, reclaim, sweep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -34,3 +35,13 @@ def test_an_error_says_so_if_there_is_no_thread_at_all(monkeypatch: pytest.Monke
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="new thread"):
         Threads(3, "toc-store").begin(lambda: 1)
+
+
+def test_what_is_opened_and_closed_again_and_again_leaves_nothing_behind_for_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **calls: registered.append(calls))
+    for _ in range(3):
+        Threads(1, "test").close()
+    assert not registered

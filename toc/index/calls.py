@@ -197,7 +197,10 @@ class Calls:
             self.nodes.rediscover()
 
     def _moved_from(self, node: RedisNode, call: Call) -> bool:
-        return self.nodes.master(call.hash_slot) is not node
+        """Whether another node serves the call by now. If that cannot be known, the call keeps its error."""
+        with contextlib.suppress(IndexUnavailable):
+            return self.nodes.master(call.hash_slot) is not node
+        return False
 
 
 def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:

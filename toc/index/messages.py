@@ -56,13 +56,15 @@ class CancelReply(NamedTuple):
 class ExpiredRequest(NamedTuple):
     """List up to ``limit`` (at most MAX_IDS) entries that were not kept alive for over ``timeout_s`` seconds.
 
-    All entries under the given claim numbers are listed too, whatever their age.
+    Leaves out the ``skip`` oldest of them. All entries under the given claim numbers are listed too, whatever
+    their age.
     """
 
     slot: Slot
     timeout_s: int
     claims: Sequence[int] = ()
     limit: int = MAX_IDS
+    skip: int = 0
 
 
 class Waiting(NamedTuple):

@@ -269,8 +269,8 @@ class Queues:
         had been kept alive now: at most 50 per slot and call.
         """
         calls = {
-            slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS))
-            for slot, timeout_s, _, limit in requests
+            slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS), skip)
+            for slot, timeout_s, _, limit, skip in requests
         }
         listed: BySlot[list[bytes]] = self._calls.one_each(calls, list)
         self._add_held(listed, {request.slot: request.claims for request in requests if request.claims})

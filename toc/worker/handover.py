@@ -112,9 +112,8 @@ class Handover:
         released: list[OwnedSlot] = []
         waiting: list[tuple[float, list[OwnedSlot]]] = []
         for until, owned in self._dropping:
-            ready = [o for o in owned if now >= until or (quiet and o.slot not in busy)]
-            released += ready
-            left = [o for o in owned if o not in ready]
+            left = [o for o in owned if now < until and not (quiet and o.slot not in busy)]
+            released += [o for o in owned if now >= until or (quiet and o.slot not in busy)]
             if left:
                 waiting.append((until, left))
         self._dropping = waiting

@@ -78,7 +78,7 @@ class Worker:
         queues = center.queues.within(PATIENCE_SECONDS)
         self.worker_id = worker_id
         self.book = SlotBook(queues, worker_id)
-        wake_fallback = Wake()
+        wakes = [Wake() for _ in center.store.tables_of_server()]
         self.pipeline = Pipeline(
             store=center.store,
             queues=queues,
@@ -90,7 +90,7 @@ class Worker:
             threads=threads,
             async_limit=settings.async_limit,
             max_crashes=settings.max_crashes,
-            on_room=wake_fallback,
+            on_room=wakes,
             recycle=self._recycle,
             coroutines=webhooks is not None,
         )
@@ -149,7 +149,7 @@ class Worker:
             leases=self.pipeline.leases,
             watch=self.watch,
             checker=self.pipeline.checker,
-            wake=wake_fallback,
+            wakes=wakes,
         )
         self._listener = center.queues.listener()
         self._listening = watched_thread(
@@ -171,7 +171,7 @@ class Worker:
             Loop("dead", self.dead_check.run_once),
             *self.services.loops,
             self.watch.loop,
-            self.fallback.loop,
+            *self.fallback.loops,
             Loop("catalog", deliveries.run_once),
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
@@ -210,7 +210,7 @@ class Worker:
     def _index_changed(self) -> None:
         """React to a node that is out of reach or back. Another may serve its slots now."""
         self._listener.set_slots(self.book.owned)
-        self.fallback.loop.wake()
+        self.fallback.wake()
         self.reclaimer.look_now()
 
     def _woken(self, slot: Slot | None, due_ms: int | None) -> None:

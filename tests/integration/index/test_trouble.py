@@ -23,7 +23,7 @@ from toc.config import Settings
 from toc.dev.local.resp import Refused
 from toc.dev.local.servers import RedisServer
 from toc.index.calls import IndexBroken, IndexFull, ReplyLost
-from toc.index.connections import FRESH_SECONDS
+from toc.index.connections import FRESH_SECONDS, RedisNode, Wire
 from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
@@ -346,6 +346,18 @@ def test_a_publish_that_is_refused_does_not_fail_the_script(launch: Launch) -> N
     assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
     assert "wake_{order.close_3}" in str(server.call("ACL", "LOG"))
     queues.close()
+
+
+def test_a_call_that_must_not_be_sent_any_more_ends_with_the_reason_and_raises_nothing(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused_meanwhile(node: RedisNode, _patience: float | None = None) -> Wire:
+        queues.refuse("it belongs to another task table")
+        raise IndexUnavailable(f"{node.address} is away")
+
+    monkeypatch.setattr(RedisNode, "take", refused_meanwhile)
+    assert "away" in str(queues.peek([SLOT])[SLOT])
+    assert "another task table" in str(queues.peek([SLOT])[SLOT])
 
 
 def test_a_replica_is_refused_by_name(launch: Launch) -> None:

@@ -11,19 +11,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from harness.hands import SLOT, Hands, in_five_minutes, meanwhile, submit_due
+from harness.hands import SLOT, TOPIC, Hands, in_five_minutes, meanwhile, submit_due
 from harness.patience import PATIENCE, until
 from harness.system import System
+from harness.tables import raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.dev.local.servers import RedisCluster
 from toc.index.connections import Wire
 from toc.index.queues import Queues
 from toc.model.scores import store_score
+from toc.model.sharding import table_of_job
 from toc.model.topic import Backoff
 from toc.store.shards import Answers
 from toc.store.tries import Owing, TakeTries
 from toc.worker.handover import HAND_OVER_SECONDS
+from toc.worker.stages import reclaim
 from toc.worker.stages.entry import UNLEASED_SECONDS
 from toc.worker.stages.poll import PATIENCE_SECONDS
 from toc.worker.stages.reclaim import EMPTY_SECONDS
@@ -411,3 +414,32 @@ def test_what_was_let_go_runs_uncharged_although_its_node_is_always_slow_to_answ
         worker.close()
     row = cluster.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+
+
+def test_what_cannot_be_read_does_not_hold_back_what_timed_out_behind_it(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, other = hands
+    monkeypatch.setattr(reclaim, "RECLAIM_LIMIT", 2)
+    job_ids = [system.client.submit(TOPIC, biz_id=biz_id, delay=0.02) for biz_id in [1] * 5 + [2]]
+    unread = set(map(str, job_ids[:5]))
+    table, elsewhere = (table_of_job(job_id, system.settings.tables) for job_id in (job_ids[0], job_ids[5]))
+    assert table != elsewhere
+
+    def taken() -> bool:
+        worker.take()
+        return len(worker.snapshot()) == len(job_ids)
+
+    def left_after_a_look() -> set[str]:
+        other.reclaimer.run_once()
+        return set(worker.snapshot())
+
+    assert until(taken, PATIENCE), "it takes all"
+    worker.time_out()
+    name = task_tables(system.settings)[table]
+    with raw(system.settings) as connection:
+        connection.exec_driver_sql(f"RENAME TABLE {name} TO {name}_away")
+        other.reclaimer.look_now()
+        assert until(lambda: left_after_a_look() == unread, PATIENCE), "the other one is given back"
+        connection.exec_driver_sql(f"RENAME TABLE {name}_away TO {name}")
+    assert until(lambda: not left_after_a_look(), PATIENCE), "all are given back"

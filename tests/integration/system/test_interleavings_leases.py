@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
 from harness.leases import taken
-from harness.system import System
+from harness.patience import PATIENCE, until
+from harness.system import System, small_system
 
 from toc import TaskStatus
-from toc.dev.local.servers import RedisServer
+from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.store.leases import Leases
+from toc.store.scan import DueRow, Position
 from toc.store.shards import Answers, Trouble
 from toc.store.tries import TakeTries
 from toc.worker.quarantine import suspects
 from toc.worker.quarantine.child import Told
+from toc.worker.stages.check import RETRY_MS
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
 from toc.worker.stages.flush import RETRY_SECONDS
@@ -442,6 +447,69 @@ def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
     assert taken(owner.store.leases, {job_id: 30}) == set()
     orphan.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
+
+
+def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_the_others_meanwhile(
+    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan, _ = hands
+    orphan.lose_daemon()
+    refused = submit_due(system)
+    take = orphan.store.leases.take
+
+    def one_is_away(seconds: Mapping[int, int], *more: Any) -> Answers[bool]:
+        found = take({job_id: lasts for job_id, lasts in seconds.items() if job_id != refused}, *more)
+        if refused in seconds:
+            found.unanswered[refused] = StoreUnavailable("as the test wants")
+        return found
+
+    monkeypatch.setattr(orphan.store.leases, "take", one_is_away)
+    orphan.take()
+    started = orphan.begin_one()
+    assert [run.job_id for run in orphan.runs] == [started]
+    orphan.end_and_finish()
+    monkeypatch.undo()
+    orphan.clock.slept += RETRY_MS / 1000
+    orphan.poller.run_once()
+    orphan.await_runs(2)
+    orphan.end_and_finish()
+    assert system.row(refused).status == TaskStatus.PROCESSED
+
+
+def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
+    tmp_path: Path,
+    clean_redis: RedisServer,
+    mariadb: MariaDB,
+    database_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    urls = [mariadb.url, mariadb.url.replace("127.0.0.1", "localhost")]
+    system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
+    system.create_topics(slots=1)
+    worker = Hands(system, clean_redis, "a:1")
+    hanging, _ = worker.store.tables_of_server()
+    page, release = worker.store.scans.page, threading.Event()
+
+    def hangs(starts: Mapping[int, Position], *more: Any, **named: Any) -> Answers[list[DueRow]]:
+        if not starts.keys().isdisjoint(hanging):
+            release.wait()
+        return page(starts, *more, **named)
+
+    monkeypatch.setattr(worker.store.scans, "page", hangs)
+    job_ids = [system.client.submit(TOPIC, biz_id=biz_id, delay=0.01) for biz_id in range(20)]
+    others = {job_id for job_id in job_ids if worker.store.server_of(job_id) == 1}
+    with out_of_reach(clean_redis):
+        worker.miss_redis()
+        for loop in worker.worker.fallback.loops:
+            loop.start()
+        try:
+            assert until(lambda: others <= {entry.job_id for entry in worker.inflight.snapshot()}, PATIENCE)
+        finally:
+            release.set()
+            for loop in worker.worker.fallback.loops:
+                loop.stop()
+    worker.close()
+    system.stop()
 
 
 def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(

@@ -6,6 +6,7 @@
 -- KEYS  1   prepare   PrepareQueue of the slot
 -- ARGV  1   timeout   seconds; expired when now_seconds - seconds > timeout, by this server's clock
 --       2   limit     list at most this many
+--       3   skip      leave out this many of the oldest
 -- RETURNS   {id, prepare score, id, prepare score, ...}
 -- BOUNDS    limit is at most 500; and 50 entries of the future
 local limit = tonumber(ARGV[2])
@@ -14,7 +15,7 @@ if limit > 500 then
 end
 local now = tonumber(redis.call('TIME')[1])
 local before = '(' .. string.format('%.17g', (now - tonumber(ARGV[1])) * 1000)
-local listed = redis.call('ZRANGE', KEYS[1], '-inf', before, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local listed = redis.call('ZRANGE', KEYS[1], '-inf', before, 'BYSCORE', 'LIMIT', ARGV[3], limit, 'WITHSCORES')
 local after = string.format('%.17g', (now + 2) * 1000)  -- after a failover the clock may be a little behind
 local future = redis.call('ZRANGE', KEYS[1], after, '+inf', 'BYSCORE', 'LIMIT', 0, 50, 'WITHSCORES')
 for i = 1, #future, 2 do

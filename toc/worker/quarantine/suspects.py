@@ -322,7 +322,7 @@ class Quarantine:
         guards = self.store.fail([_change(entry.row, changed[entry.job_id]) for entry, _ in times])
         tell_unwritten(guards.unanswered)
         lost = [entry for entry, _ in times if guards.get(entry.job_id) is Guard.LOST]
-        back = [entry for entry, _ in times if entry not in lost]
+        back = [entry for entry, _ in times if guards.get(entry.job_id) is not Guard.LOST]
         for entry in back:
             entry.row = changed[entry.job_id]
         self.finisher.give_back(back)

@@ -34,7 +34,7 @@ from toc.worker.stages.lease_keeper import LeaseKeeper
 log = get_logger(__name__)
 
 RETRY_MS = 500
-"""Pause before rows are read again, and before more is taken while no lease can be got (ms)."""
+"""Pause before rows are read again, or leases asked for again that cannot be got (ms)."""
 MOST_RETRY_MS = 10_000
 """Longest such pause (ms), when a database server has been away for long."""
 LUMP = 200
@@ -69,7 +69,8 @@ class Checker:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._unread: deque[tuple[float, list[Entry]]] = deque()
-        """Entries with a lease whose rows could not be read, with the time of the next try (monotonic)."""
+        """Entries with a lease whose rows could not be read, or that need a lease and could not get it, with
+        the time of the next try (monotonic)."""
         self._owed: list[Entry] = []
         """Entries of a distant server that wait until it has answered earlier queries."""
         self._owed_at = 0.0
@@ -190,8 +191,13 @@ class Checker:
         if refused:
             self.finisher.settle_by_row(refused)
         if ready:
-            if not self.leases.cover(ready):  # [rule: covered]
-                self._leaving.wait(RETRY_MS / 1000)
+            uncovered = self.leases.cover(ready)  # [rule: covered]
+            if uncovered and not self._leaving.is_set():
+                with self._lock:
+                    waiting = [entry for entry in ready if entry.job_id in uncovered]
+                    self._unread.append((self.clock.monotonic() + RETRY_MS / 1000, waiting))
+                self.wake()
+                ready = [entry for entry in ready if entry.job_id not in uncovered]
             self.start(ready)
 
     def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:

@@ -11,14 +11,16 @@ lost it too.
     the index is back: looks continue for a moment beside the poller, until the sweep has caught up
 
 If the poller prepares such a task later, ``Inflight`` finds its id. Other workers find the lease or the ended
-row.
+row. Each database server has a loop of its own: one that hangs delays no task of the others.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from toc.loop import Loop, Wake
@@ -59,7 +61,7 @@ START = Position(0)
 
 @dataclass(kw_only=True, eq=False)
 class Fallback:
-    """The loop that takes tasks without Redis."""
+    """The loops that take tasks without Redis, one for each database server. ``wakes`` end their sleeps."""
 
     store: Store
     catalog: TopicCatalog
@@ -72,23 +74,30 @@ class Fallback:
     leases: LeaseKeeper
     watch: IndexWatch
     checker: Checker
-    wake: Wake
+    wakes: Sequence[Wake]
 
     def __post_init__(self) -> None:
         self._tables_of_server = self.store.tables_of_server()
         self._table_count = len(self.store.tables)
         self._lost: dict[Slot, float] = {}
         """Slots that are served from the tables, with the time until which (monotonic)."""
-        self._everywhere_at = float("-inf")
-        self._after: dict[int, Position] = {}
+        self._lock = threading.Lock()
+        """Held to change ``_lost``."""
+        # The rest is by database server, each part of which its loop alone uses.
+        servers = range(len(self._tables_of_server))
+        self._everywhere_at = [float("-inf") for _ in servers]
+        self._after: list[dict[int, Position]] = [{} for _ in servers]
         """Tables that hold more than was read, with the position to continue from."""
-        self._unsure: dict[int, list[Entry]] = {}
-        """By database server: entries whose leases were requested when it failed. Held until it answers."""
-        self._failed: dict[int, float] = {}
-        """Database servers that failed, with the time of the next query (monotonic)."""
+        self._unsure: list[list[Entry]] = [[] for _ in servers]
+        """Entries whose leases were requested when the server failed. Held until it answers."""
+        self._failed = [float("-inf") for _ in servers]
+        """When a server that failed is queried again (monotonic)."""
+        self._looking = [False for _ in servers]
         self._taking = True
-        self._looking = False
-        self.loop = Loop("fallback", self.run_once, self.wake)
+        self.loops = [
+            Loop(f"fallback-{number}", partial(self.run_once, number), self.wakes[number])
+            for number in servers
+        ]
 
     @property
     def slots(self) -> int:
@@ -98,60 +107,63 @@ class Fallback:
     def pause_taking(self) -> None:
         """Take nothing more."""
         self._taking = False
-        self.loop.wake()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again now."""
+        for wake in self.wakes:
+            wake()
 
     @property
     def settled(self) -> bool:
         """Whether no look is under way. If so, and ``pause_taking`` was called before, every entry
         that was taken is held."""
-        return not self._looking
+        return not any(self._looking)
 
-    def run_once(self) -> float:
-        """One look, if some slot's node is out of reach. Returns the seconds until the next."""
-        self._looking = True  # before it asks whether it may take
+    def run_once(self, server: int) -> float:
+        """One look at a database server, if some slot's node is out of reach. Returns the seconds until
+        the next."""
+        self._looking[server] = True  # before it asks whether it may take
         try:
-            return self._run_once()
+            return self._run_once(server)
         finally:
-            self._looking = False
+            self._looking[server] = False
 
-    def _run_once(self) -> float:
+    def _run_once(self, server: int) -> float:
         now = self.clock.monotonic()
-        slots = self._slots(now)
+        slots, after = self._slots(now), self._after[server]
         if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
-            self._after.clear()
-            self.finisher.give_back_unread(chain.from_iterable(self._unsure.values()))
-            self._unsure.clear()
+            after.clear()
+            self.finisher.give_back_unread(self._unsure[server])
+            self._unsure[server] = []
             return IDLE_SECONDS
+        if now < self._failed[server]:
+            return self._failed[server] - now
         room = self._room(slots)
         if not room:
             return LOOK_SECONDS  # or earlier, when the dispatcher has room
-        tables = self._tables(slots, now)
-        taken = 0
-        for server, own in enumerate(self._tables_of_server):
-            wanted = [table for table in own if table in tables]
-            if not wanted or self._failed.get(server, 0.0) > now:
-                continue
-            count, failed = self._look(server, wanted, slots, room)
-            taken += count
-            if failed:
-                self._failed[server] = self.clock.monotonic() + RETRY_SECONDS
-                log.warning("fallback_failed", error=str(next(iter(failed.values()))))
+        tables = self._tables(server, slots, now)
+        taken, failed = self._look(server, tables, slots, room) if tables else (0, {})
+        if failed:
+            self._failed[server] = self.clock.monotonic() + RETRY_SECONDS
+            log.warning("fallback_failed", error=str(next(iter(failed.values()))))
         if min(room.values()) <= 0:
-            self._after.clear()  # rows skipped for lack of room come first in the next look
+            after.clear()  # rows skipped for lack of room come first in the next look
         took = self.clock.monotonic() - now
         # At most half of the time; much less if a look only skips what is not for us.
-        return took if self._after or taken else max(LOOK_SECONDS, 4 * took)
+        return took if after or taken else max(LOOK_SECONDS, 4 * took)
 
     # --- what to look for
 
     def _slots(self, now: float) -> set[Slot]:
         """Our slots whose node is out of reach, or was until a moment ago."""
         wanted = self.book.wanted
-        for slot in self.watch.out_of_reach(wanted):
-            if now - wanted[slot] >= OWNED_SECONDS:  # [rule: owned-long]
-                self._lost[slot] = now + LINGER_SECONDS
-        self._lost = {slot: until for slot, until in self._lost.items() if until > now and slot in wanted}
-        return set(self._lost)
+        with self._lock:
+            for slot in self.watch.out_of_reach(wanted):
+                if now - wanted[slot] >= OWNED_SECONDS:  # [rule: owned-long]
+                    self._lost[slot] = now + LINGER_SECONDS
+            self._lost = {slot: until for slot, until in self._lost.items() if until > now and slot in wanted}
+            return set(self._lost)
 
     def _room(self, slots: Iterable[Slot]) -> dict[Topic, int]:
         """How many tasks of each topic may be taken. Topics without room are left out."""
@@ -171,18 +183,20 @@ class Fallback:
                 self.dispatcher.want_room(name)
         return room
 
-    def _tables(self, slots: Iterable[Slot], now: float) -> set[int]:
-        """Tables that hold the slots' tasks by default or have more to read. Once a second: all tables."""
-        if now >= self._everywhere_at:
-            self._everywhere_at = now + LOOK_EVERYWHERE_SECONDS
-            return set(range(self._table_count))
-        tables = set(self._after)
+    def _tables(self, server: int, slots: Iterable[Slot], now: float) -> list[int]:
+        """The server's tables that hold the slots' tasks by default or have more to read. Once a second: all
+        of its tables."""
+        own = self._tables_of_server[server]
+        if now >= self._everywhere_at[server]:
+            self._everywhere_at[server] = now + LOOK_EVERYWHERE_SECONDS
+            return own
+        tables = set(self._after[server])
         known = self.catalog.known()
         for slot in slots:
             if slot.topic in known:
                 step = min(known[slot.topic].slot_amount, self._table_count)
                 tables.update(range(slot.number % step, self._table_count, step))
-        return tables
+        return [table for table in own if table in tables]
 
     # --- a look
 
@@ -193,15 +207,16 @@ class Fallback:
 
         Returns how many were taken, and why the server did not answer if it answered nothing.
         """
-        starts = {table: self._after.pop(table, START) for table in tables}
+        after = self._after[server]
+        starts = {table: after.pop(table, START) for table in tables}
         limit = min(max(LEAST_PAGE, sum(room.values()) // len(tables)), MOST_PAGE)
         types = ",".join(str(topic.biz_type) for topic in room)
         where = f" AND biz_type IN ({types}) AND {self.store.leases.untaken()}"
         pages = self.store.scans.page(starts, self.clock.now_ms() + 1, limit, where=where)
         if not pages:
             return 0, pages.unanswered
-        self._after.update((table, page[-1].position) for table, page in pages.items() if len(page) == limit)
-        entries = self._unsure.pop(server, [])
+        after.update((table, page[-1].position) for table, page in pages.items() if len(page) == limit)
+        entries, self._unsure[server] = self._unsure[server], []
         entries += self._choose(chain.from_iterable(pages.values()), slots & self.book.wanted.keys(), room)
         if not entries:
             return 0, {}

@@ -245,12 +245,12 @@ class Flusher:
             return Answers(), ()
         rows = self.store.read_tries([entry.job_id for entry in overtaken + refused])
         now = self.clock.monotonic()
-        waiting = [
+        waiting = {
             entry.job_id
             for entry in refused
             if is_undecided(entry.row, rows.get(entry.job_id))
             and now - entry.ended <= entry.topic.prepare_timeout
-        ]
+        }
         begun = [row for row in rows.values() if row.job_id not in waiting]
         moved = [row.job_id for row in begun if row.status == TaskStatus.PENDING]
         rows.unanswered |= mark_begun(self.store, begun, moved, TRIED_BEFORE)

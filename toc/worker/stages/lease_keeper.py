@@ -10,7 +10,7 @@ table, so it continues when Redis hangs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from toc.loop import Loop
@@ -170,12 +170,13 @@ class LeaseKeeper:
             entry.lease_at = asked + again
         return ours.unanswered
 
-    def cover(self, entries: Sequence[Entry]) -> bool:
+    def cover(self, entries: Sequence[Entry]) -> Collection[int]:
         """Take leases for entries that may not start without one: those whose row check took too long, or all
         while other workers may own our slots too.
 
         An entry that gets no lease is let go when it should start, and checked again if it is still prepared.
-        False: no leases can be had now, so retrying at once would only loop.
+        Returns the job_ids for which other workers may own our slots and no answer came: checking those at
+        once would only loop.
         """
         now = self._clock.monotonic()
         shared = now < self._inflight.shared_until
@@ -189,8 +190,8 @@ class LeaseKeeper:
             failed = self.take(late)
             if failed:
                 _complain(failed)
-                return not shared
-        return True
+                return failed if shared else ()
+        return ()
 
     def judge(self, entries: Sequence[Entry]) -> list[Entry]:
         """Decide about entries on whose rows another worker has or had a lease. Returns those that may start.

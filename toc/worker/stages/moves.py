@@ -110,11 +110,11 @@ class EntryMover:
 
     def _send(self, moves: Moves) -> Moves:
         now = self._clock.now_ms()
-        beyond = [e for e, score in moves.rollback if beyond_horizon(e.topic, due_ms(score), now)]
-        if beyond:  # it waits in its row alone; the sweep brings it back in time
-            moves.commit += beyond
-            moves.rollback = [(e, score) for e, score in moves.rollback if e not in beyond]
         scores = dict(moves.rollback)
+        for entry, score in moves.rollback:
+            if beyond_horizon(entry.topic, due_ms(score), now):
+                moves.commit.append(entry)  # it waits in its row alone; the sweep brings it back in time
+                del scores[entry]
         queues = self._queues
         commit = _unsent(queues.commit, moves.commit, lambda e: (e.job_id, e.fence))
         back = _unsent(queues.rollback, scores, lambda e: (e.job_id, e.fence, scores[e]))

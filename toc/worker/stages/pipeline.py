@@ -13,7 +13,7 @@ where tasks may be due, ``let_go`` tells the adopter what did not start, ``press
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
@@ -40,8 +40,8 @@ from toc.worker.stages.poll import Poller
 class Pipeline:
     """The stages of one process, and the objects that they share.
 
-    ``on_room`` is woken, like the poller, when there is room for more. ``recycle`` asks, with a reason, for a
-    successor of this process. ``coroutines``: handlers that are coroutines may come later.
+    ``on_room`` are woken, like the poller, when there is room for more. ``recycle`` asks, with a reason, for
+    a successor of this process. ``coroutines``: handlers that are coroutines may come later.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Pipeline:
         threads: int,
         async_limit: int,
         max_crashes: int,
-        on_room: Wake,
+        on_room: Iterable[Wake],
         recycle: Callable[[str], None],
         coroutines: bool = False,
     ) -> None:
@@ -82,7 +82,7 @@ class Pipeline:
             early=self.early,
             let_go=self.let_go,
             bodies=self.bodies,
-            on_room=(wake, on_room),
+            on_room=(wake, *on_room),
             recycle=recycle,
             coroutines=coroutines,
         )

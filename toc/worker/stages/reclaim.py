@@ -26,7 +26,7 @@ from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
 from toc.store.batch import Guard
-from toc.store.shards import Answers
+from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
 from toc.worker.stages.entry import NO_FENCE, Inflight
@@ -74,6 +74,9 @@ class Reclaimer:
         """Whether to peek at all slots now."""
         self._to_reclaim: set[Slot] = set()
         """Slots in which entries may have timed out, or be those of a dead worker."""
+        self._skip: Counter[Slot] = Counter()
+        """How many of the oldest to leave out in the next look, which comes at once: they stay, because their
+        rows cannot be read, and behind them may be entries of servers that answer."""
         self._offset = TURNED_SECONDS + random.uniform(0, SPREAD_SECONDS)  # noqa: S311 - spreads load, guards nothing
         self.loop = Loop("reclaim", self.run_once)
 
@@ -89,6 +92,8 @@ class Reclaimer:
             self._peek(slots)
         if self._to_reclaim:
             self._reclaim()
+        if self._skip:
+            return 0.0
         return TICK_SECONDS - self.clock.now_ms() % 1000 / 1000 + self._offset
 
     def _next_slots(self, now: float) -> list[Slot]:
@@ -141,24 +146,40 @@ class Reclaimer:
         dead = self.book.dead
         requests = [
             ExpiredRequest(
-                slot, topics[slot.topic].prepare_timeout, _numbers_of(dead, owned[slot]), RECLAIM_LIMIT
+                slot,
+                topics[slot.topic].prepare_timeout,
+                _numbers_of(dead, owned[slot]),
+                RECLAIM_LIMIT,
+                self._skip[slot],
             )
             for slot in self._to_reclaim
             if slot in owned and slot.topic in topics
         ]
         self._to_reclaim &= {request.slot for request in requests}
         found: dict[Slot, list[tuple[int, float]]] = {}
+        oldest: dict[Slot, list[tuple[int, float]]] = {}
         for slot, result in self.queues.expired(requests).items():
             if isinstance(result, IndexUnavailable):
                 continue
+            if len(result) >= RECLAIM_LIMIT:
+                oldest[slot] = result[:RECLAIM_LIMIT]
             left = [pair for pair in result if self.inflight.get(pair[0]) is None]
             if left:
                 found[slot] = left
-        if found:
-            self._roll_back(found, topics)
+        unknown = self._roll_back(found, topics) if found else {}
+        skipped, self._skip = self._skip, Counter()
+        for slot, pairs in oldest.items():
+            stay = sum(job_id in unknown or self.inflight.get(job_id) is not None for job_id, _ in pairs)
+            if stay:
+                self._skip[slot] = skipped[slot] + stay
 
-    def _roll_back(self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]) -> None:
-        """Write rows, then move the listed entries if unchanged: a crash in between repeats it uncharged."""
+    def _roll_back(
+        self, found: Mapping[Slot, list[tuple[int, float]]], topics: Mapping[str, Topic]
+    ) -> Mapping[int, Trouble]:
+        """Write rows, then move the listed entries if unchanged: a crash in between repeats it uncharged.
+
+        Returns why rows could not be read or written; their entries stay.
+        """
         rows = self.store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
         now = self.clock.now_ms()
         crashes = self._crashes(found, rows, topics, now)
@@ -184,6 +205,7 @@ class Reclaimer:
         known = {slot: [pair for pair in pairs if pair[0] not in unknown] for slot, pairs in found.items()}
         tasks = self._move(known, rows, crashes, lost, topics, now)
         log.warning("reclaimed", slots=len(found), tasks=tasks)
+        return unknown
 
     def _crashes(
         self,
