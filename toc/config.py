@@ -132,6 +132,9 @@ class Settings(BaseSettings):
     """Timeout of a server's answer; at most 2 s for Redis."""
     write_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
     """Timeout of sending to a server."""
+    keepalive: float = Field(15.0, ge=1, le=7200, description="seconds, 1 to 7200")
+    """After how many idle seconds TCP probes a connection to MySQL or Redis, so that a proxy or firewall in
+    between does not forget it."""
 
     processes: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="1 to 256")
     """Worker processes of a daemon. Default: the number of cores."""

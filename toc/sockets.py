@@ -1,4 +1,4 @@
-"""Socket timeouts kept by the kernel, and a check whether the process can open more sockets.
+"""Sockets: timeouts and probes that the kernel keeps, and whether the process can open more.
 
 Python needs two system calls for a socket with a timeout: one that waits and one that reads or writes. Around
 each it releases the interpreter lock and must win it back from other threads, which under load takes longer
@@ -8,22 +8,49 @@ than the call. With the kernel's timeout one call is enough.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 import struct
+
+KEEPALIVE_SECONDS = 15.0
+"""After how many idle seconds the kernel probes a connection, unless a setting says otherwise."""
 
 
 def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
     """Let the kernel end each read and write after this many seconds, with BlockingIOError.
 
-    Returns whether it does. It does not for TLS, whose library would retry forever.
+    Returns whether it does; otherwise the socket is as before. It does not for TLS, whose library would retry
+    forever, nor for the sockets of gevent and eventlet: their descriptors never block.
     """
     if isinstance(sock, ssl.SSLSocket):
         return False
+    before = sock.gettimeout()
+    sock.settimeout(None)
+    if not os.get_blocking(sock.fileno()):
+        sock.settimeout(before)
+        return False
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(read))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(write))
-    sock.settimeout(None)
     return True
+
+
+def keepalive(seconds: float) -> dict[int, int]:
+    """The TCP options with which the kernel probes a connection that has been idle for so long.
+
+    Proxies and firewalls then do not forget it; if one has, the connection ends after three lost probes.
+    """
+    whole = max(1, round(seconds))
+    return {socket.TCP_KEEPIDLE: whole, socket.TCP_KEEPINTVL: whole, socket.TCP_KEEPCNT: 3}
+
+
+def readable(sock: socket.socket, seconds: float) -> bool:
+    """Whether data or the end of the connection can be read within ``seconds``."""
+    if not hasattr(select, "poll"):  # eventlet removes it
+        return bool(select.select([sock], [], [], seconds)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def none_left() -> bool:

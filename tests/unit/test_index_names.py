@@ -82,9 +82,9 @@ def test_urls_are_read(url: str, kind: Topology, addresses: list[tuple[str, int]
 def test_the_parts_of_a_url_reach_the_connection() -> None:
     location = parse("redis+sentinel://u:p%40%2F:@a,b/main?db=2&sentinel_password=s%20s")
     assert location.service == "main"
-    data = location.connection(Address("x", 1), 1.0, sentinel=False)
+    data = location.connection(Address("x", 1), 1.0, 15, sentinel=False)
     assert (data.username, data.password, data.db) == ("u", "p@/:", 2)
-    sentinel = location.connection(Address("x", 1), 1.0, sentinel=True)
+    sentinel = location.connection(Address("x", 1), 1.0, 15, sentinel=True)
     assert (sentinel.username, sentinel.password, sentinel.db) == (None, "s s", 0)
 
 
@@ -92,7 +92,7 @@ def test_tls_options_reach_the_connection(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.touch()
     location = parse(f"rediss+cluster://a:1?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_certs={ca}")
-    connection = location.connection(Address("x", 1), 1.0, sentinel=False)
+    connection = location.connection(Address("x", 1), 1.0, 15, sentinel=False)
     assert (connection.ca_certs, connection.check_hostname) == (str(ca), False)
 
 
@@ -111,7 +111,7 @@ def test_over_tls_a_server_must_prove_its_name_unless_that_is_waived(query: str,
         location = parse(url + query)
         options = location.sentinel_options if sentinel else location.options
         assert options["ssl_check_hostname"] is checked
-        assert location.connection(Address("x", 1), 1.0, sentinel=sentinel).check_hostname is checked
+        assert location.connection(Address("x", 1), 1.0, 15, sentinel=sentinel).check_hostname is checked
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,16 @@ def test_a_write_to_a_peer_that_reads_nothing_ends(pair: tuple[socket.socket, so
         ours.sendall(bytes(1 << 24))
 
 
+def test_a_socket_whose_descriptor_never_blocks_keeps_its_own_time_outs(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = pair
+    ours.settimeout(5)
+    monkeypatch.setattr("os.get_blocking", lambda _: False)  # as of gevent's and eventlet's
+    assert not keep_timeouts(ours, 1, 1)
+    assert ours.gettimeout() == 5
+
+
 def test_tls_keeps_pythons_own_time_outs(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = pair
     ours.settimeout(0.05)

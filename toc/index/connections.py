@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import hiredis
@@ -39,6 +40,11 @@ _MAX_REST_S = 0.5
 """First and longest pause, in seconds, between attempts to reach a node again."""
 _WANTED_S = 5.0
 """For how many seconds after the last request for a node the attempts continue."""
+IDLE_SECONDS = 2.0
+"""A connection that was idle for longer (no loop of a worker pauses so long) must answer a ping before it is
+used: a proxy in between may have forgotten it, and what is sent over it then vanishes."""
+PING_SECONDS = 0.5
+"""Longest wait for that answer."""
 FRESH_SECONDS = 0.05
 """A connection that was used within these seconds is reused without a check, unless another one to its server
 has just broken. A check releases the interpreter, which other threads may then keep for a while."""
@@ -101,6 +107,14 @@ class Wire:
         """Whether the connection can be reused: it is open, and nothing is left to read."""
         try:
             return not self._connection.can_read(0)
+        except (RedisError, OSError):
+            return False
+
+    def answers_ping(self, seconds: float) -> bool:
+        """Whether the server answers within ``seconds``."""
+        try:
+            self.send([("PING",)])
+            return self.has_reply(seconds) and self.read() == b"PONG"
         except (RedisError, OSError):
             return False
 
@@ -174,10 +188,18 @@ class RedisNode:
                 wire = self._idle.pop()
             except IndexError:
                 break
-            fresh = wire.used > max(self._broke, time.monotonic() - FRESH_SECONDS)
-            if fresh or wire.is_quiet():
+            idle = time.monotonic() - wire.used
+            if (idle < FRESH_SECONDS and wire.used > self._broke) or (
+                wire.is_quiet()
+                and (
+                    idle < IDLE_SECONDS
+                    or wire.answers_ping(PING_SECONDS if patience is None else min(patience, PING_SECONDS))
+                )
+            ):
                 return wire
             wire.close()
+            if idle >= IDLE_SECONDS:
+                self._close_idle()  # the others were idle for even longer
         return self.open() if patience is None else self._open_within(patience)
 
     def open(self) -> Wire:
@@ -338,8 +360,12 @@ class RedisNode:
     def close(self) -> None:
         """Close idle connections and stop reconnecting."""
         self._closed.set()
-        while self._idle:
-            self._idle.pop().close()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
 
 def _no_connection(exc: BaseException) -> str:

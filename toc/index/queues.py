@@ -51,6 +51,7 @@ from toc.model.errors import IndexUnavailable
 from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
+from toc.sockets import KEEPALIVE_SECONDS
 
 _ADD = Script("add", "store", "prepare", wakes=True)
 _PREPARE = Script("prepare", "store", "prepare")
@@ -96,7 +97,8 @@ class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
 
     Connects on first use. Timeouts are seconds, at most CONNECT_SECONDS and READ_SECONDS;
-    ``connect_timeout`` applies to each step (reach, log in). Raises ConfigError for an unusable URL.
+    ``connect_timeout`` applies to each step (reach, log in). ``keepalive``: see ``toc.sockets``. Raises
+    ConfigError for an unusable URL.
     """
 
     def __init__(
@@ -106,12 +108,14 @@ class Queues:
         namespace: str | None = None,
         connect_timeout: float = CONNECT_SECONDS,
         read_timeout: float = READ_SECONDS,
+        keepalive: float = KEEPALIVE_SECONDS,
     ) -> None:
         self.namespace = namespace
         self.nodes = RedisNodes(
             parse(url),
             connect_timeout=min(connect_timeout, CONNECT_SECONDS),
             read_timeout=min(read_timeout, READ_SECONDS),
+            keepalive=keepalive,
         )
         self._keys: dict[Slot, SlotKeys] = {}
         self._calls = SlotCalls(self.nodes, self.keys)

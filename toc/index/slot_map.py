@@ -21,6 +21,7 @@ from toc.index.connections import NONSENSE, RedisNode, Wire
 from toc.index.url import Address, Location, Topology
 from toc.model.errors import IndexUnavailable
 from toc.model.fork import call_in_children
+from toc.sockets import KEEPALIVE_SECONDS
 
 HASH_SLOTS = 16384
 _MIN_MAP_AGE_S = 0.05
@@ -30,10 +31,18 @@ _MIN_MAP_AGE_S = 0.05
 class RedisNodes:
     """The servers behind one URL."""
 
-    def __init__(self, location: Location, *, connect_timeout: float, read_timeout: float) -> None:
+    def __init__(
+        self,
+        location: Location,
+        *,
+        connect_timeout: float,
+        read_timeout: float,
+        keepalive: float = KEEPALIVE_SECONDS,
+    ) -> None:
         self.location = location
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
+        self._keepalive = keepalive
         self.refusal: str | None = None
         """Why no call may be sent to any server, or None."""
         self._start_anew()
@@ -75,10 +84,10 @@ class RedisNodes:
         """Return the node at an address."""
         node = self._nodes.get(address)
         if node is None:
-            location, timeout = self.location, self._connect_timeout
+            location, timeout, keepalive = self.location, self._connect_timeout, self._keepalive
 
             def connect() -> Any:
-                return location.connection(address, timeout, sentinel=sentinel)
+                return location.connection(address, timeout, keepalive, sentinel=sentinel)
 
             node = self._nodes.setdefault(
                 address, RedisNode(address, connect, self._read_timeout, self._look_again)

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
+from toc import sockets
 from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError
 
@@ -61,8 +62,8 @@ class Location:
     options: dict[str, Any] = field(default_factory=dict, repr=False)
     sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def connection(self, address: Address, timeout: float, *, sentinel: bool) -> Any:
-        """Create a connection to a data server or a sentinel, not opened yet. ``timeout`` is in seconds.
+    def connection(self, address: Address, timeout: float, keepalive: float, *, sentinel: bool) -> Any:
+        """Create a connection to a data server or a sentinel, not opened yet. Both times are in seconds.
 
         The type is Any because the driver has none for it.
         """
@@ -76,7 +77,14 @@ class Location:
         if address.port == 0:
             return unix(path=address.host, **options)
         tcp: Any = SSLConnection if self.tls else Connection
-        return tcp(host=address.host, port=address.port, socket_keepalive=True, **options)
+        probes = sockets.keepalive(keepalive)
+        return tcp(
+            host=address.host,
+            port=address.port,
+            socket_keepalive=True,
+            socket_keepalive_options=probes,
+            **options,
+        )
 
 
 def parse(url: str) -> Location:

@@ -120,6 +120,7 @@ class TimeoutCenter:
                         connect_timeout=settings.connect_timeout,
                         read_timeout=settings.read_timeout,
                         write_timeout=settings.write_timeout,
+                        keepalive=settings.keepalive,
                         secret_keys=[key.get_secret_value() for key in settings.secret_key],
                     )
         return store
@@ -521,6 +522,7 @@ def open_queues(settings: Settings, most: float = inf) -> Queues:
         namespace=settings.namespace,
         connect_timeout=min(most, settings.connect_timeout),
         read_timeout=min(most, settings.read_timeout),
+        keepalive=settings.keepalive,
     )
 
 

@@ -12,6 +12,7 @@ import pymysql
 from sqlalchemy.engine import URL
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.sockets import KEEPALIVE_SECONDS
 from toc.store.mysql_connection import connector, readable, server_name
 from toc.store.pool import Pool, PooledConnection
 from toc.store.server import (
@@ -72,11 +73,18 @@ class MySqlServer(DatabaseServer):
         read_timeout: float,
         write_timeout: float,
         pool_size: int,
+        keepalive: float = KEEPALIVE_SECONDS,
     ) -> None:
         connect = connector(
-            url, connect_timeout, read_timeout, write_timeout, table_lock_timeout=TABLE_LOCK_SECONDS
+            url,
+            connect_timeout,
+            read_timeout,
+            write_timeout,
+            table_lock_timeout=TABLE_LOCK_SECONDS,
+            keepalive=keepalive,
         )
         self._url = url
+        self._keepalive = keepalive
 
         def connected() -> Any:
             connection = connect()
@@ -87,7 +95,7 @@ class MySqlServer(DatabaseServer):
         super().__init__(server_name(url), databases, pool)
 
     def _connect_within(self, seconds: float) -> Any:
-        return connector(self._url, seconds, seconds, seconds)()
+        return connector(self._url, seconds, seconds, seconds, keepalive=self._keepalive)()
 
     def _execute(
         self,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import select
 import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from socket import IPPROTO_TCP
 from typing import Any, ClassVar
 
 import pymysql
 from pymysql.constants import CLIENT, COMMAND, CR, ER, SERVER_STATUS
 from sqlalchemy.engine import URL
 
+from toc import sockets
 from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError, StoreUnavailable
-from toc.sockets import keep_timeouts
 from toc.store.packets import read_answers
 from toc.store.server import Result
 
@@ -74,8 +74,10 @@ def connector(
     write_timeout: float,
     database: str | None = None,
     table_lock_timeout: int | None = None,
+    keepalive: float = sockets.KEEPALIVE_SECONDS,
 ) -> Callable[[], Any]:
-    """A function that opens a connection with the session settings of toc. Timeouts are seconds.
+    """A function that opens a connection with the session settings of toc. Timeouts are seconds, and so is
+    ``keepalive``, after which the kernel probes an idle connection.
 
     ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
@@ -92,6 +94,7 @@ def connector(
     def make(*, at_once: bool = True) -> MySqlConnection:
         try:
             return MySqlConnection(
+                keepalive=keepalive,
                 host=url.host or "127.0.0.1",
                 port=url.port or 3306,
                 user=url.username,
@@ -227,22 +230,33 @@ class MySqlConnection(pymysql.connections.Connection):
     """Seconds until the server's first answer."""
     _waits = 1
     """How often a read waits, with a ping in between."""
+    _kernel = True
+    """Whether the kernel keeps the timeouts."""
     _may_ping = _pinged = False
     max_packet = 1 << 20
     """Most bytes that the server accepts at once: assumed until it has said its limit."""
+
+    def __init__(self, *, keepalive: float, **options: Any) -> None:
+        self._keepalive = keepalive
+        super().__init__(**options)
 
     def connect(self, sock: Any = None) -> None:
         """Connect, and let the kernel keep the timeouts if there is no TLS."""
         super().connect(sock)
         driver: Any = self  # it has no public way to its socket
+        if not driver.unix_socket:
+            for option, value in sockets.keepalive(self._keepalive).items():
+                driver._sock.setsockopt(IPPROTO_TCP, option, value)
         read, write = driver._read_timeout, driver._write_timeout
         waits = ceil((read or 0.0) / _PING_SECONDS)
-        if None not in (read, write) and keep_timeouts(driver._sock, read / waits, write):
+        if None not in (read, write) and sockets.keep_timeouts(driver._sock, read / waits, write):
             self._waits = waits
             driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
             # The driver's own reads do not know the kernel's timeouts: from here on, only ``answers`` reads.
             driver._rfile.close()
             driver._rfile = None
+        else:
+            self._kernel = False
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
         settings = repr(sorted(sslp.items()))
@@ -308,9 +322,10 @@ class MySqlConnection(pymysql.connections.Connection):
 
     def _read(self) -> bytes:
         driver: Any = self
-        tls = isinstance(driver._sock, ssl.SSLSocket)  # its socket, not the kernel, keeps the timeout
-        if tls and not driver._sock.pending() and not readable(self, _PING_SECONDS):
-            self._ping()
+        if not self._kernel:
+            decrypted = isinstance(driver._sock, ssl.SSLSocket) and driver._sock.pending()
+            if not decrypted and not readable(self, _PING_SECONDS):
+                self._ping()
         for left in reversed(range(self._waits)):
             try:
                 data: bytes = driver._sock.recv(_READ_BYTES)
@@ -337,8 +352,4 @@ def server_name(url: URL) -> str:
 def readable(connection: Any, seconds: float) -> bool:
     """Whether the server sends data or hangs up within ``seconds``."""
     socket = connection._sock  # the driver has no public way to it
-    if socket is None:
-        return True
-    poll = select.poll()
-    poll.register(socket, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    return socket is None or sockets.readable(socket, seconds)

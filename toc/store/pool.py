@@ -41,6 +41,11 @@ class PooledConnection:
         self.used: float | None = None
         """When it was last given back, on the monotonic clock; None if it is new."""
 
+    @property
+    def idle(self) -> float:
+        """Seconds since it was last given back; 0 if it is new."""
+        return 0.0 if self.used is None else time.monotonic() - self.used
+
 
 class Pool:
     """At most ``size`` connections, opened by ``connect`` on demand; the most recently used goes first.
@@ -98,6 +103,10 @@ class Pool:
             self.drop(link)
             return
         link.used = time.monotonic()
+        self.put_back(link)
+
+    def put_back(self, link: PooledConnection) -> None:
+        """Take back an idle connection that was not used."""
         self._idle.append(link)
         self._tell()
 

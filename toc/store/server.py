@@ -27,6 +27,11 @@ LOST_FAST_SECONDS = 1.0
 """Seconds. If a connection breaks later than this, the server hangs: do not wait a second time."""
 
 
+IDLE_SECONDS = 2.0
+"""A connection that was idle for longer (no loop of a worker pauses so long) must answer a ping before it is
+used: a proxy in between may have forgotten it, and what is sent over it then vanishes."""
+PING_SECONDS = 1.0
+"""Longest wait for that answer."""
 FRESH_SECONDS = 0.05
 """A connection used within these seconds is not checked before reuse, unless one has just broken: each check
 is a moment in which other threads take the interpreter."""
@@ -130,6 +135,9 @@ class DatabaseServer(ABC):
         server likes. Raises what ``run`` raises.
         """
         while (link := self._pool.take_idle()) is not None:
+            if link.idle > IDLE_SECONDS:  # and so are all others; ``run`` may wait for their answers
+                self._pool.put_back(link)
+                return None
             if self._is_usable(link, trust_fresh=True):
                 try:
                     self._ask(link, statements)
@@ -242,11 +250,27 @@ class DatabaseServer(ABC):
                 return link
 
     def _is_usable(self, link: PooledConnection, trust_fresh: bool) -> bool:
-        """Whether a connection is usable, as far as can be seen; otherwise drop it."""
-        fresh = link.used is None or (trust_fresh and time.monotonic() - link.used < FRESH_SECONDS)
-        if fresh or not self._hung_up(link.driver):
+        """Whether a connection is usable; otherwise drop it."""
+        if link.used is None or (trust_fresh and link.idle < FRESH_SECONDS):
             return True
-        self._pool.drop(link)
+        if self._hung_up(link.driver):
+            self._pool.drop(link)
+        elif link.idle < IDLE_SECONDS or self._answers_ping(link):
+            return True
+        else:
+            self._pool.drop(link)
+            self._pool.close()  # the others were idle for even longer
+        return False
+
+    def _answers_ping(self, link: PooledConnection) -> bool:
+        try:
+            self._ask(link, [Statement("SELECT 1")])
+            if self._answered(link, PING_SECONDS):
+                self._answers(link)
+                return True
+        except Exception as exc:
+            if self.translate(exc, sent=True) is exc:
+                raise
         return False
 
     @abstractmethod

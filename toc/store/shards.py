@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
+from toc.sockets import KEEPALIVE_SECONDS
 from toc.store.health import Health
 from toc.store.mysql import MySqlServer
 from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
@@ -113,6 +114,7 @@ class Shards:
         connect_timeout: float,
         read_timeout: float,
         write_timeout: float,
+        keepalive: float = KEEPALIVE_SECONDS,
         pool_size: int,
     ) -> None:
         self.layout = layout
@@ -129,6 +131,7 @@ class Shards:
                         connect_timeout=connect_timeout,
                         read_timeout=read_timeout,
                         write_timeout=write_timeout,
+                        keepalive=keepalive,
                         pool_size=pool_size,
                     )
                 )

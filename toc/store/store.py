@@ -12,6 +12,7 @@ from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import OnConflict, Request, TaskRow, check_expiry
+from toc.sockets import KEEPALIVE_SECONDS
 from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.audit import AuditTable
@@ -56,10 +57,10 @@ IDS_READ = 10_000
 class Store(Batches):
     """The task table and the topic table over all servers.
 
-    Connects on first use; thread-safe; usable after a fork. Timeouts are seconds. ``urls`` are SQLAlchemy
-    URLs, each of which takes a block of the databases, in order; or one sqlite:/// URL. ``pool_size`` bounds
-    the connections to each server. ``secret_keys`` encrypt the secrets of webhook targets. Raises
-    ConfigError.
+    Connects on first use; thread-safe; usable after a fork. Timeouts and ``keepalive`` (see ``toc.sockets``)
+    are seconds. ``urls`` are SQLAlchemy URLs, each of which takes a block of the databases, in order; or one
+    sqlite:/// URL. ``pool_size`` bounds the connections to each server. ``secret_keys`` encrypt the secrets
+    of webhook targets. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
     has not been run. Methods over many tasks (``Batches``) send one batch to each server. Methods
@@ -78,6 +79,7 @@ class Store(Batches):
         connect_timeout: float = 3.0,
         read_timeout: float = 10.0,
         write_timeout: float = 10.0,
+        keepalive: float = KEEPALIVE_SECONDS,
         pool_size: int = 8,
         secret_keys: Sequence[str] = (),
     ) -> None:
@@ -86,6 +88,7 @@ class Store(Batches):
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
             write_timeout=write_timeout,
+            keepalive=keepalive,
             pool_size=pool_size,
         )
         super().__init__(shards, Leases(shards), clock)

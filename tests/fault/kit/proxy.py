@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class Stats:
     """Replies of which a client saw the first bytes alone."""
     flipped: int = 0
     """Replies in which one byte was changed."""
+    vanished: int = 0
+    """Pieces that came from clients over connections that were forgotten."""
 
 
 @dataclass
@@ -65,6 +68,8 @@ class _Pair:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
     losing: bool = False
+    forgotten: bool = False
+    used: float = field(default_factory=time.monotonic)
     quiet: float = 0.0
     tail: bytes = b""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -99,6 +104,11 @@ class Proxy:
     def cut(self) -> int:
         """Cut every open connection; returns how many."""
         return self._ask(self._cut())
+
+    def forget(self, idle: float = 0.0) -> int:
+        """Let vanish what clients send over connections that were idle for so long; returns how many these
+        are. Neither side is told."""
+        return self._ask(self._forget(idle))
 
     def refuse(self) -> int:
         """Cut every open connection and hang up on new ones, until ``accept``."""
@@ -200,6 +210,10 @@ class Proxy:
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
                 self.stats.requests += 1
+                pair.used = time.monotonic()
+                if pair.forgotten:
+                    self.stats.vanished += 1
+                    continue
                 self._choose(pair, data)
                 await self._flow.wait()
                 pair.server.write(data)
@@ -279,6 +293,12 @@ class Proxy:
         for pair in pairs:
             self._end(pair, flush=False)
         return len(pairs)
+
+    async def _forget(self, idle: float) -> int:
+        forgotten = [pair for pair in self._pairs if time.monotonic() - pair.used >= idle]
+        for pair in forgotten:
+            pair.forgotten = True
+        return len(forgotten)
 
     async def _stall(self) -> None:
         self._flow.clear()
