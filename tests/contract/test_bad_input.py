@@ -67,6 +67,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "surrogate": ("InvalidAttribute", {"delay": 9, "attribute": {"a": "\ud800"}}),
     "loop": ("InvalidAttribute", {"delay": 9, "attribute": LOOP}),
     "deep": ("InvalidAttribute", {"delay": 9, "attribute": _deep(50_000)}),
+    "a level too deep": ("InvalidAttribute", {"delay": 9, "attribute": _deep(64)}),
     "too long": ("InvalidAttribute", {"delay": 9, "attribute": {"a": "x" * 4096}}),
     "too long wide": ("InvalidAttribute", {"delay": 9, "attribute": {"a": "😀" * 4096}}),
     "huge int": ("InvalidAttribute", {"delay": 9, "attribute": {"a": 10**5000}}),

@@ -18,7 +18,7 @@ from harness.secured import root_url
 from harness.system import System
 from sqlalchemy.engine import make_url
 
-from toc import Settings, TimeoutCenter
+from toc import Settings, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.dev.local.embedded import EmbeddedStack
 from toc.dev.local.process import free_port
@@ -29,6 +29,7 @@ from toc.operate import doctor
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.secretbox import new_key
+from toc.store.server import Statement
 
 
 @pytest.fixture
@@ -188,6 +189,38 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     assert [line.level for line in lines] == sorted(
         (line.level for line in lines), key=doctor.WORST_FIRST.index
     )
+
+
+@pytest.mark.parametrize("damage", [b"[" * 3000, b'{"weight": 1e9, "worker_id": [], "workers": 7, "at": -1}'])
+def test_nodes_and_rows_that_another_program_has_written_are_named_and_stop_nothing(
+    system: System, damage: bytes
+) -> None:
+    center = system.center
+    system.create_topics(slots=4)
+    for host in ("host-a", "host-b"):  # the one that does not lead watches the assignment
+        system.start(host, processes=1)
+    first = center.submit("test.sync", biz_id=1, delay=0.1)
+    system.wait(lambda: system.row(first).status == TaskStatus.PROCESSED, "it works", 60)
+    nodes = ["workers/host-q-0-1", "weight/host-q"]
+    if damage.startswith(b"["):
+        nodes += ["drain/host-q", "pin/test.sync_9", "dead/host-q-0-1", "slots/test.nobody_1"]
+    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
+        for node in (*nodes, "assignment/test.batch"):
+            directory, name = node.split("/")
+            operator._write(directory, name, damage)
+    topics = center.store.topics
+    topics.create(Topic("test.odd", 78, 2))
+    topics._server.run([Statement(f"UPDATE {topics._table} SET retries=99 WHERE name='test.odd'")])
+    later = center.submit("test.batch", biz_id=2, delay=0.5)
+    system.wait(lambda: system.row(later).status == TaskStatus.PROCESSED, "it still works", 60)
+
+    def named() -> set[str]:
+        found = having(doctor.examine(center), Level.WARN, "another program has written it")
+        return {line.of.partition("/toc/")[2].partition("/")[2] for line in found}
+
+    system.wait(lambda: named() == set(nodes), "all are named; the leader has written the assignment", 60)
+    (line,) = having(doctor.examine(center), Level.REFUSE, "cannot be understood")
+    assert line.of == "test.odd"
 
 
 def replace_row(row: Any, **changes: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
@@ -16,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import from_ms, to_ms
-from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput, NaiveDatetime, shown
+from toc.model.documents import parse
+from toc.model.errors import (
+    InvalidAttribute,
+    InvalidDelay,
+    InvalidDocument,
+    InvalidInput,
+    NaiveDatetime,
+    shown,
+)
 from toc.model.sharding import valid_job_id
 
 if TYPE_CHECKING:
@@ -115,9 +122,9 @@ def attribute(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidAttribute(f"--attribute is not JSON: {exc}") from exc
+        value = parse(text, surrogates=True)
+    except InvalidDocument as exc:
+        raise InvalidAttribute(f"--attribute cannot be read: {exc}") from None
     if not isinstance(value, dict):
         raise InvalidAttribute(
             f"""--attribute must be a JSON object such as {{"reason": "unpaid"}}, not {text[:40]}"""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from typing import Any
 
 from toc.coordination.session import Session
-from toc.coordination.znodes import Paths, decode, encode, slot_of
+from toc.coordination.znodes import Paths, encode, holder_of, slot_of
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -116,8 +116,8 @@ class Claims:
         self.vacant.clear()  # once a claim is gone, another daemon may take the slot
         self._session.delete(
             path
-            for path, node in zip(paths, nodes, strict=True)
-            if node and (node.session == session_id or decode(node.data).get("worker_id") in self._ours)
+            for path, slot, node in zip(paths, slots, nodes, strict=True)
+            if node and (node.session == session_id or holder_of(str(slot), node.data) in self._ours)
         )
         self.leftover.clear()
 
@@ -133,7 +133,7 @@ class Claims:
         passed_on: list[tuple[Slot, int]] = []
         ours = {}
         for slot, node in zip(refused, nodes, strict=True):
-            holder = decode(node.data).get("worker_id") if node else None
+            holder = holder_of(str(slot), node.data) if node else None
             if node is None:
                 ours[slot] = wanted[slot]  # it is free by now
             elif node.session == session_id and holder == wanted[slot]:

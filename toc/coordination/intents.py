@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Any
 
 from toc.coordination.assignment import Member
 from toc.coordination.session import Session, Watch
-from toc.coordination.znodes import Paths, decode, instant, member_of, slot_of
+from toc.coordination.znodes import Paths, decode, instant, member_of, not_understood, slot_of, weight_of
 from toc.model.topic import Slot
 
 DIRECTORIES = ("drain", "pin", "weight", "rebalance")
@@ -83,7 +82,7 @@ def read_intents(
 
     def found(directory: str) -> list[tuple[str, dict[str, Any]]]:
         nodes = session.nodes(paths.directory(directory), watch(directory))
-        return [(name, decode(node.data)) for name, node in nodes.items()]
+        return [(name, decode(name, node.data)) for name, node in nodes.items()]
 
     drains = {name: Drain(name, *_origin(values)) for name, values in found("drain")}
     pins: dict[Slot, Pin] = {}
@@ -91,10 +90,12 @@ def read_intents(
         slot, target = slot_of(name), values.get("target")
         if slot is not None and isinstance(target, str):
             pins[slot] = Pin(*slot, target, *_origin(values))
+        elif values:
+            not_understood(name, "a pin is named after a slot and has a target")
     weights: dict[str, Weight] = {}
     for name, values in found("weight"):
-        weight = values.get("weight")
-        if isinstance(weight, (int, float)) and 0 < weight < inf:
+        weight = weight_of(name, values)
+        if weight is not None:
             weights[name] = Weight(name, weight, *_origin(values))
     requests = session.children(paths.directory("rebalance"), watch("rebalance"))
     return Intents(drains, pins, weights, requests)

@@ -17,7 +17,16 @@ from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.cut_off import CutOff
 from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
-from toc.coordination.znodes import Assigned, Paths, assignment_data, decode, encode, first_candidate, slot_of
+from toc.coordination.znodes import (
+    Assigned,
+    Paths,
+    assignment_data,
+    decode,
+    encode,
+    first_candidate,
+    holder_of,
+    slot_of,
+)
 from toc.model.clock import Clock
 from toc.model.features import KNOWN, Lacking, lacking
 from toc.observe.log import get_logger
@@ -135,7 +144,7 @@ class Leader:
             self.inputs_changed()
         others = [self.paths.node("leader", first)] if first and not self.leading else []
         node = next(iter(self.session.read(others)), None)
-        self._leader_lacks_features = node is not None and "features" not in decode(node.data)
+        self._leader_lacks_features = node is not None and "features" not in decode(first, node.data)
         if self._leader_lacks_features:
             self.inputs_changed()
 
@@ -267,8 +276,7 @@ class Leader:
         }
         nodes = self.session.read(self.paths.node("slots", name) for name in slots)
         for slot, node in zip(slots.values(), nodes, strict=True):
-            holder = decode(node.data).get("worker_id") if node else None
-            owners[slot.topic][slot.number] = holder if isinstance(holder, str) else None
+            owners[slot.topic][slot.number] = holder_of(str(slot), node.data) if node else None
         return owners
 
     def _write(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
 from toc.coordination.address import Address
@@ -14,6 +14,7 @@ from toc.coordination.intents import Intents, Pin, read_intents, read_members
 from toc.coordination.session import Session
 from toc.coordination.znodes import (
     DIRECTORIES,
+    MAX_WEIGHT,
     Paths,
     check_node_name,
     decode,
@@ -23,13 +24,11 @@ from toc.coordination.znodes import (
     member_of,
     owners_of,
     slot_of,
+    weight_of,
 )
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput
 from toc.model.topic import Delivery, Slot
-
-MAX_WEIGHT = 1000
-"""The largest weight, as for TOC_WEIGHT."""
 
 
 class Move(NamedTuple):
@@ -112,7 +111,7 @@ class Operator:
                     WorkerRow(
                         member,
                         weight=weight.weight if weight else member.weight,
-                        joined=instant(decode(node.data), "joined"),
+                        joined=instant(decode(name, node.data), "joined"),
                         assigned=assigned[name, False],
                         owned=held[name, False],
                         tables_assigned=assigned[name, True],
@@ -131,6 +130,20 @@ class Operator:
         members = read_members(self._session, self._paths)
         senders = [member for member in members if Delivery.WEBHOOK.value in member.serves]
         return sorted({member.host for member in senders if key not in member.keys})
+
+    def damaged_nodes(self) -> list[str]:
+        """Return the nodes whose data toc would not write: they count for nothing."""
+        readers: dict[str, Callable[[str, bytes], object]] = {
+            "workers": member_of,
+            "assignment": owners_of,
+            "weight": lambda name, data: weight_of(name, decode(name, data)),
+        }
+        return [
+            self._paths.node(directory, name)
+            for directory in DIRECTORIES
+            for name, node in self._session.nodes(self._paths.directory(directory)).items()
+            if not readers.get(directory, decode)(name, node.data)
+        ]
 
     def intents(self) -> Intents:
         """Return all intents, each with the operator and the time."""
@@ -202,7 +215,7 @@ class Operator:
 
     def _assignment(self) -> dict[str, list[str | None]]:
         nodes = self._session.nodes(self._paths.directory("assignment"))
-        return {name: owners_of(node.data) for name, node in nodes.items()}
+        return {name: owners_of(name, node.data) for name, node in nodes.items()}
 
     def _write(self, directory: str, name: str, data: bytes) -> None:
         # All directories are made here, because an intent may be written before the first daemon starts.
@@ -227,7 +240,7 @@ def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
     """Return the owner of each held slot. Raises CoordinationUnavailable."""
     claims = {}
     for name, node in session.nodes(paths.directory("slots")).items():
-        slot, values = slot_of(name), decode(node.data)
+        slot, values = slot_of(name), decode(name, node.data)
         if slot is not None and values:
             claims[slot] = SlotOwner(str(values.get("worker_id")), instant(values, "since"))
     return claims

@@ -35,13 +35,19 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from math import inf
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from toc.coordination.assignment import Member
-from toc.model.errors import InvalidInput, shown
+from toc.model.documents import parse_object
+from toc.model.errors import InvalidDocument, InvalidInput, shown
 from toc.model.topic import Slot
+from toc.observe.log import get_logger
 
+log = get_logger(__name__)
+
+MAX_WEIGHT = 1000
+"""The largest weight, as for TOC_WEIGHT."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,5}")
 _YEAR_10000 = 253_402_300_800_000
 """The first instant (ms) that Python's datetime cannot hold."""
@@ -99,13 +105,35 @@ def encode(**values: object) -> bytes:
     return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
 
 
-def decode(data: bytes) -> dict[str, Any]:
-    """Decode a node's data; {} if it is not a JSON object, which toc would not write."""
+def decode(name: str, data: bytes) -> dict[str, Any]:
+    """Decode the data of the node of this name; {} if it is not a JSON object, which toc would not write."""
     try:
-        values = json.loads(data)
-    except ValueError:
+        return parse_object(data)
+    except InvalidDocument as exc:
+        not_understood(name, str(exc))
         return {}
-    return values if isinstance(values, dict) else {}
+
+
+@lru_cache(256)
+def not_understood(name: str, error: str) -> None:
+    """Log, once, that the data of a node are not what toc writes."""
+    log.warning("node_not_understood", node=name, error=error)
+
+
+def holder_of(name: str, data: bytes) -> str | None:
+    """Return the worker_id in the data of a claim; None without one."""
+    holder = decode(name, data).get("worker_id")
+    return holder if isinstance(holder, str) else None
+
+
+def weight_of(name: str, values: dict[str, Any]) -> float | None:
+    """Return the weight in a node's data; None if workers cannot have it."""
+    weight = values.get("weight")
+    if isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 < weight <= MAX_WEIGHT:
+        return weight
+    if values:
+        not_understood(name, f"a weight is a number of more than 0 and at most {MAX_WEIGHT}")
+    return None
 
 
 def instant(values: dict[str, Any], key: str) -> int:
@@ -123,9 +151,9 @@ def member_data(member: Member, joined: int) -> bytes:
 
 def member_of(worker_id: str, data: bytes) -> Member | None:
     """Return the member that workers/{worker_id} describes; None if the data are malformed."""
-    values = decode(data)
-    host, weight = values.get("host"), values.get("weight")
-    if not isinstance(host, str) or not isinstance(weight, (int, float)) or not 0 < weight < inf:
+    values = decode(worker_id, data)
+    host, weight = values.get("host"), weight_of(worker_id, values)
+    if not isinstance(host, str) or weight is None:
         return None
     given: dict[str, Any] = {}
     for name, kind in _KINDS.items():
@@ -155,11 +183,12 @@ def assignment_data(owners: Sequence[str | None], by: str, now_ms: int) -> bytes
     return encode(workers=workers, slots=slots, by=by, at=now_ms)
 
 
-def owners_of(data: bytes) -> list[str | None]:
+def owners_of(topic: str, data: bytes) -> list[str | None]:
     """Return the owner per slot number in assignment/{topic}; [] if the data are malformed."""
-    values = decode(data)
+    values = decode(topic, data)
     workers, slots = values.get("workers"), values.get("slots")
     if not isinstance(workers, list) or not isinstance(slots, list):
+        not_understood(topic, "an assignment has lists of workers and slots")
         return []
     return [
         str(workers[index]) if isinstance(index, int) and 0 <= index < len(workers) else None

@@ -399,7 +399,7 @@ class ZooKeeperCoordinator:
             self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
         if gone or leaders:
             nodes = self._session.nodes(self._paths.directory("leader"))
-            daemons = {name: str(decode(node.data).get("daemon")) for name, node in nodes.items()}
+            daemons = {name: str(decode(name, node.data).get("daemon")) for name, node in nodes.items()}
             self._session.delete(
                 self._paths.node("leader", name)
                 for name, daemon in daemons.items()
@@ -482,8 +482,10 @@ class ZooKeeperCoordinator:
             (self._paths.node("assignment", name) for name in names), self._changes.topic
         )
         for name, node in zip(names, nodes, strict=True):
-            if node is not None:
-                self._assignment[name] = Assigned(owners_of(node.data), node.version)
+            if node is not None and (owners := owners_of(name, node.data)):
+                self._assignment[name] = Assigned(owners, node.version)
+            elif node is not None:  # another program's: without it, the leader writes what is in force
+                self._session.delete([self._paths.node("assignment", name)])
             elif (known := self._assignment.pop(name, None)) and name in self._topics:
                 # Its node was deleted. It stays in force, and the leader writes it again.
                 self._assignment[name] = Assigned(known.owners, -1)

@@ -10,8 +10,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from toc.coordination.intents import Intents
-from toc.coordination.operator import MAX_WEIGHT
-from toc.coordination.znodes import check_node_name
+from toc.coordination.znodes import MAX_WEIGHT, check_node_name
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Action
 from toc.operate import admin

@@ -11,7 +11,6 @@ little-endian. In the timer: namespace, queue, tries left, id. In a list: tries 
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 from base64 import b64decode
@@ -23,6 +22,7 @@ from toc.gateway.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.importing.takeover import NEVER, Found, Passed, instant_of, paged
 from toc.index.foreign import FOREVER, ForeignRedis
 from toc.model.clock import Clock
+from toc.model.documents import parse_object
 from toc.model.template import Template
 from toc.sdk.submission import LATEST_MS
 
@@ -189,12 +189,7 @@ def _content(job_id: str, stored: bytes | None) -> tuple[bytes, dict[str, str]]:
         raise ValueError("its key holds no string")
     if len(job_id) <= ULID_CHARS:
         return stored, {}
-    try:
-        payload = json.loads(stored)
-    except RecursionError:
-        raise ValueError from None
-    if not isinstance(payload, dict):
-        raise ValueError  # noqa: TRY004 - of the text's kind, as json's own are
+    payload = parse_object(stored, most=len(stored))
     body, attributes = payload.get("body"), payload.get("attributes") or {}
     if not isinstance(body, (str, type(None))) or not isinstance(attributes, dict):
         raise ValueError  # noqa: TRY004

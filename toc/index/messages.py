@@ -192,9 +192,13 @@ def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:
-    """Parse a flat hash or list of numbers and workers, with or without the counter: number -> worker_id."""
+    """Parse a flat hash or list of claim numbers and workers, with or without the counter."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
-    return {int(number): worker.decode(errors="replace") for number, worker in pairs if number.isdigit()}
+    return {
+        int(number): worker.decode(errors="replace")
+        for number, worker in pairs
+        if number.isdigit() and len(number) < 5
+    }
 
 
 class PermitRequest(NamedTuple):

@@ -24,7 +24,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 
-from toc.model.errors import FeatureNotReady
+from toc.model.documents import parse_object
+from toc.model.errors import FeatureNotReady, InvalidDocument
 
 MOST_HOSTS = 10
 """How many hosts are kept for each feature."""
@@ -66,10 +67,8 @@ def decode(text: str | None) -> Lacking:
     """Decode the text that ``encode`` wrote. Returns {} if there is no text or toc did not write
     it."""
     try:
-        values = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    if not isinstance(values, dict):
+        values = parse_object(text or "{}")
+    except InvalidDocument:
         return {}
     return {str(name): tuple(map(str, hosts)) for name, hosts in values.items() if isinstance(hosts, list)}
 

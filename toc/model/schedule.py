@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Self
 
 from toc.model.calendar import END, Calendar, Cron, Interval, zone_named
 from toc.model.clock import from_ms, to_ms
+from toc.model.documents import parse_object
 from toc.model.errors import InvalidSchedule, shown
 from toc.model.sharding import crc32
 from toc.model.target import ATTRIBUTE as ROUTE
@@ -235,13 +236,13 @@ class Definition:
     def of_json(cls, name: str, text: str) -> Self:
         """Read what ``to_json`` wrote. Raises InvalidSchedule if it is something else."""
         try:
-            values = json.loads(text)
+            values = parse_object(text)
             for key in ("every", "window", "jitter"):
                 if values[key] is not None:
                     values[key] = timedelta(milliseconds=values[key])
             values["anchor"] = from_ms(values["anchor"])
             return cls(name, **values)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             if isinstance(exc, InvalidSchedule):
                 raise
             raise InvalidSchedule(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.model.body import Body
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidAttribute, InvalidExpiry, UnreadableTask
+from toc.model.documents import MAX_DEPTH, check_depth, parse_object
+from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask
 from toc.model.wire import instant
 
 if TYPE_CHECKING:
@@ -336,8 +337,10 @@ def task_of(
             body,
             redrives,
         )
-    except (ValueError, OverflowError, RecursionError) as exc:
-        raise UnreadableTask(row.job_id, type(exc).__name__) from None  # its text may quote the attribute
+    except InvalidDocument as exc:
+        raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
+    except (ValueError, OverflowError) as exc:
+        raise UnreadableTask(row.job_id, type(exc).__name__) from None
 
 
 _cached_from_ms = lru_cache(256)(from_ms)
@@ -354,17 +357,15 @@ def check_expiry(expires_at: int, action_time: int) -> None:
 
 
 def decode_attribute(text: str) -> dict[str, Any]:
-    """Parse a stored attribute. Raises ValueError if it is no JSON object."""
-    attribute = json.loads(text) if text != "{}" else {}
-    if not isinstance(attribute, dict):
-        raise ValueError  # noqa: TRY004 - of the text's kind, as json's own are
-    return attribute
+    """Parse a stored attribute. Raises InvalidDocument."""
+    return parse_object(text) if text != "{}" else {}
 
 
 def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
     """Encode the attribute as stored: a JSON object with sorted keys, so that equal ones are equal texts.
 
-    Raises InvalidAttribute if it is not JSON (NaN and infinity are not) or longer than its column.
+    Raises InvalidAttribute if it is not JSON (NaN and infinity are not), nested more than 64 deep, or longer
+    than its column.
     """
     if attribute is None:
         return "{}"
@@ -372,17 +373,20 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
         raise InvalidAttribute(f"attribute must be a dict, not {type(attribute).__name__}")
     try:
         text = _ATTRIBUTES.encode(dict(attribute))
-        size = len(text.encode())
+        data = text.encode()
+        check_depth(data)
         same = json.loads(text) == attribute
     except UnicodeEncodeError as exc:
         raise InvalidAttribute("attribute contains a lone surrogate, which UTF-8 cannot encode") from exc
-    except (TypeError, ValueError, RecursionError) as exc:
+    except (InvalidDocument, RecursionError):
+        raise InvalidAttribute(f"attribute is nested more than {MAX_DEPTH} deep, or within itself") from None
+    except (TypeError, ValueError) as exc:
         raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
     if not same:
         raise InvalidAttribute("attribute changes when it is stored as JSON: use string keys and lists")
     if len(text) > MAX_ATTRIBUTE_CHARS:
         raise InvalidAttribute(
-            f"attribute has {len(text)} characters ({size} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} characters "
-            f"are allowed: keep the payload elsewhere and put its id here"
+            f"attribute has {len(text)} characters ({len(data)} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} "
+            f"characters are allowed: keep the payload elsewhere and put its id here"
         )
     return text

@@ -23,7 +23,8 @@ from typing import Any
 
 from toc.model import wire
 from toc.model.clock import to_ms
-from toc.model.errors import StoreUnavailable, TocError
+from toc.model.documents import parse_object
+from toc.model.errors import InvalidDocument, StoreUnavailable, TocError
 from toc.observe.log import get_logger, redact
 from toc.store.audit import MOST_TEXT, AuditRow
 from toc.store.store import Store
@@ -59,16 +60,16 @@ def target_changed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def action_record(row: AuditRow) -> dict[str, Any]:
     """Return how an action is shown. Its ``outcome`` is "unknown" while it is running, or if its end was not
-    recorded."""
-    result = {} if row.result is None else json.loads(row.result)
+    recorded. What cannot be read of its row is {"unreadable": why}."""
+    result = {} if row.result is None else _read(row.result)
     return {
         "id": row.action_id,
-        "at": wire.instant(row.began),
+        "at": wire.instant(row.began or 0),
         "by": row.actor,
         "action": row.action,
         "target": row.target,
         "outcome": result.pop("outcome", "unknown"),
-        "details": json.loads(row.details),
+        "details": _read(row.details),
         "result": result,
         "ended": None if row.ended is None else wire.instant(row.ended),
     }
@@ -117,6 +118,13 @@ def _text(values: dict[str, Any]) -> str:
     text = _storable(json.dumps(values, ensure_ascii=False, default=_shown))
     size = len(text.encode())
     return text if size <= MOST_TEXT else json.dumps({"too_long": size, "begins": text[:2000]})
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        return parse_object(text)
+    except InvalidDocument as exc:  # another program has changed the row
+        return {"unreadable": str(exc)}
 
 
 def _shown(value: object) -> str:

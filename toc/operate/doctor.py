@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from toc.coordination import ensemble
@@ -29,6 +30,8 @@ from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
 from toc.store.scan import DueRow
+from toc.store.store import Store
+from toc.store.unsharded_table import UnshardedTable
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
@@ -95,6 +98,7 @@ def examine(
     else:
         lines += _alone(center, topics, lines)
     lines += _topics(topics, peeks)
+    lines += _damaged_rows(center.store)
     lines += _lines("targets", targets.examine(center, topics))
     lines += _lines("schedules", schedules.examine(center, topics))
     progress(0.8, "looking for overdue tasks")
@@ -215,6 +219,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         with open_operator(settings) as operator:
             workers, wanted, rows = operator.workers(), operator.intents(), operator.slots()
             lines += _open(operator.open_nodes())
+            lines += _damaged(operator.damaged_nodes())
             moving = _moving(rows, topics)
             if moving:
                 time.sleep(MOVE_SECONDS)
@@ -247,6 +252,12 @@ def _open(nodes: list[str]) -> Iterator[Line]:
         what = f"anyone can change {', '.join(nodes)}: created before TOC_ZOOKEEPER named a user"
         do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
         yield Line(Level.WARN, "zookeeper", "-", what, do)
+
+
+def _damaged(nodes: list[str]) -> Iterator[Line]:
+    for node in nodes:
+        what = "its data cannot be read, so it counts for nothing: another program has written it"
+        yield Line(Level.WARN, "zookeeper", node, what, f"in zkCli.sh: delete {node}")
 
 
 def _moving(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[tuple[str, int], str]:
@@ -325,6 +336,21 @@ def _none_yet(topics: list[Topic]) -> Iterator[Line]:
     if not topics:
         do = "toc topic create NAME --biz-type N --slots N"
         yield Line(Level.NOTE, "topics", "-", "there are no topics yet", do)
+
+
+def _damaged_rows(store: Store) -> Iterator[Line]:
+    """Name the rows of small tables that count for nothing, because they hold what toc never writes."""
+    tables: list[tuple[str, UnshardedTable, Callable[[], set[str]]]] = [
+        ("topics", store.topics, lambda: {each.name for each in store.topics.list()}),
+        ("templates", store.templates, lambda: {each.pattern for each in store.templates.list()}),
+        ("tokens", store.tokens, lambda: {each.name for each in store.tokens.list()}),
+        ("targets", store.targets, lambda: {each.name for each in store.targets.list()}),
+    ]
+    with suppress(TocError):  # the server fails: reported elsewhere
+        for part, table, understood in tables:
+            for name in sorted(table.names() - understood()):
+                what = "its row cannot be understood and counts for nothing: another program has changed it"
+                yield Line(Level.REFUSE, part, name, what, "correct the row; the log says what is wrong")
 
 
 def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:

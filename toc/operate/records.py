@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import to_ms
-from toc.model.errors import IndexUnavailable, UnreadableTask
+from toc.model.errors import IndexUnavailable, InvalidDocument, UnreadableTask
 from toc.model.task import TaskStatus, decode_attribute
 from toc.model.wire import instant, seconds
 
@@ -39,7 +39,9 @@ def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
     """
     try:
         return _task(row, topic, decode_attribute(row.attribute), instant)
-    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
+    except InvalidDocument as exc:
+        raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
+    except (ValueError, TypeError, OverflowError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from toc.model.documents import parse_object
 from toc.model.wire import instant, seconds
 from toc.store.schema import ERROR_COLUMN_CHARS, MAX_HISTORY_CHARS
 from toc.store.server import DatabaseServer
@@ -83,9 +84,11 @@ def parse(text: str | None) -> list[FailedTry]:
     found = []
     for each in (text or "").split("\n"):
         try:
-            values = json.loads(each)
+            values = parse_object(each)
             first = (values[name] for name in FailedTry._fields[:5])
-            found.append(FailedTry(*first, *(values.get(name) for name in FailedTry._fields[5:])))
-        except (ValueError, KeyError, TypeError):  # the first line, cut off, or foreign data
+            one = FailedTry(*first, *(values.get(name) for name in FailedTry._fields[5:]))
+            one.shown()
+            found.append(one)
+        except (ValueError, KeyError, TypeError, OverflowError):  # the first line, cut off, or foreign data
             continue
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from toc.model.documents import parse_object
 from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
@@ -79,7 +80,7 @@ class Requests:
             for part in parts.values():
                 for request in part.values():
                     try:
-                        answer_of(request, found)
+                        _check_payload(request, found)
                     except RequestReused as exc:
                         refused[request] = exc
         return refused
@@ -131,14 +132,19 @@ def answer_of(request: Request | None, found: Answered) -> Put | None:
     """Return the answer that a request got before, None without one. Raises RequestReused."""
     if request is None or request.key not in found:
         return None
-    payload, answer = found[request.key]
-    if payload != request.payload:
-        raise RequestReused("another request used this name within the last day")
+    _check_payload(request, found)
+    answer = found[request.key][1]
     if answer is None:
         return None
     with sql.understood():
-        first = json.loads(answer)
+        first = parse_object(answer)
         return Put(int(first["job_id"]), PutOutcome(first["outcome"]))
+
+
+def _check_payload(request: Request, found: Answered) -> None:
+    """Raise RequestReused if the request's name is bound to something else."""
+    if request.key in found and found[request.key][0] != request.payload:
+        raise RequestReused("another request used this name within the last day")
 
 
 def insert(server: DatabaseServer, name: str, answers: Iterable[tuple[Request, Put]], now: int) -> Statement:

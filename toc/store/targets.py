@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from toc.model.clock import Clock
+from toc.model.documents import parse_object
 from toc.model.errors import InvalidTarget, SecretsLocked, UnknownTarget, shown
 from toc.model.target import Target, TargetSecrets
 from toc.model.topic import NAME
@@ -74,7 +75,7 @@ class TargetTable(UnshardedTable):
 
     def open(self, target: Target) -> TargetSecrets:
         """Decrypt the secrets and headers of a target. Asks no server. Raises SecretsLocked."""
-        values = json.loads(self._box.open(target.sealed, f"target {target.name!r}"))
+        values = parse_object(self._box.open(target.sealed, f"target {target.name!r}"))
         if values["name"] != target.name:  # copied from another row
             raise SecretsLocked(f"the secrets of target {target.name!r} are those of another target")
         return TargetSecrets(values["secret"], values["previous"], values["headers"])
@@ -214,7 +215,7 @@ class TargetTable(UnshardedTable):
         found = []
         for name, url, settings, *others in self._rows(select, params):
             try:
-                values = json.loads(settings)
+                values = parse_object(settings)
                 limits = (values["timeout"], values["concurrency"], values["rate"])
                 dead_on, topics = frozenset(values["dead_on"]), tuple(values["topics"])
                 headers = tuple(values["header_names"])
@@ -222,7 +223,8 @@ class TargetTable(UnshardedTable):
                 found.append(Target(name, url, *limits, dead_on, topics, headers, bool(paused), *rest_of))
             except (ValueError, TypeError, KeyError, InvalidTarget) as exc:
                 # Of a later version, or edited by hand: its tasks wait here.
-                log.warning("target_not_understood", target=name, error=type(exc).__name__)
+                if self._complains(name):
+                    log.warning("target_not_understood", target=name, error=type(exc).__name__)
         return found
 
 

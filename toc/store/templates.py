@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toc.model.clock import Clock
+from toc.model.documents import parse_object
 from toc.model.errors import InvalidInput, UnknownTemplate, shown
 from toc.model.pattern import check_pattern
 from toc.model.template import Template
@@ -21,6 +22,8 @@ log = get_logger(__name__)
 
 class TemplateTable(UnshardedTable):
     """The templates. Any method raises StoreUnavailable or SchemaBehind."""
+
+    _named = "pattern"
 
     def __init__(self, server: DatabaseServer, table: str, topics: TopicTable, clock: Clock) -> None:
         super().__init__(server, table, clock)
@@ -43,10 +46,11 @@ class TemplateTable(UnshardedTable):
         found: dict[Template, int] = {}
         for pattern, policies, most, version in self._rows(select):
             try:
-                found[Template(pattern, json.loads(policies), most)] = version
+                found[Template(pattern, parse_object(policies), most)] = version
             except (ValueError, TypeError, AttributeError, InvalidInput) as exc:
                 # Of a later version, or edited by hand.
-                log.warning("template_not_understood", pattern=pattern, error=str(exc))
+                if self._complains(pattern):
+                    log.warning("template_not_understood", pattern=pattern, error=str(exc))
         return found
 
     def create(self, template: Template) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 
 from toc.model.access import NAME, Role, Token
+from toc.model.documents import parse, parse_object
 from toc.model.errors import InvalidInput, UnknownToken, shown
 from toc.observe.log import get_logger
 from toc.store.server import Param, Statement
@@ -80,12 +81,13 @@ class TokenTable(UnshardedTable):
         for row in self._rows(select, params):
             sha256, name, roles, topics, limits, end, revoked, by, created = row
             try:
-                known = frozenset(Role(role) for role in json.loads(roles))
-                rate = json.loads(limits).get("rate")
-                token = Token(name, known, tuple(json.loads(topics)), end, rate, by, created, revoked)
+                known = frozenset(Role(role) for role in parse(roles))
+                rate = parse_object(limits).get("rate")
+                token = Token(name, known, tuple(parse(topics)), end, rate, by, int(created), revoked)
             except (ValueError, TypeError, AttributeError, InvalidInput):
                 # Of a later version, or edited by hand: it allows nothing here.
-                log.warning("token_not_understood", token=name)
+                if self._complains(name):
+                    log.warning("token_not_understood", name=name)
                 continue
             tokens.append((bytes(sha256), token))
         return tokens

@@ -45,7 +45,7 @@ class TopicTable(UnshardedTable):
         announced = Statement(f"SELECT features FROM {self._identity} WHERE number=1")
         topics, identity = self._server.run([select, announced])
         lacking = features.decode(identity.rows[0][0]) if identity.rows else features.NOBODY_LACKS
-        return TopicsRead([topic for topic, _version in _topics(topics.rows)], lacking)
+        return TopicsRead([topic for topic, _version in self._understood(topics.rows)], lacking)
 
     def get(self, name: str) -> Topic | None:
         """Return the topic of a name, or None."""
@@ -178,18 +178,18 @@ class TopicTable(UnshardedTable):
 
     def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
         select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"
-        return _topics(self._rows(select, params))
+        return self._understood(self._rows(select, params))
 
-
-def _topics(rows: Sequence[Any]) -> Sequence[tuple[Topic, int]]:
-    """Return the topics in rows of ``_FIELDS``, each with its version."""
-    topics = []
-    for row in rows:
-        try:
-            topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
-        except (ValueError, TypeError) as exc:  # of a newer version, or edited by hand: skip it
-            log.warning("topic_not_understood", topic=row[0], error=str(exc))
-    return topics
+    def _understood(self, rows: Sequence[Any]) -> Sequence[tuple[Topic, int]]:
+        """Return the topics in rows of ``_FIELDS``, each with its version."""
+        topics = []
+        for row in rows:
+            try:
+                topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
+            except (ValueError, TypeError) as exc:  # of a newer version, or edited by hand: skip it
+                if self._complains(row[0]):
+                    log.warning("topic_not_understood", topic=row[0], error=str(exc))
+        return topics
 
 
 def _typed(changes: dict[str, Any]) -> dict[str, Any]:

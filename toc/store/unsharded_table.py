@@ -5,21 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toc.model.clock import Clock
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import NameTaken, StoreUnavailable
 from toc.store.server import DatabaseServer, Duplicate, Param, Statement
 
 REPEATS = 5
 """How often a change is repeated if another process changed the row first."""
 
+COMPLAIN_SECONDS = 60.0
+"""How often a row that is not understood is named in the log: the tables are read every other second."""
+
 
 class UnshardedTable:
     """A table that only the first database has. Any method raises StoreUnavailable or SchemaBehind."""
+
+    _named = "name"
+    """The column that names a row."""
 
     def __init__(self, server: DatabaseServer, table: str, clock: Clock) -> None:
         self._server = server
         self._table = table
         self._clock = clock
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+
+    def names(self) -> set[str]:
+        """Return the names of all rows, also of those that cannot be understood."""
+        return {str(name) for (name,) in self._rows(f"SELECT {self._named} FROM {self._table}")}
 
     def _now(self) -> str:
         """Now as SQL."""

@@ -28,6 +28,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from toc.model.documents import parse_object
 from toc.model.topic import Slot
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -111,7 +112,7 @@ class ControlPipe:
                 return None
             line += self._socket.recv(data.find(b"\n") + 1 or len(data))
             wait = socket.MsgFlag(0)
-        return dict(json.loads(line))
+        return parse_object(line, most=MAX_LINE_BYTES)
 
     def close(self) -> None:
         """Close this end."""
@@ -119,11 +120,8 @@ class ControlPipe:
 
 
 def _message(line: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except RecursionError:
-        raise ValueError("too deeply nested") from None
-    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+    message = parse_object(line, most=MAX_LINE_BYTES)
+    if not isinstance(message.get("kind"), str):
         raise ValueError("no message")  # noqa: TRY004 - the data is malformed, not our argument
     return message
 
@@ -134,5 +132,13 @@ def pack(slots: Iterable[Slot]) -> list[tuple[str, int]]:
 
 
 def unpack(pairs: Iterable[Iterable[Any]]) -> set[Slot]:
-    """Return the slots in a message."""
-    return {Slot(topic, number) for topic, number in pairs}
+    """Return the slots in a message. Raises ValueError if they are none."""
+    return {Slot(texts([topic]).pop(), int(number)) for topic, number in pairs}
+
+
+def texts(values: Iterable[Any]) -> set[str]:
+    """Return the texts in a message. Raises ValueError if they are none."""
+    found = list(values)
+    if not all(isinstance(each, str) for each in found):
+        raise ValueError("no texts")
+    return set(found)

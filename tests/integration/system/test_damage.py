@@ -21,10 +21,17 @@ from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher
 
 TOPIC = "test.pulled"
+DEEP = "[" * 300 + "1" + "]" * 300
 
 
-@pytest.mark.parametrize("column", ["action_time", "next_time", "gmt_create", "gmt_modified"])
-def test_a_damaged_instant_makes_its_own_row_unreadable_and_no_other(system: System, column: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [(column, "'0000-00-00'") for column in ("action_time", "next_time", "gmt_create", "gmt_modified")]
+    + [("attribute", f"'{text}'") for text in ("[" * 3000, DEEP, "7", '{"a": 1e999}', r'["\\ud800"]')],
+)
+def test_a_damaged_value_makes_its_own_row_unreadable_and_no_other(
+    system: System, column: str, value: str
+) -> None:
     store = system.center.store
     store.topics.create(Topic(TOPIC, 9, 4, delivery=Delivery.PULL))
     system.center.catalog.refresh()
@@ -33,7 +40,7 @@ def test_a_damaged_instant_makes_its_own_row_unreadable_and_no_other(system: Sys
     server = store._shards.servers[0]._connect_within(5)
     try:
         table = store._shards.names[store._shards.table_of(damaged)]
-        server.batch([f"UPDATE {table} SET {column}='0000-00-00' WHERE job_id={damaged}"])
+        server.batch([f"UPDATE {table} SET {column}={value} WHERE job_id={damaged}"])
     finally:
         server.close()
 
@@ -56,7 +63,7 @@ def test_a_damaged_instant_makes_its_own_row_unreadable_and_no_other(system: Sys
             await asyncio.to_thread(pulls.stop)
 
     asyncio.run(steps())
-    if column == "action_time":  # its consumers could not be told of it
+    if column in ("action_time", "attribute"):  # its consumers could not be told of it
         row = system.row(damaged)
         assert row.status == TaskStatus.DEAD
         assert "UnreadableTask" not in (row.last_error or "")

@@ -12,7 +12,8 @@ from toc.gateway.dialects.names import template_of, topic_for
 from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
-from toc.model.errors import BodyGone, Busy, InvalidInput, TaskExists
+from toc.model.documents import parse_object
+from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists
 from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
@@ -166,10 +167,7 @@ def _content(values: dict[str, Any]) -> str:
     """Return the content as a JSON text. An object is taken as well. Raises NotUnderstood."""
     content = values.get("content")
     if isinstance(content, dict):
-        try:
-            content = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        except (ValueError, RecursionError):  # a number such as 1e999 has become infinite
-            raise NotUnderstood("content cannot be written as JSON") from None
+        content = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     if not isinstance(content, str):
         raise NotUnderstood("content must be a JSON text")
     return whole_text(content)
@@ -178,10 +176,10 @@ def _content(values: dict[str, Any]) -> str:
 def _callback(content: str) -> tuple[str | None, str | None]:
     """Return the target and the path of a callback; neither if the content is to be pulled."""
     try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
+        said = parse_object(content, most=len(content), surrogates=True)
+    except InvalidDocument:
         return None, None
-    if not isinstance(said, dict) or "sn" not in said or "url" not in said:
+    if "sn" not in said or "url" not in said:
         return None, None
     target, path = said["sn"], said["url"]
     if not isinstance(target, str) or not isinstance(path, str):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
-from toc.model.errors import InvalidInput
+from toc.model.documents import parse
+from toc.model.errors import InvalidDocument, InvalidInput
 
 LARGEST = 2**63 - 1
 
@@ -17,8 +18,8 @@ class NotUnderstood(InvalidInput):
 def parsed(data: bytes) -> dict[str, Any]:
     """Return a JSON object; of a repeated name the last value counts. Raises NotUnderstood."""
     try:
-        found = json.loads(data.decode(), parse_constant=_refuse)
-    except (ValueError, RecursionError):  # a UnicodeDecodeError, too
+        found = parse(data, most=len(data), surrogates=True)
+    except InvalidDocument:
         raise NotUnderstood("the request is not JSON in UTF-8") from None
     if found is None:
         return {}
@@ -71,7 +72,3 @@ def to_go_json(value: Any, *, sort_keys: bool = False, indent: bool = False) -> 
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text.encode("utf-8", "replace")
-
-
-def _refuse(_: str) -> NoReturn:
-    raise ValueError

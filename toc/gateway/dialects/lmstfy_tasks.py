@@ -9,6 +9,7 @@ from toc.gateway.dialects import names
 from toc.gateway.dialects.lmstfy_wire import U16
 from toc.gateway.dialects.names import hashed, topic_for
 from toc.model.clock import from_ms
+from toc.model.errors import InvalidDocument
 from toc.model.pull import MAX_TTR_SECONDS
 from toc.model.sharding import MAX_TABLES, crc32
 from toc.model.task import NewTask, decode_attribute
@@ -85,7 +86,7 @@ def names_of(attribute: str) -> tuple[str, str] | None:
     """Return the namespace and the queue that a stored attribute tells, None if it tells none."""
     try:
         said = decode_attribute(attribute)
-    except (ValueError, RecursionError):
+    except InvalidDocument:
         return None
     namespace, queue = said.get("namespace"), said.get("queue")
     return (namespace, queue) if isinstance(namespace, str) and isinstance(queue, str) else None

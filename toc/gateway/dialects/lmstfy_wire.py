@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
+from toc.model.documents import check_depth
 from toc.model.errors import InvalidInput
 
 MOST_JOB_BYTES = 1 << 20
@@ -210,8 +211,9 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_fl
 def bulk_jobs(body: bytes) -> list[bytes]:
     """Return the jobs of a bulk publish, each byte for byte as in the array. Raises Refused."""
     try:
+        check_depth(body)
         jobs = _elements(body.decode("latin-1"))  # one character per byte: JSON's own characters are ASCII
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Refused(400, "request body should be an array of objects") from None
     if not jobs:
         raise Refused(400, "no jobs")

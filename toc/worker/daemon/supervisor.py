@@ -34,7 +34,7 @@ from toc.model.features import KNOWN, Lacking
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
-from toc.worker.control import pack, unpack
+from toc.worker.control import pack, texts, unpack
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, debugged, doing, start
 from toc.worker.daemon.state import State
@@ -227,10 +227,10 @@ class Daemon:
         elif kind == "ready":
             self._successors.loaded = True
             child.features = KNOWN.intersection(message.get("features", ()))
-            child.keys = frozenset(message.get("keys", ()))
+            child.keys = frozenset(texts(message.get("keys", ())))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
-            self._met.update(filter(self._local_names.knows, message["workers"]))
+            self._met.update(filter(self._local_names.knows, texts(message["workers"])))
         elif kind == "dropped":
             self._changed = True
             slots = unpack(message["slots"])
@@ -249,8 +249,8 @@ class Daemon:
     def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
         child.stuck = message["stuck"]
         before = child.out_of_reach, child.reached
-        child.out_of_reach = frozenset(message.get("out_of_reach", ()))
-        child.reached = frozenset(message.get("reached", ()))
+        child.out_of_reach = frozenset(texts(message.get("out_of_reach", ())))
+        child.reached = frozenset(texts(message.get("reached", ())))
         if child.member and (child.out_of_reach, child.reached) != before:
             self._join(child)
 
