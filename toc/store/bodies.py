@@ -74,7 +74,8 @@ def insert(name: str, rows: Iterable[TaskRow], contents: Contents) -> list[State
             params += contents[row.body_sha256]
     if not values:
         return []
-    into = f"INSERT INTO {name} (job_id,version,content_type,body) VALUES "
+    # Quoted: a reserved word in a caller's session with sql_mode ORACLE.
+    into = f"INSERT INTO {name} (job_id,version,content_type,`body`) VALUES "
     return [Statement(into + ",".join(values), params)]
 
 

@@ -8,6 +8,7 @@ inserted itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult
@@ -57,8 +58,15 @@ class CallersTransaction:
                 except IntegrityError:  # the statement alone was undone
                     clashed = True
                 else:
-                    for statement in body:
-                        _run(connection, statement)
+                    try:
+                        for statement in body:
+                            _run(connection, statement)
+                    except DBAPIError:
+                        with suppress(
+                            DBAPIError
+                        ):  # the caller may yet commit, and not a row without its body
+                            _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={row.job_id:d}"))
+                        raise
                     return row.job_id
         except DBAPIError as exc:
             if isinstance(exc.orig, Exception):

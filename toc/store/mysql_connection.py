@@ -127,7 +127,7 @@ def connector(
             *_, off, shown = connection.batch(session)
             connection.first_answer = time.monotonic() - began
             found = {str(name).lower(): str(value) for name, value in shown.rows}
-            _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 1)
+            _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 10)
             connection.max_packet = int(found["max_allowed_packet"])
             # From the greeting the driver knows the server's own sql_mode, by which it would escape texts.
             driver: Any = connection

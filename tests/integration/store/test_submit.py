@@ -341,6 +341,7 @@ def test_a_row_of_the_callers_transaction_is_there_when_that_commits(
         ("latin1", "SET sql_mode = ''"),  # a strict one would refuse what it cannot store
         ("utf8", "SET sql_mode = ''"),
         ("gbk", "DO 0"),
+        ("utf8mb4", "SET sql_mode = 'ORACLE,EMPTY_STRING_IS_NULL'"),
         ("utf8mb4", "SET NAMES latin1"),
         ("utf8mb4", "SET NAMES binary"),
         (
@@ -372,6 +373,19 @@ def test_a_callers_character_set_changes_nothing_and_costs_no_transaction(
     assert mysql_store.get(row.job_id) == row
     assert mysql_store.get(other.job_id) == other
     assert mysql_store.body_of(row) == content
+
+
+def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
+    store: Store, place: Any, engine: Any, new_row: NewRow
+) -> None:
+    content = Content("a/b", b"x")
+    row = new_row(body_length=1, body_sha256=content.fingerprint())
+    name = store._shards.body_names[store._shards.table_of(row.job_id)]
+    with place.without(name), engine.connect() as connection:
+        with pytest.raises(SchemaBehind):
+            store.insert_with(connection, row, {content.fingerprint(): content})
+        connection.commit()
+    assert store.get(row.job_id) is None
 
 
 def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_lost(
