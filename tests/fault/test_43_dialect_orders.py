@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -66,7 +67,7 @@ def replay(system: System, plan: demo.Plan, *dialects: str) -> None:
     gateways = [first, Gateway(system, *options[1], host="gate-b", beside=first)]
     env = {
         **system.env,
-        "LMSTFY_TOKEN": lmstfy_token(ports),
+        "LMSTFY_TOKEN": lmstfy_token(ports, first.tokens["all"]),
         "REPLAY_TOPICS": json.dumps(list(TOPICS.values())),
     }
     try:
@@ -96,22 +97,27 @@ def replay(system: System, plan: demo.Plan, *dialects: str) -> None:
             gateway.stop()
 
 
-def lmstfy_token(ports: Sequence[dict[str, int]]) -> str:
+def lmstfy_token(ports: Sequence[dict[str, int]], secret: str) -> str:
     """A token of the namespace, as its administrators make one; returned when both gateways know it."""
 
-    def ask(port: int, method: str, path: str, token: str = "") -> tuple[int, bytes]:
+    def ask(port: int, method: str, path: str, **headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
-        connection.request(method, path, headers={"X-Token": token})
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         found = answer.status, answer.read()
         connection.close()
         return found
 
-    status, made = ask(ports[0]["lmstfy-admin"], "POST", "/token/shop?description=orders")
+    admin = b64encode(f"any:{secret}".encode()).decode()
+    path = "/token/shop?description=orders"
+    status, made = ask(ports[0]["lmstfy-admin"], "POST", path, Authorization=f"Basic {admin}")
     assert status == 201, (status, made)
     token: str = json.loads(made)["token"]
     assert until(
-        lambda: all(ask(one["lmstfy"], "GET", "/api/shop/q/size", token)[0] == 200 for one in ports), 10
+        lambda: all(
+            ask(one["lmstfy"], "GET", "/api/shop/q/size", **{"X-Token": token})[0] == 200 for one in ports
+        ),
+        10,
     )
     return token
 

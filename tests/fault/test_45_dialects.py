@@ -90,7 +90,7 @@ def client_of(gateway: Gateway, dialect: str, monkeypatch: pytest.MonkeyPatch) -
     """A client that knows this gateway only."""
     if dialect == "lmstfy":
         if "shop" not in gateway.tokens:
-            gateway.make_token("shop", "admin", topics=("shop.*",))
+            gateway.make_token("shop", "admin", topics=("lmstfy.shop.*",))
         assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="shop").status != 401, PATIENCE)
         monkeypatch.setenv("LMSTFY_TOKEN", gateway.tokens["shop"])
     return DIALECTS[dialect]([port_at(gateway, dialect)])

@@ -36,6 +36,12 @@ def port_of(gateway: Gateway, name: str, host: str = "127.0.0.1") -> int:
     return int(found[1])
 
 
+def basic(gateway: Gateway, token: str = "all") -> str:
+    """The header by which the admin port knows a token of the gateway, or one given as it is."""
+    secret = gateway.tokens.get(token, token)
+    return f"Authorization: Basic {base64.b64encode(f'any:{secret}'.encode()).decode()}"
+
+
 def exchange(port: int, request: bytes, timeout: float = 60, host: str = "127.0.0.1") -> Raw:
     """Send a request as it is, and read the whole answer. The connection stays open for a while, as
     connections of real clients do: an answer whose client has left at once counts as lost."""

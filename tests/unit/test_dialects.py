@@ -16,16 +16,23 @@ from toc.gateway.dialects import json_fields, youzan
 from toc.gateway.dialects.delay_task import ADD, DelayTask, SecondFull
 from toc.gateway.dialects.jobs import Job
 from toc.gateway.dialects.lmstfy_replies import refusal
-from toc.gateway.dialects.lmstfy_tasks import OTHERS, topic_of
 from toc.gateway.dialects.lmstfy_tasks import template_of as lmstfy_template
 from toc.gateway.dialects.names import key_for, topic_for
 from toc.gateway.dialects.port import Guard, Request
 from toc.gateway.dialects.registry import DIALECTS
-from toc.model.errors import InvalidTries, StoreUnavailable, TaskExists, TopicClosed, UnknownTopic
+from toc.model.errors import (
+    InvalidTopic,
+    InvalidTries,
+    StoreUnavailable,
+    TaskExists,
+    TopicClosed,
+    UnknownTopic,
+)
 from toc.model.pattern import matches
 from toc.model.sharding import BizId
 from toc.model.task import UNLIMITED, NewTask, OnConflict
-from toc.model.topic import check_topic_name
+from toc.model.topic import OF_DIALECTS, check_native, check_topic_name
+from toc.sdk.submission import Submission
 
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=20))
@@ -46,11 +53,15 @@ def test_a_name_that_fits_stays_and_any_other_is_hashed() -> None:
     assert topic_for("-a").startswith("h-")
 
 
-def test_no_topic_of_a_namespace_is_one_of_another_dialect() -> None:
+def test_the_topics_of_dialects_are_those_that_native_doors_refuse() -> None:
     patterns = [template.pattern for dialect in DIALECTS.values() for template in dialect.templates]
-    assert {f"{name}.*" for name in OTHERS} == set(patterns)
-    for name in OTHERS:
-        assert not [pattern for pattern in patterns if matches(pattern, topic_of(name, "queue"))]
+    patterns += [lmstfy_template(name).pattern for name in ("ns", "n" * 255, "youzan")]
+    assert {pattern.partition(".")[0] for pattern in patterns} == OF_DIALECTS
+    for pattern in patterns:
+        with pytest.raises(InvalidTopic):
+            check_native(pattern.replace("*", "x"))
+    for name in ("youzan", "youzans.x", "x.youzan.", "lmstfy-.x"):
+        check_native(name)
 
 
 @given(st.lists(st.text(min_size=1, max_size=60), unique=True, max_size=20))
@@ -88,7 +99,8 @@ def test_a_job_of_youzan_is_a_task_that_its_push_replaces() -> None:
 def test_what_a_client_of_lmstfy_does_wrong_is_no_failure_of_the_server() -> None:
     wrong = refusal(InvalidTries("tries must be a number"))
     assert (wrong.status, wrong.body) == (400, b'{"error":"tries must be a number"}')
-    for passing in (UnknownTopic("x"), TopicClosed("x"), StoreUnavailable("x"), ValueError("x")):
+    assert refusal(ValueError("x")).status == 500
+    for passing in (UnknownTopic("x"), TopicClosed("x"), StoreUnavailable("x")):
         failed = refusal(passing)
         assert (failed.status, failed.body) == (503, b'{"error":"internal error"}')
 
@@ -113,10 +125,13 @@ async def _nothing(*_: object) -> None:
 
 
 def test_a_task_too_many_in_a_second_is_refused_with_a_reason_of_its_own() -> None:
-    async def taken(_: NewTask) -> None:
+    async def taken(_: Submission) -> None:
         raise TaskExists("taken")
 
-    service = SimpleNamespace(batcher=SimpleNamespace(put=taken))
+    async def checked(task: NewTask, **_: object) -> Submission:
+        return Submission(cast("Any", None), task.topic)
+
+    service = SimpleNamespace(batcher=SimpleNamespace(checked=checked, store=taken))
     dialect = DelayTask(cast("Any", service))
     dialect.tasks = cast("Any", SimpleNamespace(prefix="delay-task:", make_topic=_nothing))
     request = Request("POST", ADD, b"", [], b'{"topic":"t","timing_moment":2000000000,"content":"{}"}')
@@ -175,12 +190,35 @@ def test_foreign_names_are_refused(host: str) -> None:
         ("sec-fetch-site", "cross-site"),
         ("sec-fetch-site", "same-site"),
         ("sec-fetch-site", "nonsense"),
+        ("accept", "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"),
+        ("accept", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"),
+        ("accept", "text/css,*/*;q=0.1"),
+        ("accept", "TEXT/HTML"),
+        ("user-agent", "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"),
     ],
 )
 def test_what_a_page_may_have_sent_is_refused(header: tuple[str, str]) -> None:
     assert refuses("127.0.0.1", header) is not None
     assert refuses("127.0.0.1", header, browsers=True) is None
     assert refuses("127.0.0.1", ("sec-fetch-site", "none")) is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("accept", "*/*"),
+        ("accept", "application/json, text/plain, */*"),
+        ("accept", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"),  # Java's HttpURLConnection
+        ("user-agent", "Java/17.0.9"),
+        ("user-agent", "Go-http-client/1.1"),
+        ("user-agent", "GuzzleHttp/7"),
+        ("user-agent", "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.22621.963"),
+        ("accept-language", "*"),  # Node's fetch
+        ("sec-fetch-mode", "cors"),
+    ],
+)
+def test_what_clients_send_by_default_is_let_in(header: tuple[str, str]) -> None:
+    assert refuses("127.0.0.1", header) is None
 
 
 def test_two_hosts_are_refused() -> None:

@@ -23,7 +23,7 @@ from toc.cli.values import load_settings, who
 from toc.cli.worker import check_webhooks
 from toc.model.access import Role
 from toc.model.errors import ConfigError, InvalidInput, shown
-from toc.model.topic import Topic
+from toc.model.topic import Topic, check_native
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -269,6 +269,7 @@ def _create_topics(app: str) -> None:
     for name in sorted(set(center.handlers) - set(known)):
         number = next(n for n in range(1, len(numbers) + 2) if n not in numbers)
         numbers.add(number)
+        check_native(name)
         center.store.topics.create(Topic(name, number, 4))
         say(f"created topic {name} (biz_type {number}, 4 slots)")
     center.close()

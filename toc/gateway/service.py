@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, UnknownTopic
 from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
-from toc.model.topic import Topic
+from toc.model.topic import Topic, check_native
 from toc.operate.templates import ensure_topic, topic_to_be
 from toc.operate.tokens import TokenBook
 from toc.pull.pulls import Pulls
@@ -159,6 +159,7 @@ class Service:
         If the topic does not exist yet, a template makes it, but only after the check of what it would be:
         a refused submit creates nothing.
         """
+        check_native(name)
         try:
             topic = await self.batcher.topic(name)
         except UnknownTopic:

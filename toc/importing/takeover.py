@@ -24,7 +24,7 @@ from toc.model.task import NewTask, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.verdict import Failure
 from toc.operate.templates import ensure_topic
-from toc.sdk.client import TimeoutCenter
+from toc.sdk.client import TimeoutCenter, submit_of_dialect
 
 T = TypeVar("T")
 
@@ -197,14 +197,14 @@ class Importing:
     def _submit(self, found: Sequence[Found], tasks: Sequence[NewTask]) -> list[int | None]:
         """Return the job_ids; None for what cannot be taken over, which is counted."""
         try:
-            return list(self._center.submit_many(tasks))
+            return list(submit_of_dialect(self._center, tasks))
         except (DedupConflict, InvalidInput):
             pass
         job_ids: list[int | None] = []
         for one, task in zip(found, tasks, strict=True):
             job_id: int | None = None
             try:
-                job_id = self._center.submit_many([task])[0]
+                job_id = submit_of_dialect(self._center, [task])[0]
             except DedupConflict:
                 self._differs(one)
             except InvalidInput as exc:

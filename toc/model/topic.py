@@ -14,6 +14,8 @@ from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two, is_whole
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NAME_HINT = "letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit"
+OF_DIALECTS = frozenset({"youzan", "redis-delayed", "delay-task", "delay-task-callback", "lmstfy"})
+"""How the names of topics begin, before a dot, that dialects alone create and submit to."""
 NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 MAX_SLOTS = MAX_TABLES
@@ -183,6 +185,17 @@ def check_topic_name(name: object, field: str = "topic") -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidTopic(f"{shown(name)} is not a topic name: {NAME_HINT}", field)
     return name
+
+
+def check_native(name: object, field: str = "topic") -> None:
+    """Raise InvalidTopic for the name of a topic of a dialect, whose tasks come through its own port."""
+    first, dot, _ = name.partition(".") if isinstance(name, str) else ("", "", "")
+    if dot and first in OF_DIALECTS:
+        raise InvalidTopic(
+            f"topics that begin with {first!r} and a dot are made and filled by that dialect alone; "
+            f"choose another name than {shown(name)}",
+            field,
+        )
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

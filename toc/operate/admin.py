@@ -30,7 +30,7 @@ from toc.model.errors import (
 from toc.model.features import Feature
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow
-from toc.model.topic import Delivery, Slot, Topic, check_topic_name
+from toc.model.topic import Delivery, Slot, Topic, check_native, check_topic_name
 from toc.model.verdict import entry_score
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.sdk.submission import check_job_id
@@ -65,6 +65,7 @@ def create_topic(
     Raises InvalidTopic, TopicExists, UnknownTarget, or FeatureNotReady for a delivery that some member does
     not know.
     """
+    check_native(name, "name")
     topic = Topic(name, biz_type, slot_amount, **policies)
     if topic.target:
         center.store.targets.check_usable(topic.target, name)

@@ -116,16 +116,17 @@ class Batcher:
         request: Request | None = None,
         max_delay: float | None = None,
         topic: Topic | None = None,
+        by_dialect: bool = False,
     ) -> Submission | Put:
         """Return what a task's submit writes, or the answer that its request got before.
 
         ``across``: as in ``ToPut``. ``topic`` takes the place of the task's topic, for one that is yet to be
         created. ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of
-        their own. Raises InvalidInput, FeatureNotReady.
+        their own, ``by_dialect`` says that one asks. Raises InvalidInput, FeatureNotReady.
         """
         try:
             topic = topic or await self.topic(task.topic)
-            row = self.center._intake.row(task, lambda _name: topic, max_delay)
+            row = self.center._intake.row(task, lambda _name: topic, max_delay, by_dialect=by_dialect)
             for feature in features_of(row):
                 if self.center.catalog.lacking.get(feature.value) != ():
                     await self.read_topics()

@@ -291,8 +291,11 @@ class TimeoutCenter:
         All tasks are checked before any is written. Raises what ``submit`` raises, or PartialSubmit when one
         server failed after another had stored its part.
         """
+        return self._submit_many(tasks)
+
+    def _submit_many(self, tasks: Iterable[NewTask], *, by_dialect: bool = False) -> list[int]:
         tasks = list(tasks)
-        rows = [self._row(task) for task in tasks]
+        rows = [self._row(task, by_dialect=by_dialect) for task in tasks]
         if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         contents = bodies_of(tasks, rows)
@@ -496,8 +499,8 @@ class TimeoutCenter:
             )
         return answer
 
-    def _row(self, task: NewTask) -> TaskRow:
-        row = self._intake.row(task, lambda name: self.catalog.get(name))
+    def _row(self, task: NewTask, *, by_dialect: bool = False) -> TaskRow:
+        row = self._intake.row(task, lambda name: self.catalog.get(name), by_dialect=by_dialect)
         for feature in features_of(row):
             self.require(feature)
         if task.target is not None:
@@ -536,3 +539,8 @@ def apart(center: TimeoutCenter) -> TimeoutCenter:
     other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues
     other.schedules.declared, other.schedules.handled = center.schedules.declared, center.schedules.handled
     return other
+
+
+def submit_of_dialect(center: TimeoutCenter, tasks: Iterable[NewTask]) -> list[int]:
+    """Do as ``submit_many`` for tasks that a dialect takes over into topics of its own."""
+    return center._submit_many(tasks, by_dialect=True)

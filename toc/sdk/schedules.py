@@ -47,7 +47,7 @@ from toc.model.schedule import (
     step,
 )
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
-from toc.model.topic import Topic
+from toc.model.topic import Topic, check_native
 from toc.store.occurrences import occurrence_key
 from toc.store.schedule_rows import StoredSchedule
 from toc.store.store import Store
@@ -445,7 +445,8 @@ class Schedules:
         return self._store().schedules.occurrences.last_but(stored, topic.biz_type, planned)
 
     def _open_topic(self, name: str) -> Topic:
-        """Return a topic that takes tasks. Raises UnknownTopic, TopicClosed."""
+        """Return a topic that takes tasks. Raises InvalidTopic, UnknownTopic, TopicClosed."""
+        check_native(name)
         topic = self._catalog().get(name)
         if topic.closed:
             raise TopicClosed(f"topic {name!r} is being deleted and takes no new task")

@@ -34,7 +34,7 @@ from toc.model.task import (
     check_expiry,
     encode_attribute,
 )
-from toc.model.topic import Delivery, Topic, TopicType
+from toc.model.topic import Delivery, Topic, TopicType, check_native
 
 ROW_BYTES = 300
 """Approximate bytes of a row without its attribute and body."""
@@ -58,11 +58,17 @@ class RowMaker:
         self._job_ids = JobIds(clock)
 
     def row(
-        self, task: NewTask, topic_named: Callable[[str], Topic], max_delay: float | None = None
+        self,
+        task: NewTask,
+        topic_named: Callable[[str], Topic],
+        max_delay: float | None = None,
+        *,
+        by_dialect: bool = False,
     ) -> TaskRow:
         """Return the row of a new task, with a new job_id. Raises an InvalidInput.
 
-        ``max_delay`` is in seconds; None: the one of the settings.
+        ``max_delay`` is in seconds; None: the one of the settings. ``by_dialect``: the task may be of a topic
+        that takes tasks of a dialect alone.
         Also raises what ``topic_named`` raises. That is called last, because it may have to ask a server.
         """
         if not isinstance(task, NewTask):
@@ -83,6 +89,8 @@ class RowMaker:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
         conflict_of(task)
+        if not by_dialect:
+            check_native(task.topic)
         topic = topic_named(task.topic)
         if topic.closed:
             raise TopicClosed(f"topic {topic.name!r} is being deleted and takes no new task")

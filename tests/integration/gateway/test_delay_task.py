@@ -146,8 +146,7 @@ def test_only_own_rows_are_touched(client: Client, dialects: Gateway) -> None:
     client.add("own", 60)
     center = dialects.system.center
     center.catalog.refresh()
-    alike = {"topic": "own"}
-    foreign = center.submit("delay-task.own", biz_id=12345, delay=0, attribute=alike, body=b"secret")
+    foreign = center.submit("test.sync", biz_id=12345, delay=60, attribute={"topic": "own"})
     assert client.pull("own") == NOTHING
     assert client.pull("own", 12345)["dm_error"] == 1
     row = center.store.get(foreign)

@@ -410,7 +410,7 @@ def test_sizes_of_queues_that_wait_for_a_server_that_hangs_hold_up_no_other_door
     system.center.catalog.refresh()
     gateway = Gateway(system, *OPTIONS, env=WAITED_FOR)
     try:
-        token = gateway.make_token("ns", "admin", topics=("ns.*",))
+        token = gateway.make_token("ns", "admin", topics=("lmstfy.ns.*",))
         client = Client(port_of(gateway, "lmstfy"), token)
         client.publish("sized", delay=3600)
         here = next(n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 0)
@@ -433,7 +433,7 @@ def test_dead_jobs_of_lmstfy_are_deleted_or_it_says_that_they_were_not(
     system: System, clean_redis: RedisServer
 ) -> None:
     gateway = Gateway(system, *OPTIONS)
-    client = Client(port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("ns.*",)))
+    client = Client(port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("lmstfy.ns.*",)))
     dead, many = client.path("q/deadletter/size"), client.path("q/deadletter", limit=100_000)
 
     def size() -> int:

@@ -143,8 +143,8 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     topics = {topic.biz_type: topic.name for topic in system.center.catalog.known().values()}
     rows = {name: row_of(system, key) for name, key in locals().items() if name in _JOBS}
     assert {name: topics[row.biz_type] for name, row in rows.items()} == {
-        "delayed": "ns.a", "running": "ns.a", "last": "ns.a",
-        "ready": "ns.b", "dead": "ns.b", "stray": "ns.c",
+        "delayed": "lmstfy.ns.a", "running": "lmstfy.ns.a", "last": "lmstfy.ns.a",
+        "ready": "lmstfy.ns.b", "dead": "lmstfy.ns.b", "stray": "lmstfy.ns.c",
     }  # fmt: skip
     assert [row.tries for row in rows.values()] == [5, 2, 1, 7, 1, 1]
     ended = {name for name, row in rows.items() if row.status == TaskStatus.DEAD}
@@ -405,7 +405,9 @@ def test_clients_of_both_go_on_with_their_jobs(system: System, other: redis.Redi
     try:
         imported(system, "lmstfy", url_of(other))
         imported(system, "youzan", url_of(other, 1))
-        client = Client(port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("ns.*",)))
+        client = Client(
+            port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("lmstfy.ns.*",))
+        )
         job = client.consume("moved", ttr=60, timeout=20)
         assert (job["job_id"], data_of(job), job["remain_tries"]) == (job_id, b"from there", 1)
         assert job["attributes"] == {"color": "red"}

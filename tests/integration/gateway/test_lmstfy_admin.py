@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import socket
-from base64 import b64encode
 from urllib.parse import quote
 
 import pytest
 from harness.dialect import ask
 from harness.gateway import Gateway
-from harness.lmstfy import OPTIONS, Client, Raw, exchange, port_of
+from harness.lmstfy import OPTIONS, Client, Raw, basic, exchange, port_of
 from harness.system import System
 
 NO_LIMITS = b'{"error":"limits of tokens are set by: toc token create --rate"}'
 OUTSIDE = ("--lmstfy", "0.0.0.0:0", "--lmstfy-admin", "0.0.0.0:0", "--dialect-from", "0.0.0.0/0")
 
 
-def asked(port: int, line: str, *headers: str, body: bytes = b"", host: str = "127.0.0.1") -> Raw:
-    lines = [f"{line} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers]
-    return exchange(port, "\r\n".join(lines).encode() + b"\r\n\r\n" + body, host=host)
+class Admin:
+    """Asks the admin port of a gateway, as the holder of a token. ``host``: where it listens."""
 
+    def __init__(self, gateway: Gateway, host: str = "127.0.0.1", token: str = "all") -> None:
+        self._port = port_of(gateway, "lmstfy-admin", host)
+        self._basic = basic(gateway, token)
 
-def port_outside(gateway: Gateway, name: str) -> int:
-    return port_of(gateway, name, "0.0.0.0")
+    def __call__(
+        self, line: str, *headers: str, body: bytes = b"", host: str = "127.0.0.1", auth: str | None = None
+    ) -> Raw:
+        auth = self._basic if auth is None else auth
+        lines = [f"{line} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}", *headers]
+        lines += [auth] if auth else []
+        return exchange(self._port, "\r\n".join(lines).encode() + b"\r\n\r\n" + body, host=host)
 
 
 def address_of_this_machine() -> str:
@@ -36,16 +42,29 @@ def address_of_this_machine() -> str:
         return str(probe.getsockname()[0])
 
 
-def test_whoever_comes_through_a_proxy_on_this_machine_needs_a_token(system: System) -> None:
+def test_everybody_needs_basic_auth_and_sees_and_grants_no_more_than_natively(system: System) -> None:
     gateway = Gateway(system, *OPTIONS)
     try:
-        admin = port_of(gateway, "lmstfy-admin")
-        basic = b64encode(f":{gateway.tokens['all']}".encode()).decode()
-        assert asked(admin, "GET /info").status == 200
-        for name in ("Forwarded: for", "X-Forwarded-For: ", "X-Real-IP: ", "Via: 1.1 "):
-            through = f"{name}192.0.2.1"
-            assert asked(admin, "POST /token/shop?description=x", through).status == 401
-            assert asked(admin, "GET /info", through, f"Authorization: Basic {basic}").status == 200
+        asked, api = Admin(gateway), port_of(gateway, "lmstfy")
+        for line in ("GET /info", "GET /version", "GET /pools", "GET /token/shop", "GET /nothing",
+                     "POST /token/shop?description=x", "DELETE /token/shop/x", "GET /limits"):  # fmt: skip
+            for auth in ("", "Authorization: Basic Og==", f"Authorization: Bearer {gateway.tokens['all']}"):
+                refused = asked(line, auth=auth)
+                assert (refused.status, refused.body) == (401, b""), (line, auth)
+                assert refused.headers["www-authenticate"] == 'Basic realm="Authorization Required"'
+        for namespace in ("order", "mine"):
+            token = asked(f"POST /token/{namespace}?description=x").content["token"]
+            Client(api, token, namespace).publish("jobs")
+            native = gateway.call(
+                "POST", "/v1/topics/test.sync/tasks", {"biz_id": 1, "delay": 9}, token=token
+            )
+            assert native.status == 404, "a token of a namespace is for no native topic"
+        few = Admin(gateway, token=gateway.make_token("few", "admin", topics=("lmstfy.mine.*",)))
+        assert few("GET /info").content == {"mine": ["jobs"]}
+        assert few("POST /token/order?description=x").status == 403
+        assert few("POST /token/mine?description=x").status == 201
+        poor = Admin(gateway, token=gateway.make_token("poor", "operate", topics=("lmstfy.*",)))
+        assert poor("GET /info").status == 401
     finally:
         gateway.stop()
 
@@ -53,14 +72,14 @@ def test_whoever_comes_through_a_proxy_on_this_machine_needs_a_token(system: Sys
 def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
     gateway = Gateway(system, *OPTIONS)
     try:
-        admin, api = port_of(gateway, "lmstfy-admin"), port_of(gateway, "lmstfy")
+        asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         given = "a" * 189
-        assert asked(admin, f"POST /token/shop?description=x&token={given}").status == 201
+        assert asked(f"POST /token/shop?description=x&token={given}").status == 201
         assert Client(api, given, "shop").consume("orders") is None
         assert Client(api, given[:-1] + "b", "shop").call("GET", "/api/shop/orders").status == 401
-        assert asked(admin, f"DELETE /token/shop/{given[:-1]}b").status == 204
+        assert asked(f"DELETE /token/shop/{given[:-1]}b").status == 204
         assert Client(api, given, "shop").consume("orders") is None, "it is still valid"
-        longer = asked(admin, f"POST /token/shop?description=x&token={given}b")
+        longer = asked(f"POST /token/shop?description=x&token={given}b")
         assert (longer.status, longer.content) == (400, {"error": "the user token was too long"})
     finally:
         gateway.stop()
@@ -69,8 +88,8 @@ def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
 def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
     gateway = Gateway(system, *OUTSIDE)
     try:
-        admin, api = port_outside(gateway, "lmstfy-admin"), port_outside(gateway, "lmstfy")
-        made = asked(admin, "POST /token/shop?description=web%20shop")
+        asked, api = Admin(gateway, "0.0.0.0"), port_of(gateway, "lmstfy", "0.0.0.0")
+        made = asked("POST /token/shop?description=web%20shop")
         assert (made.status, made.headers["content-type"]) == (201, "application/json; charset=utf-8")
         token = made.content["token"]
         assert made.body == f'{{\n    "token": "{token}"\n}}'.encode()
@@ -80,24 +99,24 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
 
         given = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
         form = f"description=old+clients&token={quote('default:' + given)}".encode()
-        kept = asked(admin, "POST /token/shop", "Content-Type: application/x-www-form-urlencoded", body=form)
+        kept = asked("POST /token/shop", "Content-Type: application/x-www-form-urlencoded", body=form)
         assert (kept.status, kept.content) == (201, {"token": given})
         assert Client(api, given, "shop").consume("orders", timeout=30) is not None
-        again = asked(admin, f"POST /token/shop?description=x&token={given}")
+        again = asked(f"POST /token/shop?description=x&token={given}")
         assert again.status == 400
 
-        listed = asked(admin, "GET /token/shop")
+        listed = asked("GET /token/shop")
         assert sorted(listed.content["tokens"].values()) == ["old clients", "web shop"]
         assert token.encode() not in listed.body
         assert given.encode() not in listed.body
-        assert asked(admin, "GET /token/other").content == {"tokens": {}}
-        assert asked(admin, "GET /info").content == {"shop": ["orders"]}
-        assert asked(admin, "GET /pools/").content == ["default"]
-        assert set(asked(admin, "GET /version").content) == {"version", "build_commit", "build_date"}
+        assert asked("GET /token/other").content == {"tokens": {}}
+        assert asked("GET /info").content == {"shop": ["orders"]}
+        assert asked("GET /pools/").content == ["default"]
+        assert set(asked("GET /version").content) == {"version", "build_commit", "build_date"}
 
-        assert asked(admin, f"DELETE /token/shop/{given}").status == 204
+        assert asked(f"DELETE /token/shop/{given}").status == 204
         assert client.call("GET", "/api/shop/orders", token=given).status == 401
-        assert asked(admin, f"DELETE /token/other/{token}").status == 204  # of another namespace: left alone
+        assert asked(f"DELETE /token/other/{token}").status == 204  # of another namespace: left alone
         assert client.call("GET", "/api/shop/orders").status == 404
         audit = system.center.store.audit.list(10)
         assert {row.action for row in audit} >= {"token.create", "token.revoke"}
@@ -113,7 +132,7 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
             "GET /token/shop?pool=other": "pool not found",
         }
         for line, words in mistakes.items():
-            answer = asked(admin, line)
+            answer = asked(line)
             assert (answer.status, answer.content) == (400, {"error": words})
         found = {
             "GET /pools": (200, b'[\n    "default"\n]'),
@@ -140,29 +159,22 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
             "PUT /token/shop": (404, b"404 page not found"),
         }
         for line, pinned in found.items():
-            answer = asked(admin, line)
+            answer = asked(line)
             assert (answer.status, answer.body) == pinned, line
-        lost = asked(admin, "GET /nothing")
+        lost = asked("GET /nothing")
         assert (lost.status, lost.body) == (404, b"404 page not found")
-        assert asked(admin, "GET /info", "Origin: http://evil.example").status == 403
+        assert asked("GET /info", "Origin: http://evil.example").status == 403
 
         host = address_of_this_machine()
-        refused = asked(admin, "GET /info", host=host)
-        assert (refused.status, refused.body) == (401, b"")
-        assert refused.headers["www-authenticate"] == 'Basic realm="Authorization Required"'
+        assert asked("GET /info", host=host, auth="").status == 401
         for role, secret, status in (
             ("admin", gateway.make_token("boss", "admin"), 200),
             ("read", gateway.make_token("reader", "read"), 401),
             ("none", "toc_wrong", 401),
         ):
-            basic = b64encode(f"{role}:{secret}".encode()).decode()
-            assert asked(admin, "GET /info", f"Authorization: Basic {basic}", host=host).status == status
-        few = b64encode(b":" + gateway.make_token("few", "admin", topics=("mine.*",)).encode()).decode()
-        beyond = asked(admin, "POST /token/shop?description=x", f"Authorization: Basic {few}", host=host)
-        assert beyond.status == 403
-        own = asked(admin, "POST /token/mine?description=x", f"Authorization: Basic {few}", host=host)
-        assert own.status == 201
-        kept = asked(admin, f"DELETE /token/shop/{token}", f"Authorization: Basic {few}", host=host)
+            assert asked("GET /info", host=host, auth=basic(gateway, secret)).status == status, role
+        few = basic(gateway, gateway.make_token("few", "admin", topics=("lmstfy.mine.*",)))
+        kept = asked(f"DELETE /token/shop/{token}", host=host, auth=few)
         assert kept.status == 204, "as for a token that is unknown"
         assert client.call("GET", "/api/shop/orders").status == 404, "but it is still valid"
     finally:
@@ -174,26 +186,26 @@ def test_queues_are_listed_by_the_names_that_clients_use_and_no_topics_of_other_
 ) -> None:
     gateway = Gateway(system, *OPTIONS, "--youzan", "127.0.0.1:0")
     try:
-        admin, api = port_of(gateway, "lmstfy-admin"), port_of(gateway, "lmstfy")
+        asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         youzan = port_of(gateway, "youzan")
         job = {"id": "j", "topic": "order", "delay": 3600, "ttr": 60, "body": "x"}
         assert ask(youzan, "POST", "/push", job).json["code"] == 0
-        assert asked(admin, "GET /info").content == {}
+        assert asked("GET /info").content == {}
 
         wanted = {"youzan": ["order"], "shop": ["orders", "q" * 200], "n" * 200: ["orders"]}
         for namespace, queues in wanted.items():
-            token = asked(admin, f"POST /token/{namespace}?description=x").content["token"]
-            assert list(asked(admin, f"GET /token/{namespace}").content["tokens"].values()) == ["x"]
+            token = asked(f"POST /token/{namespace}?description=x").content["token"]
+            assert list(asked(f"GET /token/{namespace}").content["tokens"].values()) == ["x"]
             for queue in queues:
                 Client(api, token, namespace).publish(queue)
-        assert asked(admin, "GET /info").content == wanted
+        assert asked("GET /info").content == wanted
         topics = {topic.name for topic in system.center.store.topics.list()}
         assert [name for name in topics if name.startswith("youzan.")] == ["youzan.order"]
-        assert "h-" not in asked(admin, "GET /info").body.decode()
+        assert "h-" not in asked("GET /info").body.decode()
         every = system.center.store.tokens.list()
         assert not [one.name for one in every if "youzan.*" in one.topics]
 
-        client = Client(api, asked(admin, "POST /token/youzan?description=x").content["token"], "youzan")
+        client = Client(api, asked("POST /token/youzan?description=x").content["token"], "youzan")
         assert client.consume("order", timeout=30)["queue"] == "order"
     finally:
         gateway.stop()

@@ -37,7 +37,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	url := fmt.Sprintf("http://127.0.0.1:%d/token/%%s?description=client", Namespace)
+	url := fmt.Sprintf("http://any:%s@127.0.0.1:%d/token/%%s?description=client", Namespace)
 	resp, err := http.Post(url, "", nil)
 	if err != nil || resp.StatusCode != http.StatusCreated {
 		panic("Failed to create testing token")
@@ -63,8 +63,8 @@ def test_the_tests_of_lmstfys_own_client_pass(system: System, tmp_path: Path) ->
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("cmd", "setup_test.go"))
     gateway = Gateway(system, *OPTIONS)
     try:
-        ports = port_of(gateway, "lmstfy"), port_of(gateway, "lmstfy-admin")
-        (package / "setup_test.go").write_text(SET_UP % ports)
+        own = port_of(gateway, "lmstfy"), gateway.tokens["all"], port_of(gateway, "lmstfy-admin")
+        (package / "setup_test.go").write_text(SET_UP % own)
         done = subprocess.run(
             ["go", "test", "-count=1", "-v", "."],
             cwd=package,

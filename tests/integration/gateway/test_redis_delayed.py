@@ -105,7 +105,7 @@ def test_unknown_ids_are_no_mistake_and_foreign_tasks_are_not_touched(
     center = dialects.system.center
     center.catalog.refresh()
     foreign = [
-        center.submit("redis-delayed.own", biz_id=biz_id, delay=60, dedup_key=key)
+        center.submit("test.sync", biz_id=biz_id, delay=60, dedup_key=key)
         for biz_id in (5, "5")
         for key in (None, "youzan:job")
     ]

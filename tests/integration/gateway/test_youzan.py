@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from harness.dialect import Raw, arrived, ask, port_of, receive, send
 from harness.gateway import Gateway
 from harness.patience import until
 
-from toc.model.task import TaskStatus
+from toc.model.errors import InvalidTopic
+from toc.model.task import NewTask, TaskStatus
+from toc.operate.admin import create_topic
 
 JSON = "application/json; charset=utf-8"
 DONE = '{"code":0,"message":"操作成功","data":null}'
@@ -340,19 +343,39 @@ def test_only_own_rows_are_touched(youzan: Client, dialects: Gateway) -> None:
     native = [
         center.submit("test.sync", biz_id="foreign", delay=60),
         center.submit("test.sync", biz_id="foreign", delay=60, dedup_key="youzan:job"),
-        center.submit("youzan.own", biz_id="foreign", delay=60),
-        center.submit("youzan.own", biz_id="foreign", delay=60, dedup_key="other:job"),
     ]
-    alike = {"id": "due", "topic": "own", "delay": 0, "ttr": 60_000}
-    due = center.submit("youzan.own", biz_id="due", delay=0, attribute=alike)
     for path in ("/finish", "/delete", "/get"):
         assert_is(youzan(path, {"id": "foreign"}), DONE)
     youzan.push("foreign", topic="own", delay=1)
     assert youzan.pop("own")["id"] == "foreign"
     assert_is(youzan("/delete", {"id": "foreign"}), DONE)
-    rows = center.store.read([*native, due])
+    rows = center.store.read(native)
     assert all(row.status == TaskStatus.PENDING and row.version == 0 for row in rows.values())
-    assert rows[due].attempts == 0, "what another door has made is not handed out"
+
+
+@pytest.mark.parametrize("topic", ["youzan.own", "lmstfy.ns.q", "delay-task-callback.x"])
+def test_native_doors_neither_create_topics_of_dialects_nor_submit_to_them(
+    dialects: Gateway, topic: str
+) -> None:
+    center, task = dialects.system.center, {"biz_id": 1, "delay": 60}
+    said = [
+        dialects.call("POST", "/v1/topics", {"name": topic, "biz_type": 77, "slot_amount": 4}),
+        dialects.submit(topic),
+        dialects.call("POST", f"/v1/topics/{topic}/tasks:batch", {"tasks": [task]}),
+        dialects.call("POST", "/v1/schedules", {"name": "s", "topic": topic, "every": 60}),
+    ]
+    assert [(one.status, one.body["type"].rpartition("#")[2]) for one in said] == [(422, "invalid")] * 4, said
+    native: list[Callable[[], object]] = [
+        lambda: center.submit(topic, biz_id=1, delay=60),
+        lambda: center.submit_many([NewTask(topic, 1, 60)]),
+        lambda: center.put(NewTask(topic, 1, 60, dedup_key="k", on_conflict="replace")),
+        lambda: center.schedules.create("s", topic=topic, every=60),
+        lambda: create_topic(center, topic, biz_type=77, slot_amount=4),
+    ]
+    for call in native:
+        with pytest.raises(InvalidTopic, match="choose another name"):
+            call()
+    assert topic not in center.catalog.refresh() or topic == "youzan.own"
 
 
 def test_pages_and_foreign_names_are_refused(youzan: Client) -> None:

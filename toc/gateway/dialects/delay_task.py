@@ -19,6 +19,7 @@ from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery
 from toc.pull.delivered import Delivered
+from toc.sdk.submission import Submission
 
 PREFIX = "delay-task."
 CALLBACK_PREFIX = "delay-task-callback."
@@ -117,7 +118,9 @@ class DelayTask(Dialect):
             )
             await self.tasks.make_topic([task])
             try:
-                await self.service.batcher.put(task)
+                one = await self.service.batcher.checked(task, by_dialect=True)
+                if isinstance(one, Submission):
+                    await self.service.batcher.store(one)
             except TaskExists:  # another process has given this number to a task
                 continue
             return int(task.biz_id)

@@ -65,7 +65,7 @@ class DialectTasks:
             return
         topic = best_of(self._templates, name).topic(name, 0)
         for task in tasks:
-            await self._service.batcher.checked(task, max_delay=max_delay, topic=topic)
+            await self._service.batcher.checked(task, max_delay=max_delay, topic=topic, by_dialect=True)
         await self._service.at_topics(self._make_templates)
         await self._service.ensure_topic(name, self.name)
         self._made.set()
@@ -165,7 +165,7 @@ class DialectTasks:
                 raise _UnknownType(biz_type)
             return topic is not None and self.fits(topic.name)
 
-        one = await batcher.checked(task, across=is_own, max_delay=max_delay)
+        one = await batcher.checked(task, across=is_own, max_delay=max_delay, by_dialect=True)
         while isinstance(one, Submission):
             try:
                 return await batcher.store(one)

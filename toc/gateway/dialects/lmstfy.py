@@ -1,4 +1,4 @@
-"""lmstfy's API: jobs are tasks of topics ``namespace.queue``, whose biz_id is the job's id."""
+"""lmstfy's API: jobs are tasks of topics ``lmstfy.namespace.queue``, whose biz_id is the job's id."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Lmstfy(Dialect):
         ]
         await asked.tasks.make_topic(tasks)
         batcher = self.service.batcher
-        checked = [await batcher.checked(task) for task in tasks]
+        checked = [await batcher.checked(task, by_dialect=True) for task in tasks]
         for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
             if isinstance(outcome, TocError):
                 raise outcome

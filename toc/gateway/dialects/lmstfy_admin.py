@@ -14,17 +14,17 @@ from typing import ClassVar
 
 from toc.gateway.dialects import lmstfy_wire as wire
 from toc.gateway.dialects.lmstfy_replies import refusal, reply, secret_of
-from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, OTHERS, names_of, prefix_of, topic_of
+from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, PREFIX, names_of, prefix_of, topic_of
 from toc.gateway.dialects.lmstfy_wire import Query, Refused
 from toc.gateway.dialects.names import is_hash
-from toc.gateway.dialects.port import Dialect, Reply, Request, client_address
+from toc.gateway.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model import access
 from toc.model.access import Access, Role, Token
 from toc.model.errors import NameTaken, NotGranted, Unavailable, UnknownToken
 from toc.model.task import TaskStatus
 from toc.model.template import Template
-from toc.model.topic import Delivery, Topic, TopicType
+from toc.model.topic import Topic
 from toc.operate.audit import audited
 from toc.operate.tokens import LONGEST, create_token, revoke_token
 from toc.store.select import Selection
@@ -36,18 +36,14 @@ EVERYWHERE_SECONDS = 1.0
 """Every gateway knows a new token after this many seconds."""
 ENGINE = "redis"
 """lmstfy has several engines. This one is named as the engine of every pool."""
-LOCAL = "lmstfy-admin"
-"""The name in the audit for changes that are made from this machine, without a token."""
-_BY_PROXY = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
-"""Headers that proxies add."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _NO_PAGE = Reply(b"404 page not found", 404, "text/plain")
 _UNAUTHORIZED = 401
 
 
 class LmstfyAdmin(Dialect):
-    """The admin API of lmstfy, port 7778. From other machines and through proxies it takes basic auth: any
-    user, and as the password an access token of the role admin."""
+    """The admin API of lmstfy, port 7778. It needs basic auth: any user, and as the password an access token
+    of the role admin, which grants no more than it has."""
 
     name: ClassVar[str] = "lmstfy-admin"
     templates: ClassVar[tuple[Template, ...]] = ()
@@ -57,15 +53,23 @@ class LmstfyAdmin(Dialect):
         self._told: dict[str, tuple[str, str]] = {}
         """Namespaces and queues of topics that have a hash in their name."""
 
+    def token(self, request: Request) -> Token:
+        """Return the administrator's token that a request carries. Raises Refused without a valid one."""
+        kind, _, text = (request.header(b"authorization") or "").partition(" ")
+        try:
+            secret = b64decode(text, validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            secret = ""
+        token = self.service.book.find(secret) if kind.lower() == "basic" else None
+        if token is None or token.may(access.Action.CHANGE_TOKENS) is not Access.ALLOWED:
+            raise Refused(_UNAUTHORIZED, "unauthorized")
+        return token
+
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Raises Refused for a mistake."""
-        giver = None
-        if not _is_local(request):
-            giver = self._giver(request)
-            if giver is None:
-                realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
-                answer = reply(None, _UNAUTHORIZED)
-                return answer._replace(headers=(*answer.headers, realm))
+        giver = request.token
+        if giver is None:
+            raise Refused(_UNAUTHORIZED, "unauthorized")
         parts = request.path.strip("/").split("/")
         query = Query(request.query)
         if request.method == "GET" and parts == ["version"]:
@@ -75,7 +79,7 @@ class LmstfyAdmin(Dialect):
             return _shown(["default"] if engine == ENGINE else [], "pools")
         if request.method == "GET" and parts == ["info"]:
             there = engine == ENGINE and query.get("pool") in ("", "default")
-            return await self._info() if there else reply(None, 200)._replace(name="info")
+            return await self._info(giver) if there else reply(None, 200)._replace(name="info")
         if (unlimited := _unlimited(request, parts, query)) is not None:
             return unlimited
         if len(parts) == 2 and parts[0] == "token" and request.method in ("GET", "POST"):
@@ -87,24 +91,23 @@ class LmstfyAdmin(Dialect):
 
     def failed(self, request: Request, error: Exception) -> Reply:  # noqa: ARG002 - its signature
         """Answer a mistake or a failure."""
+        if isinstance(error, Refused) and error.status == _UNAUTHORIZED:
+            realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
+            answer = reply(None, _UNAUTHORIZED)
+            return answer._replace(headers=(*answer.headers, realm))
         if isinstance(error, NotGranted):
             error = Refused(403, str(error))
         return refusal(error)
 
     # --- calls
 
-    async def _info(self) -> Reply:
-        """List namespaces with their queues."""
-        stored = {
-            one.pattern for one in await self.service.at_topics(self.service.center.store.templates.list)
-        }
+    async def _info(self, giver: Token) -> Reply:
+        """List namespaces with their queues, those that the giver may see."""
         names = [
             await self._names(topic)
             for topic in self.service.center.catalog.known().values()
-            if topic.delivery is Delivery.PULL
-            and topic.topic_type is TopicType.INSTANT
-            and (prefix := topic.name.partition(".")[0]) not in OTHERS
-            and f"{prefix}.*" in stored
+            if topic.name.startswith(PREFIX)
+            and giver.may(access.Action.READ_TOPICS, topic.name) is Access.ALLOWED
         ]
         answer = _shown(wire.joined(names), "info")
         return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
@@ -114,7 +117,7 @@ class LmstfyAdmin(Dialect):
 
         Without such a task the hash is all that is known.
         """
-        namespace, _, queue = topic.name.partition(".")
+        namespace, _, queue = topic.name.removeprefix(PREFIX).partition(".")
         if topic.name not in self._told and (is_hash(namespace) or is_hash(queue)):
             page = self.service.center.store.selections.page
             with suppress(Unavailable):
@@ -126,7 +129,7 @@ class LmstfyAdmin(Dialect):
                             return names
         return self._told.get(topic.name, (namespace, queue))
 
-    async def _list(self, namespace: str, query: Query, _: Request, giver: Token | None) -> Reply:
+    async def _list(self, namespace: str, query: Query, _: Request, giver: Token) -> Reply:
         """List the names of the tokens of a namespace, each with what it is for."""
         _pool(query.get("pool"))
         every = await self.service.at_topics(self.service.center.store.tokens.list)
@@ -134,13 +137,11 @@ class LmstfyAdmin(Dialect):
         mine = [
             one
             for one in every
-            if one.topics == (f"{prefix_of(namespace)}*",)
-            and one.lives(now)
-            and (giver is None or giver.covers(one))
+            if one.topics == (f"{prefix_of(namespace)}*",) and one.lives(now) and giver.covers(one)
         ]
         return _shown({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
 
-    async def _create(self, namespace: str, query: Query, request: Request, giver: Token | None) -> Reply:
+    async def _create(self, namespace: str, query: Query, request: Request, giver: Token) -> Reply:
         form = Query(request.body if _is_form(request) else b"")
         description = form.get("description") or query.get("description")
         given = form.get("token") or query.get("token")
@@ -167,7 +168,7 @@ class LmstfyAdmin(Dialect):
         token = given or secret
         return _shown({"token": f"{pool}:{token}" if pool else token}, "create", 201)
 
-    async def _delete(self, namespace: str, text: str, giver: Token | None) -> Reply:
+    async def _delete(self, namespace: str, text: str, giver: Token) -> Reply:
         """Revoke a token of a namespace, given by itself or by its name."""
         pool, secret = wire.split_token(text)
         _pool(pool)
@@ -183,42 +184,29 @@ class LmstfyAdmin(Dialect):
 
     # --- inside
 
-    def _giver(self, request: Request) -> Token | None:
-        """Return the administrator's token that a request carries, or None without a valid one."""
-        kind, _, text = (request.header(b"authorization") or "").partition(" ")
-        try:
-            secret = b64decode(text, validate=True).decode().partition(":")[2]
-        except (binascii.Error, ValueError):
-            return None
-        token = self.service.book.find(secret) if kind.lower() == "basic" else None
-        allowed = token is not None and token.may(access.Action.CHANGE_TOKENS) is Access.ALLOWED
-        return token if allowed else None
-
     async def _change(self, do: Callable[[], str]) -> str:
         return await self.service.at_topics(do)
 
-    def _make(self, namespace: str, description: str, given: str, giver: Token | None) -> str:
+    def _make(self, namespace: str, description: str, given: str, giver: Token) -> str:
         center = self.service.center
         words = _NO_NAME.sub("-", description).strip("-._")[:40]
         name = f"{words or NAME}-{secrets.token_hex(4)}"
-        by = LOCAL if giver is None else giver.name
-        with audited(center.store, by, "token.create", name, namespace=namespace):
+        with audited(center.store, giver.name, "token.create", name, namespace=namespace):
             made = create_token(
                 center.store,
                 name,
                 roles=ROLES,
                 topics=[f"{prefix_of(namespace)}*"],
                 clock=center.clock,
-                by=f"{by}: {description}"[:128],
+                by=f"{giver.name}: {description}"[:128],
                 giver=giver,
                 secret=secret_of(given) if given else None,
             )
         return made.secret
 
-    def _revoke(self, name: str, giver: Token | None) -> str:
+    def _revoke(self, name: str, giver: Token) -> str:
         store = self.service.center.store
-        by = LOCAL if giver is None else giver.name
-        with audited(store, by, "token.revoke", name):
+        with audited(store, giver.name, "token.revoke", name):
             return revoke_token(store, name, giver=giver).name
 
     def _version(self) -> str:
@@ -252,13 +240,6 @@ def _unlimited(request: Request, parts: list[str], query: Query) -> Reply | None
             raise Refused(501, "there is no access log")
         raise Refused(400, "invalid status")
     return None
-
-
-def _is_local(request: Request) -> bool:
-    """Whether a request comes from this machine, and not through a proxy on it."""
-    return client_address(request.client).is_loopback and not any(
-        key in _BY_PROXY for key, _ in request.headers
-    )
 
 
 def _shown(content: object, name: str, status: int = 200) -> Reply:

@@ -20,20 +20,19 @@ DEDUP_KEY = f"{NAME}:job"
 RETENTION_SECONDS = 86_400
 MOST_TRIES = U16 - 1
 """The most tries of a job. One more, 65,535, would mean no limit."""
-LONGEST_PREFIX = 93
+PREFIX = f"{NAME}."
+LONGEST_NAMESPACE = 86
 """Most characters of a namespace in a topic's name, so that a hash and the dots fit behind it."""
-OTHERS = frozenset({"youzan", "redis-delayed", "delay-task", "delay-task-callback"})
-"""How the topics of other dialects begin. Namespaces with these names are hashed, so no topic is of both."""
 
 
 def prefix_of(namespace: str) -> str:
     """Return how the topics of a namespace begin."""
-    fits = len(namespace) <= LONGEST_PREFIX and namespace not in OTHERS
-    return (topic_for(namespace) if fits else hashed(namespace)) + "."
+    fits = len(namespace) <= LONGEST_NAMESPACE
+    return (topic_for(namespace, PREFIX) if fits else PREFIX + hashed(namespace)) + "."
 
 
 def topic_of(namespace: str, queue: str) -> str:
-    """Return the topic of a queue: ``namespace.queue``, with a hash for what does not fit."""
+    """Return the topic of a queue: ``lmstfy.namespace.queue``, with a hash for what does not fit."""
     return topic_for(queue, prefix_of(namespace))
 
 

@@ -194,9 +194,11 @@ class Port:
 class Guard:
     """Who may use a port without a token.
 
-    ``networks``: the clients' networks; none for a port on loopback. ``hosts``: names by which
-    clients know the port. A web page in a browser cannot use the port, neither from its own site
-    nor through a host name that its owner lets point to this machine (DNS rebinding).
+    ``networks``: the clients' networks; none for a port on loopback. ``hosts``: names by which clients know
+    the port. A web page can let a browser ask any address, and what an ``<img>`` asks over plain HTTP has
+    neither an Origin nor a Sec-Fetch-Site. So whatever looks like a browser's is refused; a browser that
+    hides what it is, is kept out by ``networks`` alone. Nor can a page use a host name that its owner lets
+    point to this machine (DNS rebinding).
     """
 
     def __init__(self, networks: Sequence[IPv4Network | IPv6Network], hosts: Sequence[str]) -> None:
@@ -218,6 +220,8 @@ class Guard:
                 return "pages of browsers may not use the port"
             if name == b"sec-fetch-site" and value.strip().lower() not in (b"none", b"same-origin"):
                 return "pages of browsers may not use the port"
+            if _of_browser(name, value.strip().lower()):
+                return "browsers may not use the port"
             if name == b"host":
                 hosts += 1
                 if hosts > 1 or not self._ours(value.decode("latin-1")):
@@ -246,6 +250,21 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _of_browser(name: bytes, value: bytes) -> bool:
+    """Whether a header, in lower case, is one that browsers send and clients of queues do not."""
+    if name == b"user-agent":  # a page cannot change it
+        return value.startswith(b"mozilla/") and b"powershell" not in value
+    if name == b"accept":
+        return value.startswith((b"image/", b"text/css")) or (
+            b"text/html" in value and not value.startswith(_ACCEPT_OF_JAVA)
+        )
+    return False
+
+
+_ACCEPT_OF_JAVA = b"text/html, image/gif, image/jpeg, "
+"""How the Accept begins that Java's HttpURLConnection sends by default."""
 
 
 def client_address(text: str) -> IPv4Address | IPv6Address:
