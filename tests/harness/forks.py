@@ -259,6 +259,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.dev.demo.stage
     import toc.dev.local.cluster
     import toc.dev.local.embedded
+    import toc.dialects.process
     import toc.gateway.app
     import toc.gateway.process
     import toc.operate.admin
@@ -408,6 +409,7 @@ class Helper:
         "toc.worker.process": b"python",
         "toc.worker.quarantine.isolated": b"python",
         "toc.gateway.process": HTTP,
+        "toc.dialects.process": HTTP,
     }
     """What it forks, and the name by which the kernel knows each."""
 
@@ -574,7 +576,8 @@ def serves_http(pid: int) -> bool:
     except OSError:
         return False
     # one that has ended, and whose end nobody has seen yet, has no command any more
-    return b"toc.gateway.process" in command or (bool(command) and _name(pid) == HTTP)
+    ours = (b"toc.gateway.process", b"toc.dialects.process")
+    return any(name in command for name in ours) or (bool(command) and _name(pid) == HTTP)
 
 
 def _name(pid: int) -> bytes:

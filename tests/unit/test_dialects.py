@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.gateway.dialects import json_fields, youzan
-from toc.gateway.dialects.delay_task import ADD, DelayTask, SecondFull
-from toc.gateway.dialects.jobs import Job
-from toc.gateway.dialects.lmstfy_replies import refusal
-from toc.gateway.dialects.lmstfy_tasks import template_of as lmstfy_template
-from toc.gateway.dialects.names import key_for, topic_for
-from toc.gateway.dialects.port import Guard, Request
-from toc.gateway.dialects.registry import DIALECTS
+from toc.dialects import json_fields, youzan
+from toc.dialects.delay_task import ADD, DelayTask, SecondFull
+from toc.dialects.jobs import Job
+from toc.dialects.lmstfy_replies import refusal
+from toc.dialects.lmstfy_tasks import template_of as lmstfy_template
+from toc.dialects.names import key_for, topic_for
+from toc.dialects.port import Guard, Request
+from toc.dialects.registry import DIALECTS
 from toc.model.errors import (
     InvalidTopic,
     InvalidTries,

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
     "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
     "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "pull", "worker"},
-    "importing": PLAIN - {"config"} | {"store", "index", "sdk", "operate", "gateway"},
+    "dialects": PLAIN - {"config"} | {"store", "index", "sdk", "operate", "pull", "gateway"},
     "dev.local": {"model"},
 }
 TOP = {"__main__", "cli", "dev.demo"}

@@ -4,9 +4,9 @@ import string
 
 import pytest
 
-from toc.gateway.dialects import lmstfy_wire as wire
-from toc.gateway.dialects.json_fields import to_go_json
-from toc.gateway.dialects.lmstfy_wire import Call, Query, Refused, Route
+from toc.dialects import lmstfy_wire as wire
+from toc.dialects.json_fields import to_go_json
+from toc.dialects.lmstfy_wire import Call, Query, Refused, Route
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def _gateway(settings: Settings) -> SideProcesses | None:
             expires=DEV_TOKEN_SECONDS,
         )
     say(f"its token, for a week: {made.secret}")
-    from toc.gateway.dialects.registry import DIALECTS
+    from toc.dialects.registry import DIALECTS
 
     return with_dialects(beside, dict.fromkeys(DIALECTS, f"{LOOPBACK}:0"), [], [])
 

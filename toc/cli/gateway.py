@@ -138,6 +138,10 @@ def with_dialects(
     except ValueError as exc:
         raise InvalidInput(f"--dialect-from: {exc}; write a network such as 10.0.0.0/8") from exc
     command, descriptors = list(beside.command), list(beside.descriptors)
+    if named:
+        import toc.dialects.process
+
+        command[command.index("-m") + 1] = toc.dialects.process.__name__
     for name, where in named.items():
         host, _, digits = where.rpartition(":")
         try:

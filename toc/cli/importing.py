@@ -15,7 +15,7 @@ from toc.cli.values import audited, load_settings, who
 from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toc.importing.takeover import Original, Report
+    from toc.dialects.importing.takeover import Original, Report
     from toc.index.foreign import ForeignRedis
     from toc.model.clock import Clock
 
@@ -50,7 +50,7 @@ def youzan(
     """
 
     def original(redis: ForeignRedis, clock: Clock) -> Original:
-        from toc.importing.youzan import YouzanOriginal
+        from toc.dialects.importing.youzan import YouzanOriginal
 
         return YouzanOriginal(redis, clock, buckets=buckets, queues=queues)
 
@@ -67,7 +67,7 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
     """
 
     def original(redis: ForeignRedis, clock: Clock) -> Original:
-        from toc.importing.lmstfy import LmstfyOriginal
+        from toc.dialects.importing.lmstfy import LmstfyOriginal
 
         return LmstfyOriginal(redis, clock)
 
@@ -77,7 +77,7 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
 def _import(
     what: str, url: str, original: Callable[[ForeignRedis, Clock], Original], *, dry_run: bool, as_json: bool
 ) -> None:
-    from toc.importing.takeover import Importing
+    from toc.dialects.importing.takeover import Importing
     from toc.index.foreign import ForeignRedis
     from toc.sdk.client import TimeoutCenter
 
@@ -108,7 +108,7 @@ def _import(
                     record.update(_record(report))
     except ImportError as exc:
         raise ConfigError(
-            f"the dialects need {exc.name}, which is not installed: pip install 'timeout-center[gateway]'"
+            f"the dialects need {exc.name}, which is not installed: pip install 'timeout-center[dialects]'"
         ) from exc
     show_one({**_record(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
     if not report.complete:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 from toc.gateway.connections import ClientGone
@@ -56,3 +57,9 @@ class Intake:
             if not self._held[sender]:
                 del self._held[sender]
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def client_address(text: str) -> IPv4Address | IPv6Address:
+    """Return the address of a client; one of IPv4 as such, although a socket of IPv6 shows it as mapped."""
+    address = ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address

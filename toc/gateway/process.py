@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterable
 from ipaddress import ip_network
 from typing import Any
 
@@ -25,9 +26,7 @@ import uvloop
 from toc.config import Settings
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd
-from toc.gateway.dialects.port import Guard, Port, client_address
-from toc.gateway.dialects.registry import DIALECTS
-from toc.gateway.intake import Intake
+from toc.gateway.intake import client_address
 from toc.gateway.server import GatewayServer, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
@@ -48,6 +47,10 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 event loop."""
 
 
+FurtherPorts = Callable[[Service, argparse.Namespace], Iterable[tuple[Any, socket.socket]]]
+"""Makes, on the event loop, the applications of further ports, each with the socket on which it listens."""
+
+
 class Gateway:
     """The parts of one HTTP process."""
 
@@ -57,9 +60,11 @@ class Gateway:
         link: ControlPipe,
         arguments: argparse.Namespace,
         lease_secret: bytes,
+        further: FurtherPorts,
     ) -> None:
         self._center = center
         self._lease_secret = lease_secret
+        self._further = further
         self._link = link
         self._arguments = arguments
         self._service: Service
@@ -90,7 +95,7 @@ class Gateway:
                 key=arguments.tls_key,
             )
         ]
-        for port, listener in dialect_ports(self._service, arguments):
+        for port, listener in self._further(self._service, arguments):
             listeners.append(listener)
             self._servers.append(server(port, crowd, shutdown_deadline=settings.shutdown_deadline))
         loop.add_reader(self._link.fileno(), self._listen)
@@ -143,18 +148,6 @@ class Gateway:
             one.should_exit = True
 
 
-def dialect_ports(service: Service, arguments: argparse.Namespace) -> list[tuple[Port, socket.socket]]:
-    """Return the ports of the dialects that are served, each with its socket."""
-    guard = Guard([ip_network(text) for text in arguments.dialect_from], arguments.dialect_host)
-    intake = Intake()
-    found = []
-    for text in arguments.dialect:
-        name, _, descriptor = text.partition("=")
-        port = Port(DIALECTS[name](service), guard, intake)
-        found.append((port, socket.socket(fileno=int(descriptor))))
-    return found
-
-
 def only_from(app: Any, networks: list[str]) -> Any:
     """Return the application for clients of these networks alone; the connections of others are closed."""
     allowed = [ip_network(text) for text in networks]
@@ -170,8 +163,8 @@ def only_from(app: Any, networks: list[str]) -> Any:
     return guarded
 
 
-def main() -> None:
-    """The entry point of the process."""
+def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
+    """The entry point of the process; of one with ``further`` ports, called by its own."""
     parser = argparse.ArgumentParser()
     for name in ("link", "board", "listen"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -199,7 +192,7 @@ def main() -> None:
             if told is not None and told["kind"] == "known":
                 center.catalog.learn(map(Topic.of, told["topics"]))
                 lease_secret = bytes.fromhex(told["lease_secret"])
-            uvloop.run(Gateway(center, link, arguments, lease_secret).run())
+            uvloop.run(Gateway(center, link, arguments, lease_secret, further).run())
         code = 0
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=True)

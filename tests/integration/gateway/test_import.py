@@ -21,10 +21,10 @@ from harness.patience import until
 from harness.system import System
 
 from toc.dev.local.servers import RedisServer
-from toc.gateway.dialects.lmstfy_wire import new_job_id
-from toc.importing.lmstfy import UNREADABLE
-from toc.importing.youzan import UNREADABLE as UNREADABLE_ID
-from toc.importing.youzan import _said
+from toc.dialects.importing.lmstfy import UNREADABLE
+from toc.dialects.importing.youzan import UNREADABLE as UNREADABLE_ID
+from toc.dialects.importing.youzan import _said
+from toc.dialects.lmstfy_wire import new_job_id
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 

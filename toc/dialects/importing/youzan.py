@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from toc.gateway.dialects.jobs import Job
-from toc.gateway.dialects.youzan import MOST_TTR, PREFIX, Youzan
-from toc.importing import msgpack
-from toc.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.dialects.importing import msgpack
+from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.dialects.jobs import Job
+from toc.dialects.youzan import MOST_TTR, PREFIX, Youzan
 from toc.index.foreign import ForeignRedis
 from toc.model.clock import Clock
 from toc.model.sharding import MAX_KEY_BYTES

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toc.gateway.dialects.dialect_tasks import DialectTasks
-from toc.gateway.dialects.names import key_for, topic_for
+from toc.dialects.dialect_tasks import DialectTasks
+from toc.dialects.names import key_for, topic_for
 from toc.gateway.pull_calls import BODY_MISSING
 from toc.gateway.service import Service
 from toc.model.clock import from_ms, to_ms

@@ -12,12 +12,12 @@ from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
-from toc.gateway.dialects import lmstfy_wire as wire
-from toc.gateway.dialects.lmstfy_replies import refusal, reply, secret_of
-from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, PREFIX, names_of, prefix_of, topic_of
-from toc.gateway.dialects.lmstfy_wire import Query, Refused
-from toc.gateway.dialects.names import is_hash
-from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.dialects import lmstfy_wire as wire
+from toc.dialects.lmstfy_replies import refusal, reply, secret_of
+from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, PREFIX, names_of, prefix_of, topic_of
+from toc.dialects.lmstfy_wire import Query, Refused
+from toc.dialects.names import is_hash
+from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model import access
 from toc.model.access import Access, Role, Token

@@ -7,10 +7,10 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
-from toc.gateway.dialects.jobs import RETENTION_SECONDS, Job, Jobs
-from toc.gateway.dialects.json_fields import LARGEST, NotUnderstood, to_json
-from toc.gateway.dialects.names import template_of
-from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
+from toc.dialects.json_fields import LARGEST, NotUnderstood, to_json
+from toc.dialects.names import template_of
+from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, InvalidInput, TocError
 from toc.model.template import Template

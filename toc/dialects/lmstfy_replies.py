@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from toc.gateway.dialects import lmstfy_wire as wire
-from toc.gateway.dialects.json_fields import to_go_json
-from toc.gateway.dialects.lmstfy_tasks import NAME
-from toc.gateway.dialects.lmstfy_wire import Refused
-from toc.gateway.dialects.port import Reply
+from toc.dialects import lmstfy_wire as wire
+from toc.dialects.json_fields import to_go_json
+from toc.dialects.lmstfy_tasks import NAME
+from toc.dialects.lmstfy_wire import Refused
+from toc.dialects.port import Reply
 from toc.model.errors import (
     BodyTooLarge,
     InvalidAttribute,

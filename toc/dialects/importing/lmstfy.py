@@ -17,9 +17,9 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from toc.gateway.dialects.lmstfy_tasks import task_of, template_of
-from toc.gateway.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
-from toc.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.dialects.lmstfy_tasks import task_of, template_of
+from toc.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, ForeignRedis
 from toc.model.clock import Clock
 from toc.model.documents import parse_object

@@ -13,14 +13,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
+from toc.dialects.dialect_tasks import DialectTasks
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, Connection
-from toc.gateway.dialects.dialect_tasks import DialectTasks
-from toc.gateway.intake import ESCAPED, Intake, Receive
+from toc.gateway.intake import ESCAPED, Intake, Receive, client_address
 from toc.gateway.service import Service
 from toc.model.access import Token
 from toc.model.errors import BodyTooLarge, Busy, TocError
@@ -265,12 +265,6 @@ def _of_browser(name: bytes, value: bytes) -> bool:
 
 _ACCEPT_OF_JAVA = b"text/html, image/gif, image/jpeg, "
 """How the Accept begins that Java's HttpURLConnection sends by default."""
-
-
-def client_address(text: str) -> IPv4Address | IPv6Address:
-    """Return the address of a client; one of IPv4 as such, although a socket of IPv6 shows it as mapped."""
-    address = ip_address(text)
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _forbidden(why: str) -> Reply:

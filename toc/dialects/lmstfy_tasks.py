@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.gateway.dialects import names
-from toc.gateway.dialects.lmstfy_wire import U16
-from toc.gateway.dialects.names import hashed, topic_for
+from toc.dialects import names
+from toc.dialects.lmstfy_wire import U16
+from toc.dialects.names import hashed, topic_for
 from toc.model.clock import from_ms
 from toc.model.errors import InvalidDocument
 from toc.model.pull import MAX_TTR_SECONDS

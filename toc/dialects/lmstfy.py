@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from toc.gateway.dialects import lmstfy_wire as wire
-from toc.gateway.dialects.dialect_tasks import DialectTasks
-from toc.gateway.dialects.lmstfy_replies import (
+from toc.dialects import lmstfy_wire as wire
+from toc.dialects.dialect_tasks import DialectTasks
+from toc.dialects.lmstfy_replies import (
     attributes_of,
     handed_job,
     id_of,
@@ -16,9 +16,9 @@ from toc.gateway.dialects.lmstfy_replies import (
     reply,
     secret_of,
 )
-from toc.gateway.dialects.lmstfy_tasks import DEDUP_KEY, NAME, ascending, task_of, template_of, topic_of
-from toc.gateway.dialects.lmstfy_wire import Call, Query, Refused, Route
-from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, ascending, task_of, template_of, topic_of
+from toc.dialects.lmstfy_wire import Call, Query, Refused, Route
+from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model import access
 from toc.model.access import Access, Token

@@ -7,9 +7,9 @@ import secrets
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json, whole_text
-from toc.gateway.dialects.names import template_of, topic_for
-from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json, whole_text
+from toc.dialects.names import template_of, topic_for
+from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
 from toc.model.documents import parse_object

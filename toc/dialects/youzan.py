@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toc.gateway.dialects.jobs import RETENTION_SECONDS, Job, Jobs
-from toc.gateway.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json
-from toc.gateway.dialects.names import template_of
-from toc.gateway.dialects.port import Dialect, Reply, Request
+from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
+from toc.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json
+from toc.dialects.names import template_of
+from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.errors import InvalidInput
 from toc.model.template import Template
