@@ -73,6 +73,10 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
     if found.identity != identity and found.seconds <= OWNER_LAPSE_SECONDS:
         what = f"this Redis and namespace belong to another cluster: {found.name}"
         return [Finding(Level.REFUSE, server, f"{what}; ours takes its tasks from the task table", _ANOTHER)]
+    if found.identity != identity:
+        what = f"this Redis and namespace last belonged to another task table: {found.name}"
+        do = "is TOC_DATABASE_URLS the right server? If so, the first worker that starts takes them over"
+        return [Finding(Level.WARN, server, what, do)]
     if found.rival and found.rival_seconds <= OWNER_LAPSE_SECONDS:
         what = f"another cluster uses this Redis and namespace as well: {found.rival}"
         return [Finding(Level.REFUSE, server, what, _ANOTHER)]

@@ -62,9 +62,7 @@ class CallersTransaction:
                         for statement in body:
                             _run(connection, statement)
                     except DBAPIError:
-                        with suppress(
-                            DBAPIError
-                        ):  # the caller may yet commit, and not a row without its body
+                        with suppress(DBAPIError):  # no row without its body, should the caller commit
                             _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={row.job_id:d}"))
                         raise
                     return row.job_id

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from toc.dev.local.servers import RedisServer
+from toc.index import preflight
 from toc.index.messages import Peek
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
 from toc.model.errors import IndexUnavailable
+from toc.model.finding import Level
 from toc.model.topic import Slot
 
 OURS, THEIRS = "a" * 32, "b" * 32
@@ -27,7 +29,10 @@ def test_who_asks_no_more_has_it_no_more(queues: Queues, server: RedisServer) ->
     queues.own(OURS, "ours")
     at = server.call("HGET", "toc_owner", "at")
     server.call("HSET", "toc_owner", "at", str(int(str(at)) - OWNER_LAPSE_SECONDS - 1))
+    (found,) = preflight.owner(queues, THEIRS)
+    assert (found.level, found.what.rpartition(": ")[2]) == (Level.WARN, "ours")
     assert queues.own(THEIRS, "theirs")[:2] == (THEIRS, "theirs")
+    assert preflight.owner(queues, THEIRS) == []
     assert queues.own(OURS, "ours")[:2] == (THEIRS, "theirs")
 
 
