@@ -121,7 +121,6 @@ IN_THE_FIRST_DATABASE: Tables = {
         gmt_modified {ms} NOT NULL,
         version {u32} NOT NULL,
         concurrency {u32} DEFAULT 0 NOT NULL,
-        former_slots {u16} DEFAULT 0 NOT NULL,
         resume_rate {u32} DEFAULT 0 NOT NULL,
         resumed_at {u64} DEFAULT 0 NOT NULL,
         delivery VARCHAR(16) DEFAULT 'handler' NOT NULL,

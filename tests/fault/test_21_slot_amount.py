@@ -1,8 +1,6 @@
-"""Fault 21: slot_amount changes while tasks are submitted, cancelled and run."""
+"""Fault 21: slot_amount grows while tasks are submitted, cancelled and run."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 from fault.conftest import Build, Verdict
@@ -10,12 +8,12 @@ from fault.kit.load import TOPICS, Load, tasks
 
 from toc.dev.local.servers import RedisCluster, RedisServer, ZooKeeper
 
-AMOUNTS = (8, 16, 8, 4)
+AMOUNTS = (8, 16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", ["clean_redis", "clean_cluster"], ids=["one Redis", "Redis Cluster"])
-def test_slots_doubled_and_halved_under_load_lose_and_double_nothing(
+def test_slots_doubled_under_load_lose_and_double_nothing(
     build: Build,
     index: str,
     zookeeper: ZooKeeper,
@@ -24,9 +22,10 @@ def test_slots_doubled_and_halved_under_load_lose_and_double_nothing(
     request: pytest.FixtureRequest,
 ) -> None:
     server: RedisServer | RedisCluster = request.getfixturevalue(index)
-    line = verdict(21, "slot_amount changed while live", f"4, 8, 16, 8, 4 slots, {request.node.callspec.id}")
+    line = verdict(21, "slot_amount raised while live", f"4, 8, 16 slots, {request.node.callspec.id}")
     system = build(server.url, slots=4, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
-    daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
+    for host in ("host-a", "host-b"):
+        system.start(host, processes=1)
     topics = system.center.store.topics
     far = system.client.submit_many(tasks(500, ahead=(8.0, 16.0), first=500_000))
     with Load(system.client, rate=120, ahead=(0.2, 4.0)) as load:
@@ -49,11 +48,4 @@ def test_slots_doubled_and_halved_under_load_lose_and_double_nothing(
     )
     judged = line.judge(system, within=10)
     assert not judged.duplicates
-    # What was larger is consumed until nothing needs it, then given up.
-    began = time.monotonic()
-    system.wait(lambda: not any(topic.former_slots for topic in topics.list()), "slots are given up", 60)
-    line.prove(
-        any("slots_given_up" in daemon.log.read_text() for daemon in daemons),
-        f"former slots given up within {time.monotonic() - began:.0f} s of the last end",
-    )
     assert not load.errors

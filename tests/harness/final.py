@@ -10,7 +10,6 @@ from toc import Settings, TimeoutCenter, Topic
 from toc.index.calls import Call, Calls
 from toc.index.queues import Queues
 from toc.model.topic import Slot
-from toc.operate.admin import pending_by_slots
 from toc.store.server import Statement
 from toc.store.shards import Layout, Shards
 
@@ -56,9 +55,7 @@ def read_final(center: TimeoutCenter) -> Final:
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     index: dict[int, list[Place]] = {}
     for topic in topics.values():
-        # A lowered slot_amount leaves slots beyond the present ones.
-        amount = max([topic.slot_amount, *pending_by_slots(center.store, topic).tasks])
-        for number in range(amount):
+        for number in range(topic.slot_amount):
             for job_id, place in _entries(center.queues, Slot(topic.name, number)):
                 index.setdefault(job_id, []).append(place)
     return Final(topics, _rows(center.settings), index, center.clock.now_ms())

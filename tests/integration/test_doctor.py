@@ -163,7 +163,6 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
         )
     )
     center.store.topics.alter("test.async", paused=True)
-    center.store.topics.alter("test.batch", slot_amount=2)
     with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
         operator.drain("host-z", by="ann")
         operator.pin(Slot("test.sync", 1), "host-y", by="ann")
@@ -176,7 +175,6 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
         (Level.REFUSE, "biz_type 99", "have a biz_type that no topic has"),
         (Level.WARN, "test.sync", "1 dead tasks"),
         (Level.NOTE, "test.async", "paused"),
-        (Level.NOTE, "test.batch", "4 slots are consumed until 2 are enough"),
         (Level.NOTE, "host-z", "drained by ann since 20"),
         (Level.WARN, "test.sync_1", "pinned to host-y by ann since 20"),
         (Level.WARN, "test.sync_99", "there is no such slot"),

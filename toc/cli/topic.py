@@ -19,10 +19,8 @@ from toc.model.topic import Backoff, Delivery, Topic, TopicType
 from toc.operate.records import topic_record
 
 if TYPE_CHECKING:
-    from toc.operate.admin import Stamped
     from toc.sdk.client import TimeoutCenter
 
-COUNT_SECONDS = 5
 """For how many seconds `show` counts pending tasks without --count."""
 
 _NOT_COUNTED = "not counted: --count does"
@@ -111,39 +109,30 @@ def show_topic(
     count: bool = flag("--count", "Count all pending tasks by their number of slots."),
     as_json: Json = False,
 ) -> None:
-    """Show a topic with its policies, and how far a change of its slots has come.
+    """Show a topic with its policies.
 
-    `pending by slots` counts pending tasks by the number of slots that the topic had when they were
-    submitted. A change is complete when all have the present number. The count reads every pending row: all
-    of them with --count, else for at most 5 s and only while slots are being given up.
+    `pending by slots` counts, with --count, pending tasks by the number of slots that the topic had when they
+    were submitted. It reads every pending row.
     """
     from toc.operate import admin
 
     with opened() as center:
         topic = admin.get_topic(center.store, name)
-        found = admin.Stamped({}, 0, center.settings.tables)
-        if count or topic.former_slots:
+        found = None
+        if count:
             with progress_bar("tables") as progress:
-                seconds = None if count else COUNT_SECONDS
-                found = admin.pending_by_slots(center.store, topic, seconds=seconds, progress=progress)
+                found = admin.pending_by_slots(center.store, topic, progress=progress)
     record = topic_record(topic)
     if as_json:
-        tasks = found.tasks if found.tables else None
-        counted = {"pending_by_slots": tasks, "tables_counted": found.tables, "tables": found.of}
-        print_json(record | counted)
+        print_json(record | {"pending_by_slots": found})
     else:
         show_one(record | {"pending_by_slots": _amounts(found)}, as_json=False)
-    if 0 < found.tables < found.of:
-        say(
-            f"counted {found.tables} of {found.of} tables in {COUNT_SECONDS} s, so there may be more; "
-            "--count reads all"
-        )
 
 
-def _amounts(found: Stamped) -> str:
-    if not found.tables:
+def _amounts(found: dict[int, int] | None) -> str:
+    if found is None:
         return _NOT_COUNTED
-    return ", ".join(f"{tasks} under {amount}" for amount, tasks in found.tasks.items()) or "none"
+    return ", ".join(f"{tasks} under {amount}" for amount, tasks in found.items()) or "none"
 
 
 @app.command()
@@ -169,11 +158,8 @@ def alter(
     with changing("topic.alter", name, **changes) as center:
         topic = _alter(center, name, changes, wait=wait)
     if slots is not None:
-        rest = (
-            f"; {topic.former_slots} are consumed until none of those is left" if topic.former_slots else ""
-        )
         say(
-            f"new tasks go to {topic.slot_amount} slots, those that are pending keep theirs{rest}: "
+            f"new tasks go to {topic.slot_amount} slots, those that are pending keep theirs: "
             f"`toc topic show {name} --count` counts them"
         )
     show_one(topic_record(topic), as_json=as_json)

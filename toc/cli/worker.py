@@ -326,11 +326,9 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
 
 def _slot_record(view: SlotView) -> dict[str, Any]:
     ownership, counts = view.ownership, queue_record(view)
-    reasons = [ownership.reason] if ownership and not (view.going and ownership.reason == "balance") else []
-    reasons += ["given up when empty"] if view.going else []
     record = ownership_record(view) | {
         "moving_to": ownership.assigned if ownership and ownership.state.value == "moving" else None,
-        "why": "; ".join(reasons) or None,
+        "why": (ownership and ownership.reason) or None,
     }
     counts["overdue_seconds"] = counts.pop("overdue")
     error = str(view.queues) if isinstance(view.queues, IndexUnavailable) else None

@@ -89,7 +89,7 @@ async def slots(asked: Asked) -> Answer:
 
 def _slot(view: admin.SlotView) -> dict[str, Any]:
     row = view.ownership
-    why = {"assigned": row and row.assigned, "why": row and row.reason, "given_up": view.going}
+    why = {"assigned": row and row.assigned, "why": row and row.reason}
     return ownership_record(view) | why | queue_record(view)
 
 

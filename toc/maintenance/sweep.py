@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
-from toc.model.topic import Slot, Topic
+from toc.model.topic import SLOT_AMOUNTS, Slot, Topic
 from toc.model.verdict import after_expiry, beyond_horizon, entry_score, has_expired
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
@@ -42,7 +43,6 @@ NEAR_MS = 60_000
 """Tasks due within this time (a minute) are restored first."""
 FAST_ROWS = 1000
 """Rows per step where nothing else is held up."""
-WIDEN_SECONDS = 0.5
 COMPLAIN_SECONDS = 60.0
 """How often the same trouble is logged."""
 
@@ -66,8 +66,6 @@ class Sweep:
         self.untaken = store.leases.untaken
         self._store = store
         self._topics = store.topics
-        self._widens = RateLimit(clock, WIDEN_SECONDS)
-        """Limits, by topic, how often more slots are consumed because of a row."""
         self.clock = clock
         self._queues = queues
         self._catalog = catalog
@@ -103,8 +101,8 @@ class Sweep:
                 score = entry_score(topic, row.next_time, row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))
-                if row.slot_amount > topic.slot_amount and row.slot_amount > topic.consumed:
-                    self._consume(topic, row.slot_amount)
+                if row.slot_amount != topic.slot_amount:
+                    self._stamped_otherwise(topic, row)
         if expired:
             self._expire(expired, now)
         added, failed, broken = self._complete(entries, missing)
@@ -198,18 +196,24 @@ class Sweep:
                 added += result
         return added, failed, broken
 
-    def _consume(self, topic: Topic, slot_amount: int) -> None:
-        """Make the workers consume more slots, because a row is stamped with a former slot_amount:
-        its writer had read the topic long ago. (If instead this process has an old view of the
-        topic, nothing changes, as the topic table has that amount already.)
+    def _stamped_otherwise(self, topic: Topic, row: DueRow) -> None:
+        """Give the topic the slots that a row needs, if it has fewer: another program has changed one of
+        them, or this process has an old view of the topic, and then nothing changes.
+
+        An amount that no topic can have is only named: ``Topic.slot`` ignores it.
         """
-        if not self._widens(topic.name):
+        legal = row.slot_amount in SLOT_AMOUNTS
+        if (legal and row.slot_amount < topic.slot_amount) or not self._complains((topic, row.slot_amount)):
             return
-        try:
-            if self._topics.keep_consuming(topic.name, slot_amount):
-                log.info("slots_consumed_again", topic=topic.name, slots=slot_amount)
-        except (StoreUnavailable, SchemaBehind):
-            pass  # the topic table does not answer; the row comes again
+        if not legal:
+            log.warning(
+                "slot_amount_not_understood",
+                job_id=row.job_id, topic=topic.name, slot_amount=row.slot_amount,
+            )  # fmt: skip
+            return
+        with suppress(StoreUnavailable, SchemaBehind):  # the topic table does not answer; the row comes again
+            if self._topics.raise_slots(topic.name, row.slot_amount):
+                log.warning("slots_raised", job_id=row.job_id, topic=topic.name, slots=row.slot_amount)
 
     def lost(self, rows: Iterable[DueRow]) -> list[DueRow]:
         """Return those of these due rows that have no entry. Skips rows whose Redis does not answer

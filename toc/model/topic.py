@@ -20,6 +20,8 @@ NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMESPACE_HINT = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 MAX_SLOTS = MAX_TABLES
 """Most slots of a topic. A slot is chosen by the same checksum as a table, so it is bounded as they are."""
+SLOT_AMOUNTS = frozenset(1 << power for power in range(MAX_SLOTS.bit_length()))
+"""Every number of slots that a topic can have."""
 MAX_RETRIES = 31
 MOST_DOUBLINGS = 900
 """Most times that the backoff is doubled. 2.0**900 is far beyond any cap, and still fits in a
@@ -74,9 +76,9 @@ class Topic:
     ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``. A worker process runs
     at most ``concurrency`` handlers of the topic at once (0: unlimited).
 
-    ``former_slots``: after slot_amount was lowered, the largest slot_amount that a pending row may still
-    have; 0 if none. ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all
-    workers together start per second; 0: unlimited. ``delivery``: who starts its tasks. ``closed``: it is
+    ``slot_amount`` only grows: the slots of rows with a former one are among the present ones.
+    ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all workers together start
+    per second; 0: unlimited. ``delivery``: who starts its tasks. ``closed``: it is
     being deleted and takes no new task. ``target``: the webhook target of tasks that name no other.
     """
 
@@ -94,7 +96,6 @@ class Topic:
     retention: int = 259_200
     paused: bool = False
     concurrency: int = 0
-    former_slots: int = 0
     resume_rate: int = 0
     resumed_at: int = 0
     delivery: Delivery = Delivery.HANDLER
@@ -115,7 +116,6 @@ class Topic:
         _whole("horizon", self.horizon, 1, 10 * 366 * 86_400)
         _whole("retention", self.retention, 0, 10 * 366 * 86_400)
         _whole("concurrency", self.concurrency, 0, 100_000)
-        _whole("former_slots", self.former_slots, 0, MAX_SLOTS)
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
         if self.target != "" and not (isinstance(self.target, str) and NAME.fullmatch(self.target)):
@@ -147,18 +147,15 @@ class Topic:
         return asdict(self)
 
     def slot(self, crc: int, slot_amount: int | None = None) -> Slot:
-        """Return the slot for a slot_crc, under the slot_amount stored in the row (default: the topic's)."""
-        return Slot(self.name, crc % (slot_amount or self.slot_amount))
+        """Return the slot for a slot_crc, under the slot_amount stored in the row (default: the topic's).
 
-    @property
-    def consumed(self) -> int:
-        """Number of slots consumed, including those of a former, larger slot_amount that pending rows
-        need."""
-        return max(self.slot_amount, self.former_slots)
+        The topic's counts as well in place of one that no topic can have, which another program has written.
+        """
+        return Slot(self.name, crc % (slot_amount if slot_amount in SLOT_AMOUNTS else self.slot_amount))
 
     def slots(self) -> list[Slot]:
-        """Return all slots of the topic that are consumed."""
-        return [Slot(self.name, number) for number in range(self.consumed)]
+        """Return all slots of the topic."""
+        return [Slot(self.name, number) for number in range(self.slot_amount)]
 
     def retry_delay_ms(self, tries_used: int) -> int:
         """Return the milliseconds to wait after ``tries_used`` failed tries.

@@ -96,37 +96,19 @@ def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """How many pending tasks have each slot_amount, counted in ``tables`` of the ``of`` tables."""
-
-    tasks: Mapping[int, int]
-    tables: int
-    of: int
-
-
 def pending_by_slots(
-    store: Store,
-    topic: Topic,
-    *,
-    seconds: float | None = None,
-    progress: Callable[[float, str], None] = lambda _part, _text: None,
-) -> Stamped:
-    """Count pending tasks by the slot_amount of their row: how far a change of slot_amount has come.
+    store: Store, topic: Topic, *, progress: Callable[[float, str], None] = lambda _part, _text: None
+) -> dict[int, int]:
+    """Count pending tasks by the slot_amount of their row. Reads every pending row, a few tables at a time.
 
-    Reads every pending row, a few tables at a time, and starts no further tables after ``seconds``.
     ``progress`` gets the part done (0 to 1) and what was found. Raises StoreUnavailable.
     """
     tables = store.tables
-    until = None if seconds is None else time.monotonic() + seconds
     found: Counter[int] = Counter()
-    counted = 0
-    while counted < len(tables) and (until is None or not counted or time.monotonic() < until):
-        part = tables[counted : counted + TABLES_COUNTED]
-        found += store.count_stamped(part, topic.biz_type)
-        counted += len(part)
-        progress(counted / len(tables), f"{found.total():,} pending")
-    return Stamped(dict(sorted(found.items())), counted, len(tables))
+    for at in range(0, len(tables), TABLES_COUNTED):
+        found += store.count_stamped(tables[at : at + TABLES_COUNTED], topic.biz_type)
+        progress(min(at + TABLES_COUNTED, len(tables)) / len(tables), f"{found.total():,} pending")
+    return dict(sorted(found.items()))
 
 
 # --- dead tasks -----------------------------------------------------------------------------------------
@@ -165,8 +147,6 @@ def redrive(
         if topic is None:
             unindexed += 1  # its topic was removed: no worker consumes its slot
             continue
-        if row.slot_amount > topic.consumed:
-            store.topics.keep_consuming(topic.name, row.slot_amount)  # its slot has been given up since
         score = entry_score(topic, row.next_time, 0)
         entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
     for slot, reply in queues.redrive(entries).items():
@@ -253,14 +233,12 @@ class SlotView:
     """A slot as operators see it.
 
     ``ownership`` says who owns it and why; None without a coordinator. ``queues`` holds its counts, or the
-    IndexUnavailable that says why there are none. ``going``: slot_amount was lowered, so no new task comes
-    here.
+    IndexUnavailable that says why there are none.
     """
 
     slot: Slot
     ownership: SlotRow | None
     queues: Peek | IndexUnavailable
-    going: bool = False
 
     @property
     def overdue_ms(self) -> int | None:
@@ -276,21 +254,11 @@ class SlotView:
 def slot_views(
     store: Store, queues: Queues, owners: Iterable[SlotRow], *, topic: str | None = None
 ) -> list[SlotView]:
-    """Return every slot of all topics, or of ``topic``. Raises UnknownTopic or StoreUnavailable.
-
-    Slots of a former, larger slot_amount are included while they are assigned.
-    """
+    """Return every slot of all topics, or of ``topic``. Raises UnknownTopic or StoreUnavailable."""
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
     by_slot = {Slot(row.topic, row.number): row for row in owners}
-    names = {each.name for each in topics}
-    slots = {slot for each in topics for slot in each.slots()}
-    slots.update(slot for slot in by_slot if slot.topic in names)
-    peeks = queues.peek(sorted(slots))
-    amounts = {each.name: each.slot_amount for each in topics}
-    return [
-        SlotView(slot, by_slot.get(slot), peek, slot.number >= amounts[slot.topic])
-        for slot, peek in peeks.items()
-    ]
+    peeks = queues.peek(sorted(slot for each in topics for slot in each.slots()))
+    return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
 
 
 def local_workers(store: Store, queues: Queues) -> dict[str, int]:

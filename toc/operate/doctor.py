@@ -199,7 +199,7 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
         return [*lines, *_unless_said(known, "workers", exc)]
     if not owned:
         return [*lines, _nobody()]
-    held, slots = sum(owned.values()), sum(topic.consumed for topic in topics)
+    held, slots = sum(owned.values()), sum(topic.slot_amount for topic in topics)
     what = f"{len(owned)} workers hold {held} claims on {slots} slots"
     if held < slots:
         do = "if it lasts: does the app have a handler for every topic? See the daemon's log"
@@ -262,7 +262,7 @@ def _damaged(nodes: list[str]) -> Iterator[Line]:
 
 def _moving(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[tuple[str, int], str]:
     """Return the slots that the assigned worker does not own, with the reason."""
-    amounts = {topic.name: topic.consumed for topic in topics}
+    amounts = {topic.name: topic.slot_amount for topic in topics}
     found = {
         (row.topic, row.number): row.reason
         for row in rows
@@ -304,7 +304,7 @@ def _cut_off(workers: list[WorkerRow]) -> Iterator[Line]:
 def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
     hosts = {row.member.host for row in workers}
     targets = hosts | {row.member.worker_id for row in workers}
-    amounts = {topic.name: topic.consumed for topic in topics}
+    amounts = {topic.name: topic.slot_amount for topic in topics}
     for drain in wanted.drains.values():
         what = f"drained by {drain.by} since {_when(drain.at)}"
         absent = "" if drain.host in hosts else "; no worker is there"
@@ -362,9 +362,6 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
         if topic.paused:
             what = "paused: tasks are kept, none is started"
             yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic resume {topic.name}")
-        if topic.former_slots:
-            what = f"{topic.former_slots} slots are consumed until {topic.slot_amount} are enough"
-            yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic show {topic.name}")
         if dead[topic.name]:
             what = f"{dead[topic.name]} dead tasks"
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")

@@ -66,9 +66,9 @@ class Placement:
         """Put a slot, such as order.close_3, on a worker or host. Raises UnknownTopic."""
         wanted = _slot(slot)
         topic = admin.get_topic(self._store, wanted.topic)
-        if wanted.number >= topic.consumed:
+        if wanted.number >= topic.slot_amount:
             raise InvalidInput(
-                f"{topic.name} has slots 0 to {topic.consumed - 1}, not {wanted.number}", "slot"
+                f"{topic.name} has slots 0 to {topic.slot_amount - 1}, not {wanted.number}", "slot"
             )
         self._is_there(target, absent=absent, workers=True)
         with audited(self._store, self._by, "slot.pin", slot, to=target):

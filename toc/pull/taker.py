@@ -214,7 +214,7 @@ class Taker:
                     self._due_times = {**self._due_times, name: due_times}
                     self._watch_loop.wake()
                 due_times.wanted_at = now
-                if len(due_times.due) != known[name].consumed:
+                if len(due_times.due) != known[name].slot_amount:
                     changed |= due_times.set_slots(known[name].slots())
         old = [name for name, one in self._due_times.items() if now - one.wanted_at > LINGER_SECONDS]
         if old:
@@ -354,7 +354,7 @@ class Taker:
             except TocError as exc:
                 log.warning("topic_not_read", topic=name, error=str(exc))
                 continue
-            if due_times is None or len(due_times.due) != topic.consumed:  # its slots are others now
+            if due_times is None or len(due_times.due) != topic.slot_amount:  # its slots are others now
                 self._take_loop.wake()
 
     def _fails(self, topic: str, error: IndexUnavailable) -> None:

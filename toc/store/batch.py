@@ -93,17 +93,6 @@ class Batches(Tries):
         """Return the existing rows by job_id; does not wait for a server known to be away."""
         return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
-    def stamped_above(self, tables: Iterable[int], biz_type: int, slot_amount: int) -> set[int]:
-        """Return those tables in which a pending row of a biz_type has a larger slot_amount.
-
-        Reads every pending row of the tables that have none.
-        """
-        where = f"status={PENDING} AND biz_type={biz_type:d} AND slot_amount>{slot_amount:d}"
-        results = self._scan(
-            tables, lambda _, table, name: f"SELECT {table:d} FROM {name} WHERE {where} LIMIT 1"
-        )
-        return {row[0] for result in results for row in result.rows}
-
     def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
         """Count the pending rows of a biz_type by slot_amount, in these tables.
 

@@ -214,7 +214,6 @@ def topic_table(metadata: MetaData) -> Table:
         Column("gmt_modified", _INSTANT, nullable=False),
         Column("version", _U32, nullable=False),
         Column("concurrency", _U32, nullable=False, server_default=text("0")),
-        Column("former_slots", _U16, nullable=False, server_default=text("0")),
         Column("resume_rate", _U32, nullable=False, server_default=text("0")),
         Column("resumed_at", _U64, nullable=False, server_default=text("0")),
         Column("delivery", String(16), nullable=False, server_default=text("'handler'")),

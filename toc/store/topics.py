@@ -19,7 +19,7 @@ from toc.store.unsharded_table import REPEATS, UnshardedTable
 log = get_logger(__name__)
 
 _FIELDS = tuple(field.name for field in fields(Topic))
-_FIXED = frozenset({"name", "biz_type", "former_slots", "delivery"})
+_FIXED = frozenset({"name", "biz_type", "delivery"})
 
 
 class TopicTable(UnshardedTable):
@@ -90,8 +90,7 @@ class TopicTable(UnshardedTable):
     def alter(self, name: str, /, **changes: Any) -> Topic:
         """Change policies of a topic and return the new topic.
 
-        A lowered slot_amount applies to new tasks; the slots of the former one are consumed until
-        ``stop_consuming``. Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
+        Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
         cannot change.
         """
         for field in changes:
@@ -102,11 +101,13 @@ class TopicTable(UnshardedTable):
             if topic.closed and changes.get("closed", True):
                 raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")
             changed = replace(topic, **_typed(changes))
-            if changed.slot_amount != topic.slot_amount:
-                # Rows keep their slot_amount, so all slots that may hold them remain consumed.
-                largest = max(topic.consumed, changed.slot_amount)
-                changed = replace(changed, former_slots=0 if largest == changed.slot_amount else largest)
-            names = (*changes, "former_slots")
+            if changed.slot_amount < topic.slot_amount:
+                raise InvalidTopic(
+                    f"slot_amount of {name!r} is {topic.slot_amount} and only grows: tasks stay in the slots "
+                    "in which they were submitted",
+                    "slot_amount",
+                )
+            names = tuple(changes)
             placeholders, params = _literals(changed, names)
             sets = [f"{field}={placeholder}" for field, placeholder in zip(names, placeholders, strict=True)]
             if self._update(",".join(sets), f"name=%s AND version={version:d}", *params, name):
@@ -149,28 +150,9 @@ class TopicTable(UnshardedTable):
         """Return the biz_types of deleted topics, and for how many seconds their finished rows are kept."""
         return dict(self._rows(f"SELECT biz_type,retention FROM {self._retired}"))
 
-    def keep_consuming(self, name: str, slot_amount: int) -> bool:
-        """Consume the slots of this amount, which a pending row has, whatever the topic's amount is.
-
-        Returns whether this changed anything. For late rows: a submit that had read the topic before its
-        slot_amount was lowered, a dead task that is redriven.
-        """
-        return self._update(
-            f"former_slots={slot_amount:d}",
-            f"name=%s AND slot_amount<{slot_amount:d} AND former_slots<{slot_amount:d}",
-            name,
-        )
-
-    def stop_consuming(self, topic: Topic) -> bool:
-        """Stop consuming former slots: no pending row has more than ``topic``'s slot_amount.
-
-        Returns False if the topic was altered since.
-        """
-        return self._update(
-            "former_slots=0",
-            f"name=%s AND slot_amount={topic.slot_amount:d} AND former_slots={topic.former_slots:d}",
-            topic.name,
-        )
+    def raise_slots(self, name: str, slot_amount: int) -> bool:
+        """Give a topic at least this slot_amount, which a row has. Returns whether this changed anything."""
+        return self._update(f"slot_amount={slot_amount:d}", f"name=%s AND slot_amount<{slot_amount:d}", name)
 
     def _update(self, sets: str, where: str, *params: Param) -> bool:
         change = f"SET {sets},gmt_modified={self._now()},version=version+1"

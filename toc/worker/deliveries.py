@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
@@ -32,7 +31,6 @@ class Deliveries:
     """Follows the topic table. ``run_once`` reads it again.
 
     ``handlers`` has the application's at the start. The stages read it, and this keeps it up to date.
-    ``narrowed`` is called when a topic has become narrower: entries in former slots are not served.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class Deliveries:
         handlers: dict[str, Handler],
         dispatcher: Dispatcher,
         webhooks: WebhookHandlers | None,
-        narrowed: Callable[[], None],
     ) -> None:
         self._catalog = catalog
         self._handlers = handlers
@@ -50,7 +47,6 @@ class Deliveries:
         """Those of the application."""
         self._dispatcher = dispatcher
         self._webhooks = webhooks
-        self._narrowed = narrowed
         self._topics = catalog.known()
         self._refused = False
         """Whether a topic still has its former handler, because entries of it are held."""
@@ -64,10 +60,8 @@ class Deliveries:
             log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
         if topics != self._topics or self._refused:
-            before, self._topics = self._topics, topics
+            self._topics = topics
             self._serve_webhooks()
-            if any(topic.consumed < before.get(name, topic).consumed for name, topic in topics.items()):
-                self._narrowed()
             self._dispatcher.topics_changed()
         return REFRESH_SECONDS
 

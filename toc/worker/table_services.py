@@ -1,5 +1,4 @@
-"""What a worker process does for its tables: sweep, schedules, ends of pulled tasks, former slots,
-retention."""
+"""What a worker process does for its tables: sweep, schedules, ends of pulled tasks, retention."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import Collection
 
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
-from toc.maintenance.former_slots import FormerSlots
 from toc.maintenance.pull_ends import PullEnds
 from toc.maintenance.record_retention import RecordRetention
 from toc.maintenance.retention import Retention
@@ -28,8 +26,7 @@ DECLARE_AGAIN_SECONDS = 5.0
 
 class TableServices:
     """The loops over tables: per database server one that sweeps and one for schedules; one that purges, one
-    for ends of pulled tasks, one for former slots, one for records. One more makes the schedules that the
-    application declares."""
+    for ends of pulled tasks, one for records. One more makes the schedules that the application declares."""
 
     def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
@@ -59,7 +56,6 @@ class TableServices:
             Loop("retention", Retention(store, catalog, clock, mine).run_once),
             Loop("record-retention", RecordRetention(store, clock, mine, keep=keep).run_once),
             Loop("pull-ends", PullEnds(store, queues, catalog, clock, mine).run_once),
-            Loop("former-slots", FormerSlots(store, queues, catalog, clock, mine).run_once),
             *loops,
             Loop("declared-schedules", DeclaredSchedules(center).run_once),
         ]

@@ -122,7 +122,6 @@ class Worker:
             handlers=center.handlers,
             dispatcher=self.pipeline.dispatcher,
             webhooks=webhooks,
-            narrowed=self.services.forget,
         )
         self.watch = IndexWatch(
             # With the patience of all others: a node that is too slow for them must count as out of reach.

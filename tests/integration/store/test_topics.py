@@ -93,7 +93,6 @@ def test_alter_changes_what_is_named_and_returns_the_topic(store: Store, topic: 
     "changes",
     [
         {"slot_amount": 3},
-        {"former_slots": 8},  # that is for the store to say
         {"resume_rate": -1},
         {"retries": 32},
         {"topic_type": "sometimes"},
@@ -126,45 +125,12 @@ def test_two_operators_who_alter_at_once_both_have_their_way(store: Store, topic
     assert store.topics.get(topic.name) == replace(topic, retries=5, paused=True, horizon=600, slot_amount=64)
 
 
-def test_a_slot_amount_that_is_lowered_keeps_the_former_slots_until_told_otherwise(
-    store: Store, topic: Topic
-) -> None:
-    store.topics.create(topic)
-
-    def amounts() -> tuple[int, int, int]:
-        found = store.topics.get(topic.name)
-        assert found is not None
-        return found.slot_amount, found.former_slots, len(found.slots())
-
-    assert amounts() == (16, 0, 16)
-    assert store.topics.alter(topic.name, slot_amount=8).former_slots == 16
-    assert amounts() == (8, 16, 16)
-    store.topics.alter(topic.name, slot_amount=2)
-    assert amounts() == (2, 16, 16)
-    store.topics.alter(topic.name, slot_amount=4, retries=3)
-    assert amounts() == (4, 16, 16)
-    store.topics.alter(topic.name, retries=4)
-    assert amounts() == (4, 16, 16)
-    before = store.topics.get(topic.name)
-    assert before is not None
-    store.topics.alter(topic.name, slot_amount=16)
-    assert amounts() == (16, 0, 16)
-    store.topics.alter(topic.name, slot_amount=1)
-    assert not store.topics.stop_consuming(before), "it was altered since"
-    assert amounts() == (1, 16, 16)
-    now = store.topics.get(topic.name)
-    assert now is not None
-    assert store.topics.stop_consuming(now)
-    assert amounts() == (1, 0, 1)
-
-
-def test_a_row_of_a_former_amount_has_its_slots_consumed_again_and_no_other_does(
-    store: Store, topic: Topic
-) -> None:
-    store.topics.create(replace(topic, slot_amount=2))
-    for amount, news, former in ((1, False, 0), (2, False, 0), (8, True, 8), (4, False, 8), (16, True, 16)):
-        assert store.topics.keep_consuming(topic.name, amount) is news
-        found = store.topics.get(topic.name)
-        assert found is not None
-        assert (found.slot_amount, found.former_slots) == (2, former)
-    assert not store.topics.keep_consuming("order.nobody", 8)
+def test_a_slot_amount_only_grows(store: Store, topic: Topic) -> None:
+    store.topics.create(replace(topic, slot_amount=4))
+    with pytest.raises(InvalidTopic, match="is 4 and only grows") as refused:
+        store.topics.alter(topic.name, slot_amount=2, retries=3)
+    assert refused.value.field == "slot_amount"
+    for amount, news, becomes in ((1, False, 4), (4, False, 4), (16, True, 16), (8, False, 16)):
+        assert store.topics.raise_slots(topic.name, amount) is news
+        assert store.topics.get(topic.name) == replace(topic, slot_amount=becomes)
+    assert not store.topics.raise_slots("order.nobody", 8)

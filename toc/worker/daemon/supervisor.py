@@ -169,7 +169,7 @@ class Daemon:
 
     def _amounts(self) -> dict[str, int]:
         """Return what must be assigned: the number of slots of each topic, and of tables."""
-        amounts = {topic.name: topic.consumed for topic in self.catalog.known().values()}
+        amounts = {topic.name: topic.slot_amount for topic in self.catalog.known().values()}
         return amounts | {TABLES: self.settings.tables}
 
     def _deliveries(self) -> dict[str, str]:

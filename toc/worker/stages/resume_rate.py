@@ -40,7 +40,7 @@ class ResumeRate:
         limited = [member for member in members if member.slot not in backlog.through]
         if not limited:
             return members, room, [], 0
-        rate = topic.resume_rate * owned / topic.consumed
+        rate = topic.resume_rate * owned / topic.slot_amount
         tokens = backlog.refill(rate, self._clock.monotonic())
         free = [member for member in members if member.slot in backlog.through]
         if tokens < 1:

@@ -1,0 +1,75 @@
+"""The slots of rows that another program has stamped; the backlog of a topic that is resumed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from harness.system import System
+
+from toc import TaskStatus
+from toc.operate import admin
+from toc.store.server import Statement
+
+
+@pytest.mark.parametrize(
+    ("amount", "becomes", "event"),
+    [
+        (16, 16, "slots_raised"),
+        (65_535, 4, "slot_amount_not_understood"),
+        (12, 4, "slot_amount_not_understood"),
+        (2048, 4, "slot_amount_not_understood"),
+        (0, 4, "slot_amount_not_understood"),
+        (2, 4, None),
+    ],
+)
+def test_a_row_that_is_stamped_otherwise_than_its_topic_runs_and_the_topic_stays_whole(
+    system: System, amount: int, becomes: int, event: str | None
+) -> None:
+    store = system.center.store
+    system.create_topics(slots=4)
+    daemon = system.start(processes=1)
+    server, before = store._shards.servers[0], [topic.name for topic in store.topics.list()]
+    stamped = [system.center.submit("test.sync", biz_id=n, delay=10) for n in range(8)]
+    for job_id in stamped:
+        table = store._shards.names[store._shards.table_of(job_id)]
+        server.run([Statement(f"UPDATE {table} SET slot_amount={amount:d} WHERE job_id={job_id}")])
+    system.wait(lambda: not system.pending(stamped), "all have run", 60)
+    assert [len(system.starts(job_id)) for job_id in stamped] == [1] * len(stamped)
+    topics = store.topics.list()
+    assert [topic.name for topic in topics] == before
+    assert {topic.name: topic.slot_amount for topic in topics}["test.sync"] == becomes
+    assert set(admin.pending_by_slots(store, topics[0])) <= {amount}
+    for name in ("slots_raised", "slot_amount_not_understood"):
+        told = [line["job_id"] for line in daemon.events(name)]
+        assert set(told) <= set(stamped)
+        assert bool(told) == (name == event)
+
+
+def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_all_is_as_ever(
+    system: System,
+) -> None:
+    store, center = system.center.store, system.center
+    system.create_topics(slots=4)
+    store.topics.alter("test.async", paused=True)
+    system.start(processes=2)
+    job_ids = [center.submit("test.async", biz_id=n, delay=0.2 + n / 100) for n in range(150)]
+    last = center.submit("test.sync", biz_id=1, delay=2.0)
+    system.wait(lambda: system.row(last).status == TaskStatus.PROCESSED, "all are due", 10)
+    admin.resume_topic(store, "test.async", rate=50, now_ms=center.clock.now_ms())
+    fresh = center.submit("test.async", biz_id=7, delay=0.5)
+    system.wait(lambda: not system.pending([*job_ids, fresh]), "all have run", 30)
+    starts = [event for event in system.history() if event.event == "start" and event.job_id != last]
+    assert len(starts) == 151
+    seconds = (starts[-1].at - starts[0].at) / 1e9
+    assert seconds > 150 / 50 * 0.7, f"{seconds:.1f} s for 150 tasks at 50 a second"
+    for pid in {event.pid for event in starts}:  # each has slots of its own, and starts its oldest first
+        order = [
+            job_ids.index(event.job_id) for event in starts if event.pid == pid and event.job_id != fresh
+        ]
+        places = [sorted(order).index(number) for number in order]
+        assert max(abs(place - number) for place, number in enumerate(places)) < 40, order
+    began = time.monotonic()
+    many = [center.submit("test.async", biz_id=n, delay=0.2) for n in range(150)]
+    system.wait(lambda: not system.pending(many), "what is due later runs at once", 10)
+    print(f"150 tasks at 50 a second took {seconds:.1f} s; 150 later ones {time.monotonic() - began:.1f} s")
