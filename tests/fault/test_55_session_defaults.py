@@ -1,17 +1,19 @@
 """What a server gives to new sessions (SET GLOBAL, init_connect) changes nothing, or is refused by name.
 
-Fault row 55. The accounts have no SUPER, since init_connect does not run for those that do.
+The accounts have no SUPER, since init_connect does not run for those that do.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import pymysql
 import pytest
+from conftest import Launch
+from fault.conftest import Verdict
 from sqlalchemy.engine import make_url
 
 from toc import CancelOutcome, NewTask, Settings, TimeoutCenter, Topic
@@ -46,30 +48,51 @@ def root_of(server: MariaDB) -> Any:
     )
 
 
-@pytest.fixture(scope="module")
-def spoiled_server(server_directory: Path) -> Iterator[Spoiled]:
-    config = ["log-bin=binlog", "server-id=1", "lower_case_table_names=1"]
-    with MariaDB(server_directory / "spoiled", config=config) as server, root_of(server) as root:
+@pytest.fixture
+def spoiled(launch: Launch) -> Iterator[Spoiled]:
+    server = launch(MariaDB, config=["log-bin=binlog", "server-id=1", "lower_case_table_names=1"])
+    with root_of(server) as root:
         spoiled = Spoiled(server, root)
-        for account, rights in (("app", ""), ("logger", "GRANT BINLOG ADMIN ON *.* TO 'logger'@'%'")):
+        for account in ("app", "logger"):
             spoiled.rows(f"CREATE USER '{account}'@'%' IDENTIFIED BY 'secret'")
             spoiled.rows(f"GRANT ALL ON `toc\\_%`.* TO '{account}'@'%'")
-            if rights:
-                spoiled.rows(rights)
+        spoiled.rows("GRANT BINLOG ADMIN ON *.* TO 'logger'@'%'")
         yield spoiled
 
 
-@pytest.fixture
-def spoiled(spoiled_server: Spoiled) -> Iterator[Spoiled]:
-    """Its global variables are put back at the end."""
-    before = dict(spoiled_server.rows("SHOW GLOBAL VARIABLES"))
-    yield spoiled_server
-    after = dict(spoiled_server.rows("SHOW GLOBAL VARIABLES"))
-    for name, value in before.items():
-        if value == after[name] or name.startswith("gtid"):
-            continue
-        number = value.replace(".", "", 1).isdigit()
-        spoiled_server.rows(f"SET GLOBAL {name} = {value if number else repr(value)}")
+@contextmanager
+def with_defaults(spoiled: Spoiled, name: str, spoil: str) -> Iterator[str]:
+    """While new sessions begin so; yields what another client sees of that. A failure tells the name."""
+    before, usual = dict(spoiled.rows("SHOW GLOBAL VARIABLES")), seen(spoiled)
+    try:
+        spoiled.rows(spoil)
+        differs = seen(spoiled).items() ^ usual.items()
+        yield ", ".join(sorted({variable for variable, _ in differs}))
+    except BaseException as exc:
+        exc.add_note(name)
+        raise
+    after = dict(spoiled.rows("SHOW GLOBAL VARIABLES"))
+    for variable, value in before.items():
+        if value != after[variable] and not variable.startswith("gtid"):
+            number = value.replace(".", "", 1).isdigit()
+            spoiled.rows(f"SET GLOBAL {variable} = {value if number else repr(value)}")
+
+
+def seen(spoiled: Spoiled) -> dict[str, Any]:
+    """The state of a session of a client that sets nothing."""
+    url = make_url(spoiled.url("logger"))
+    with suppress(pymysql.MySQLError):
+        connection = pymysql.connect(
+            host=url.host, port=url.port or 0, user=url.username, password=url.password or "", autocommit=None
+        )
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SHOW SESSION VARIABLES")
+            found = dict(cursor.fetchall())
+            cursor.execute("SELECT @@in_transaction, DATABASE()")
+            found["state"] = cursor.fetchone()
+            found["timestamp"] = found.get("timestamp", "").startswith("1000000000")  # else it is the time of now
+            return {name: value for name, value in found.items() if not name.startswith(("pseudo", "rand"))}
+    return {"errors": True}
 
 
 def in_each(*statements: str) -> str:
@@ -85,13 +108,12 @@ RIGHT = {
     "SERIALIZABLE": "SET GLOBAL tx_isolation='SERIALIZABLE'",
     "READ UNCOMMITTED": "SET GLOBAL tx_isolation='READ-UNCOMMITTED'",
     "read-only transactions": "SET GLOBAL tx_read_only=1",
-    "the next transaction read-only": in_each("SET TRANSACTION READ ONLY"),
     "sql_mode: another language": "SET GLOBAL sql_mode="
     "'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,NO_UNSIGNED_SUBTRACTION,HIGH_NOT_PRECEDENCE'",
     "sql_mode: Oracle's": "SET GLOBAL sql_mode='ORACLE,EMPTY_STRING_IS_NULL'",
     "sql_mode: none": "SET GLOBAL sql_mode=''",
     "time zone": "SET GLOBAL time_zone='+09:00'",
-    "texts in latin1": in_each("SET NAMES latin1"),
+    "texts in latin1": "SET GLOBAL character_set_server='latin1', GLOBAL character_set_connection='latin1'",
     "no index, no UPDATE": "SET GLOBAL sql_safe_updates=1",
     "no rows": "SET GLOBAL sql_select_limit=0",
     "no large joins": "SET GLOBAL max_join_size=1",
@@ -105,11 +127,18 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("spoil", RIGHT.values(), ids=RIGHT)
 def test_all_that_a_server_gives_to_sessions_is_overruled(
-    spoil: str, spoiled: Spoiled, clean_redis: RedisServer
+    spoiled: Spoiled, clean_redis: RedisServer, verdict: Verdict
 ) -> None:
-    spoiled.rows(spoil)
+    line = verdict(55, "defaults of a server's sessions", "what toc sets anew")
+    for name, spoil in RIGHT.items():
+        with with_defaults(spoiled, name, spoil) as differs:
+            assert differs
+            everything_is_right(spoiled, clean_redis)
+    line.prove(True, f"{len(RIGHT)} kinds, each seen by another client; all was stored and found again")
+
+
+def everything_is_right(spoiled: Spoiled, clean_redis: RedisServer) -> None:
     prefix = f"TOC_{secrets.token_hex(3)}_"  # lower_case_table_names=1
     settings = Settings(
         database_urls=[spoiled.url("app")],
@@ -163,14 +192,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "name"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_set_is_refused_by_name(spoil: str, name: str, spoiled: Spoiled) -> None:
-    spoiled.rows(spoil)
+def test_what_cannot_be_set_is_refused_by_name(spoiled: Spoiled, verdict: Verdict) -> None:
+    line = verdict(55, "defaults of a server's sessions", "what cannot be set")
+    for name, (spoil, variable) in REFUSED.items():
+        with with_defaults(spoiled, name, spoil) as differs:
+            assert variable in differs
+            is_refused(spoiled, variable)
+    line.prove(True, ", ".join(variable for _, variable in REFUSED.values()))
+
+
+def is_refused(spoiled: Spoiled, variable: str) -> None:
     urls = [spoiled.url("logger")]
-    with pytest.raises(StoreUnavailable, match=f"its sessions have {name} .* instead of "):
+    with pytest.raises(StoreUnavailable, match=f"its sessions have {variable} .* instead of "):
         Migrator(urls, databases=1, tables=1, prefix="toc_refused_").upgrade()
     with TimeoutCenter(Settings(database_urls=urls, databases=1, tables=1)) as center:
-        with pytest.raises(StoreUnavailable, match=f"its sessions have {name} "):
+        with pytest.raises(StoreUnavailable, match=f"its sessions have {variable} "):
             center.store.check()
         assert [line.level for line in center.store.examine()] == [Level.REFUSE]
     assert not spoiled.rows("SHOW DATABASES LIKE 'toc\\_refused%'")
