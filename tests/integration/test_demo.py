@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -119,7 +120,7 @@ def test_a_demo_that_is_terminated_leaves_nothing(
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """An application of a user."""
-    path = tmp_path / "shop"
+    path = tmp_path / "shop #1? 50%20"  # a name that URLs and shells must not take apart
     path.mkdir()
     (path / "deadlines.py").write_text(
         "from pathlib import Path\n"
@@ -139,7 +140,8 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
     dev = forks.start(list(map(str, words)), env=environment, directory=shop, streams={"stdout": str(said)})
     try:
         assert until(lambda: "\n" in said.read_text(), 60)
-        name, _, value = said.read_text().splitlines()[0].removeprefix("export ").partition("=")
+        (_, setting) = shlex.split(said.read_text().splitlines()[0])
+        name, _, value = setting.partition("=")
         environment[name] = value
 
         words = ("submit", "order.close", "--biz-id", 5, "--delay", "100ms")
@@ -152,7 +154,7 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
 
 @pytest.fixture(params=["few tables", pytest.param("all tables", marks=pytest.mark.chaos)])
 def cluster(request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "cluster"
+    directory = tmp_path / "cluster#1?%20"
     start = ("cluster", "start", "--directory", str(directory), "--processes", "1", "--zookeepers", "1")
     if request.param == "few tables":
         env = environment | {"PYTHONPATH": str(HARNESS)}

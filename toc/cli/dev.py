@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import sys
 import tempfile
@@ -192,7 +193,7 @@ def dev(
         with only_config(config):
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()
-            print(f"export TOC_CONFIG={config}", flush=True)
+            print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
             end_if_lost()
             if app is not None:
                 _create_topics(app)
@@ -319,7 +320,7 @@ def start(
                 create_topics(center)
 
     local.start(prepare, lambda name: say(f"starting {name}"))
-    print(f"export TOC_CONFIG={local.config}")
+    print(f"export TOC_CONFIG={shlex.quote(str(local.config))}")
 
 
 @cluster.command()

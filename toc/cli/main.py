@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 
 import typer
@@ -127,10 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """The entry point of the ``toc`` command."""
+    from toc.loop import leave_process
+
     streams.prepare()
-    code = main()
     try:
-        code = streams.finish(code)
+        code = streams.finish(main())
     except KeyboardInterrupt:  # Ctrl-C while the output waits for a reader that does not read
         code = 130
-    sys.exit(code)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    leave_process(code)  # the application may have started threads that never end

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
+from urllib.parse import unquote
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -331,6 +332,10 @@ def _parse(text: str) -> URL:
         raise ConfigError(
             "a database URL cannot be parsed; expected mysql+pymysql://user:pw@host:3306"
         ) from None
+    if url.get_backend_name() == "sqlite":
+        if "?" in text:
+            raise ConfigError('the path of a sqlite:/// URL has a "?": write it %3F')
+        return url.set(database=unquote(text.partition(":///")[2]))  # SQLAlchemy decodes it since 2.1
     if "@" in (url.host or ""):  # the rest of a password, which must not be resolved or logged as a host
         raise ConfigError('a database URL has an "@" in its password: write it %40')
     return url

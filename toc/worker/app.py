@@ -15,6 +15,14 @@ log = get_logger(__name__)
 NO_HANDLERS = "toc.worker.no_handlers:center"
 """The application without handlers: its workers only sweep, purge and reclaim."""
 
+_left: list[str] = []
+"""Working directories that an application left while it was imported."""
+
+
+def started_in() -> str | None:
+    """The directory in which processes that load the application again must start; None: this one."""
+    return _left[0] if _left else None
+
 
 def load_app(path: str) -> TimeoutCenter:
     """Return the TimeoutCenter that ``path`` names; its module may be in the working directory.
@@ -38,6 +46,8 @@ def load_app(path: str) -> TimeoutCenter:
         raise AppNotFound(f"--app {path!r}: importing it failed: there is no module {missing!r}") from exc
     except (Exception, SystemExit) as exc:
         raise AppNotFound(f"--app {path!r}: importing it failed: {type(exc).__name__}: {exc}") from exc
+    if os.getcwd() != here:  # noqa: PTH109
+        _left.append(here)
     center = getattr(module, attribute, None)
     if not isinstance(center, TimeoutCenter):
         what = "has no such name" if center is None else f"is a {type(center).__name__}"

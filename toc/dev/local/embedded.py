@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from toc.dev.local.private import Started
 from toc.dev.local.servers import RedisServer
@@ -28,7 +29,7 @@ class EmbeddedStack(Started):
         self.directory = directory.absolute()
         self.redis = RedisServer(self.directory / "redis", unixsocket=True)
         self.settings: dict[str, str | int | list[str]] = {
-            "database_urls": [f"sqlite:///{self.directory / 'toc.sqlite3'}"],
+            "database_urls": [f"sqlite:///{quote(str(self.directory / 'toc.sqlite3'))}"],
             "databases": 1,
             "redis_url": self.redis.url,
         }

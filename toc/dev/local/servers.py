@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar
+from urllib.parse import quote
 
 from toc.dev.local.private import MissingServer, PrivateServer, Started
 from toc.dev.local.process import StartFailed, tail, until
@@ -95,7 +96,9 @@ class RedisServer(PrivateServer):
     def url(self) -> str:
         """The URL for TOC_REDIS_URL, password included."""
         secret = f":{self.password}@" if self.password else ""
-        return f"unix://{secret}{self.socket}" if self.socket else f"redis://{secret}127.0.0.1:{self.port}/0"
+        if self.socket:
+            return f"unix://{secret}{quote(str(self.socket))}"
+        return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def call(self, *words: str | int) -> object:
         """Send one command, for example ``call("CONFIG", "SET", "maxmemory", 1000000)``; return the reply.
@@ -233,14 +236,14 @@ class MariaDB(PrivateServer):
             "my.cnf",
             [
                 "[mysqld]",
-                f"datadir={data}",
-                f"tmpdir={temporary}",  # a starting server deletes temporary tables that it finds there
+                f"datadir={_quoted(data)}",
+                f"tmpdir={_quoted(temporary)}",  # a starting server deletes temporary tables there
                 f"port={self.port}",
                 "bind-address=127.0.0.1",
                 "skip-name-resolve",
                 "socket=",
-                f"pid-file={self.directory / 'mariadb.pid'}",
-                f"init-file={accounts}",
+                f"pid-file={_quoted(self.directory / 'mariadb.pid')}",
+                f"init-file={_quoted(accounts)}",
                 "character-set-server=utf8mb4",
                 "innodb_flush_log_at_trx_commit=1",
                 f"innodb_buffer_pool_size={self._buffer_pool}",
@@ -446,6 +449,6 @@ def _socket_path(directory: Path) -> Path:
 
 
 def _quoted(value: str | Path) -> str:
-    """Quote a value for Redis configuration files."""
+    """Quote a value for the configuration files of Redis and MariaDB."""
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

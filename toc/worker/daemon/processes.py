@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from toc.model.topic import Slot
+from toc.worker.app import started_in
 from toc.worker.control import ControlPipe
 from toc.worker.silence import Silence
 
@@ -101,6 +102,7 @@ def start(
                 [*command, "--link", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *descriptors],
+                cwd=started_in(),
                 process_group=0,
             )
             try:

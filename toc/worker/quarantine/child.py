@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from toc.model.raised import Raised
+from toc.worker.app import started_in
 from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS, Silence
 
@@ -61,6 +62,7 @@ class IsolatedProcess:
                     [*command, "--parent", str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
+                    cwd=started_in(),
                     process_group=0,
                 )
                 self._pidfd = os.pidfd_open(self._process.pid)

@@ -148,7 +148,7 @@ def main() -> None:
         center = load_app(arguments.app)
     except TocError as exc:
         print(f"error: {exc}", file=sys.stderr)
-        sys.exit(exc.exit_code)
+        leave_process(exc.exit_code)
     configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
     handlers = center.handlers
     if center.tracing is not None:
@@ -156,10 +156,9 @@ def main() -> None:
     damage.keep()
     link = ControlPipe(sock)
     copies.keep_apart(link.close)
-    with asyncio.Runner() as runner:
-        if not serve(link, handlers, runner):
-            # Closing the runner would wait for its executor's threads. Meanwhile the next task would be sent.
-            leave_process(0)
+    serve(link, handlers, asyncio.Runner())
+    # Closing the runner would wait for its executor's threads, and Python for those of the application.
+    leave_process(0)
 
 
 if __name__ == "__main__":
