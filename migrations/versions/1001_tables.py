@@ -137,7 +137,6 @@ IN_THE_FIRST_DATABASE: Tables = {
         identity VARCHAR(32) NOT NULL,
         lease_secret VARCHAR(64) NOT NULL,
         gmt_create {ms} NOT NULL,
-        features TEXT,
         PRIMARY KEY (number)
         """,
         None,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.model.access import CLUSTER_ACTIONS, MATRIX, Access, Action, Role, Token, check_grant
-from toc.model.errors import FeatureNotReady, InvalidInput, NotGranted, UnknownTopic
-from toc.model.features import KNOWN, NOBODY_LACKS, Feature, check, decode, encode, lacking
+from toc.model.errors import InvalidInput, NotGranted, UnknownTopic
 from toc.model.pattern import check_pattern, covers, matches
 from toc.model.template import Template, best_of
 
@@ -123,19 +122,6 @@ def test_of_templates_the_longest_pattern_wins() -> None:
     ):
         with pytest.raises(InvalidInput):
             Template("a", wrong, 5)
-
-
-def test_a_feature_is_refused_until_every_member_knows_it() -> None:
-    check(Feature.DELIVERY, NOBODY_LACKS)
-    found = lacking([("h1", KNOWN), ("h2", KNOWN - {"delivery"}), ("h3", ())])
-    assert decode(encode(found)) == found
-    with pytest.raises(FeatureNotReady, match="h2, h3"):
-        check(Feature.DELIVERY, found)
-    with pytest.raises(FeatureNotReady, match="on h3;"):
-        check(Feature.BODIES, found)
-    for nobody in (None, "", "[]", "{", '{"delivery": 7}'):
-        with pytest.raises(FeatureNotReady, match="earlier version"):
-            check(Feature.DELIVERY, decode(nobody))
 
 
 @pytest.mark.parametrize("rate", [10**400, float("nan"), float("inf"), 0, -1])

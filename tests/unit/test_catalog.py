@@ -8,7 +8,7 @@ import time
 import pytest
 
 from toc.model import catalog as catalog_module
-from toc.model.catalog import NOTICED_SECONDS, OLD_PATIENCE_SECONDS, TopicCatalog, TopicsRead
+from toc.model.catalog import NOTICED_SECONDS, OLD_PATIENCE_SECONDS, TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import UnknownTopic
 from toc.model.topic import Topic
@@ -27,9 +27,9 @@ class LaterClock(Clock):
 def test_a_process_that_was_idle_waits_to_learn_that_its_topic_was_deleted() -> None:
     topics = [Topic("t", 7, 4)]
 
-    def read() -> TopicsRead:
+    def read() -> list[Topic]:
         time.sleep(0.1)  # such as over a new connection
-        return TopicsRead(list(topics))
+        return list(topics)
 
     clock = LaterClock()
     catalog = TopicCatalog(read, clock)
@@ -44,8 +44,8 @@ def test_a_read_that_ends_late_does_not_bring_an_older_view_back() -> None:
     topics = [Topic("t", 7, 4)]
     read_old, answers = threading.Event(), threading.Event()
 
-    def read() -> TopicsRead:
-        found = TopicsRead(list(topics))
+    def read() -> list[Topic]:
+        found = list(topics)
         if len(topics) == 1:
             read_old.set()
             answers.wait(30)
@@ -68,9 +68,9 @@ def test_while_the_table_does_not_answer_one_caller_waits_and_the_others_use_the
     answers = threading.Event()
     answers.set()
 
-    def read() -> TopicsRead:
+    def read() -> list[Topic]:
         answers.wait()
-        return TopicsRead([Topic("t", 7, 4)])
+        return [Topic("t", 7, 4)]
 
     clock = LaterClock()
     catalog = TopicCatalog(read, clock)

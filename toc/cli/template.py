@@ -10,7 +10,6 @@ from toc.cli.options import Json, grouped, option
 from toc.cli.output import show, show_one
 from toc.cli.topic import PARTITIONS, Policies
 from toc.cli.values import audited, changing, opened
-from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.template import Template
 from toc.operate.records import template_record
@@ -40,11 +39,9 @@ def create(
     Example: toc template create 'shop.*' --slots 8 --delivery pull --most-topics 50
     """
     template = Template(pattern, {"slot_amount": slots} | policies.parsed(), most_topics)
-    with opened(account=True) as center:
-        if "delivery" in policies:
-            center.require(Feature.DELIVERY)
-        with audited(center, "template.create", pattern, most_topics=most_topics, policies=template.policies):
-            center.store.templates.create(template)
+    told = {"most_topics": most_topics, "policies": template.policies}
+    with opened(account=True) as center, audited(center, "template.create", pattern, **told):
+        center.store.templates.create(template)
     show_one(template_record(template), as_json=as_json)
 
 
@@ -77,11 +74,9 @@ def alter(
 ) -> None:
     """Change a template. Topics that it has created stay as they are: `toc topic alter` changes those."""
     given = ({} if slots is None else {"slot_amount": slots}) | policies.parsed()
-    with opened(account=True) as center:
-        if "delivery" in policies:
-            center.require(Feature.DELIVERY)
-        with audited(center, "template.alter", pattern, most_topics=most_topics, policies=given):
-            template = center.store.templates.alter(pattern, given, most_topics)
+    told = {"most_topics": most_topics, "policies": given}
+    with opened(account=True) as center, audited(center, "template.alter", pattern, **told):
+        template = center.store.templates.alter(pattern, given, most_topics)
     show_one(template_record(template), as_json=as_json)
 
 

@@ -35,6 +35,11 @@ _NOBODY = -1
 _MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could swap forever
 
 
+PROTOCOL = 1
+"""The protocol version that members announce. A release that adds what members of earlier ones would ignore
+raises it, and refuses that until all members have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One consuming member of the cluster: a worker process.
@@ -44,9 +49,10 @@ class Member:
     handlers it serves only ``topics`` (None: all).
 
     ``assign`` ignores the rest. ``pid`` is for operators. ``metrics`` is the host:port of its daemon's
-    metrics, valid on ``machine``. ``features`` is what it knows (toc.model.features). ``keys`` are the marks
-    of the keys with which it can read the secrets of webhook targets. ``out_of_reach`` are the servers that
-    it does not reach, ``reached`` the others that have just answered it (toc.coordination.cut_off).
+    metrics, valid on ``machine``. ``version`` is the release that it runs, ``protocol`` that release's
+    PROTOCOL. ``keys`` are the marks of the keys with which it can read the secrets of webhook targets.
+    ``out_of_reach`` are the servers that it does not reach, ``reached`` the others that have just answered
+    it (toc.coordination.cut_off).
     """
 
     worker_id: str
@@ -57,7 +63,8 @@ class Member:
     metrics: str | None = None
     machine: str | None = None
     serves: frozenset[str] = frozenset({Delivery.HANDLER.value})
-    features: frozenset[str] = frozenset()
+    version: str = ""
+    protocol: int = 0
     keys: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
     reached: frozenset[str] = frozenset()

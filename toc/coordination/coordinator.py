@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from toc.coordination.assignment import Member
-from toc.model.features import Lacking
 from toc.model.topic import Slot
 
 
@@ -68,13 +67,6 @@ class Coordinator(Protocol):
         """Return the slots, tables included, that no worker may have.
 
         In a cluster only the leading daemon returns any: those that it last read from ZooKeeper.
-        """
-
-    def lacking(self) -> Lacking | None:
-        """Return which members lack which features; None if this daemon does not know.
-
-        In a cluster only the leading daemon knows. If the leader is of an earlier version, which
-        does not announce this, every daemon finds it out. May be called from any thread.
         """
 
     def step(self) -> float | None:

@@ -21,22 +21,18 @@ from toc.coordination.znodes import (
     Assigned,
     Paths,
     assignment_data,
-    decode,
     encode,
     first_candidate,
     holder_of,
     slot_of,
 )
 from toc.model.clock import Clock
-from toc.model.features import KNOWN, Lacking, lacking
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
 INPUTS = ("workers", *intents.DIRECTORIES)
-"""The directories that the assignment depends on. Only the leader watches them. If the leader is of
-a version that does not know features, every daemon watches ``workers`` too, to find out which
-members lack which features."""
+"""The directories that the assignment depends on. Only the leader watches them."""
 
 DEBOUNCE = 0.15
 """Seconds from a change until the inputs are read, and until they are read again if they have changed."""
@@ -75,12 +71,9 @@ class Leader:
     def __post_init__(self) -> None:
         self._topics: dict[str, int] | None = None
         self._deliveries: dict[str, str] = {}
-        self._lacking: Lacking | None = None
         self._cut_off = CutOff()
         self._without: Mapping[str, list[str]] = {}
         """The workers that were cut off at the last assignment, each with the servers that it lacked."""
-        self._leader_lacks_features = False
-        """Whether a daemon of a version before features leads, which does not tell what members lack."""
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -95,12 +88,6 @@ class Leader:
     def leading(self) -> bool:
         """Whether this daemon leads, as far as it knows."""
         return self._node is not None
-
-    @property
-    def lacking(self) -> Lacking | None:
-        """Which members lack which features, as of the last assignment; None if another daemon
-        leads and announces it."""
-        return self._lacking if self.leading or self._leader_lacks_features else None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
         """Set what to assign; before the first call, nothing is assigned. Returns whether it changed."""
@@ -132,20 +119,14 @@ class Leader:
         directory = self.paths.directory("leader")
         names = self.session.children(directory, self.watches["leader"])
         if not any(name.startswith(self._token) for name in names):
-            data = encode(daemon=self.name, features=sorted(KNOWN))
+            data = encode(daemon=self.name)
             self.session.create_sequential(self.paths.node("leader", self._token), data)
             names = self.session.children(directory, self.watches["leader"])
         first = first_candidate(names)
         led = self.leading
         self._node = self.paths.node("leader", first) if first.startswith(self._token) else None
         if self.leading and not led:
-            self._lacking = None
             log.info("leading", host=self.host)
-            self.inputs_changed()
-        others = [self.paths.node("leader", first)] if first and not self.leading else []
-        node = next(iter(self.session.read(others)), None)
-        self._leader_lacks_features = node is not None and "features" not in decode(first, node.data)
-        if self._leader_lacks_features:
             self.inputs_changed()
 
     def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
@@ -155,9 +136,6 @@ class Leader:
         was refused.
         """
         if self._node is None:
-            if self._leader_lacks_features and self._due is not None:
-                members = intents.read_members(self.session, self.paths, self.watches["workers"])
-                self._lacking = lacking((member.host, member.features) for member in members)
             self._due = None
             return None, False
         now = time.monotonic()
@@ -188,8 +166,6 @@ class Leader:
         owners_before = {owner for owners in previous.values() for owner in owners}
         if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
             return True
-        # Not earlier: workers that are alive but have not registered again may lack features too.
-        self._lacking = lacking((member.host, member.features) for member in workers)
         cut_off = self._judge_cut_off(workers, owners_before)
         began = time.perf_counter()
         owners = assign(

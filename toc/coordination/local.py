@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.coordinator import without_owner
 from toc.model.clock import Clock
-from toc.model.features import Lacking, lacking
 from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
@@ -26,7 +25,6 @@ class LocalCoordinator:
         self._clock = clock or Clock()
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
-        self._lacking: Lacking | None = None
         self._members: dict[str, Member] = {}
         self._dead: dict[str, int] = {}
         self._claims: dict[Slot, str] = {}
@@ -51,7 +49,6 @@ class LocalCoordinator:
     def join(self, member: Member) -> None:
         """Add a worker process."""
         self._members[member.worker_id] = member
-        self._lacking = lacking((each.host, each.features) for each in self._members.values())
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
@@ -112,10 +109,6 @@ class LocalCoordinator:
         """Return the slots that no worker may have."""
         self._assign()
         return without_owner(self._assignment)
-
-    def lacking(self) -> Lacking | None:
-        """Return which processes lack which features; None before the first has joined."""
-        return self._lacking
 
     def step(self) -> float | None:
         """Return None: nothing is due at a time."""

@@ -5,13 +5,12 @@
     /toc/{cluster}/                      after the chroot
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
-                                           serves: [...], features: [...], keys: [...],
-                                           out_of_reach: [...], reached: [...]}; a missing serves
-                                           means ["handler"], a missing list after it []
+                                           serves: [...], version, protocol, keys: [...],
+                                           out_of_reach: [...], reached: [...]}
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
-        leader/{session}-{n}  ephemeral   {daemon: name, features: [...]}; the lowest n leads
+        leader/{session}-{n}  ephemeral   {daemon: name}; the lowest n leads
         drain/{host}                      {by, at}: an operator wants no slots there
         pin/{topic}_{n}                   {target, by, at}: an operator wants the slot on that worker or host
         weight/{host}                     {weight, by, at}: an operator wants each worker there to weigh that
@@ -26,7 +25,8 @@ None of this is the source of truth. A daemon whose nodes are gone makes them ag
 in the memory of every daemon, and a leader without one begins with the claims.
 
 Instants are milliseconds since 1970 UTC. To change a format, add keys and never change the meaning of one: a
-cluster runs two versions while it is upgraded.
+cluster runs two releases while it is upgraded. What members of a lower ``protocol`` would ignore is refused
+until all have the higher one.
 """
 
 from __future__ import annotations
@@ -162,9 +162,11 @@ def member_of(worker_id: str, data: bytes) -> Member | None:
     return Member(worker_id, host, weight, **given)
 
 
-_KINDS: dict[str, type] = {"pid": int, "metrics": str, "machine": str} | dict.fromkeys(
-    ("topics", "serves", "features", "keys", "out_of_reach", "reached"), list
-)
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("pid", "protocol"), int),
+    **dict.fromkeys(("metrics", "machine", "version"), str),
+    **dict.fromkeys(("topics", "serves", "keys", "out_of_reach", "reached"), list),
+}
 """The type of each further value in a member's data. One of another type counts as absent."""
 
 

@@ -46,7 +46,6 @@ from toc.coordination.znodes import (
 )
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
-from toc.model.features import Lacking
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 
@@ -227,11 +226,6 @@ class ZooKeeperCoordinator:
         if not self.leading:
             return frozenset()
         return without_owner({topic: each.owners for topic, each in self._assignment.items()})
-
-    def lacking(self) -> Lacking | None:
-        """Return which members lack which features; None without a connection, or if another daemon
-        leads and announces it."""
-        return self._leader.lacking if self._session.id is not None else None
 
     def step(self) -> float | None:
         """Do what is due. Waits for ZooKeeper's answers, at most about the session timeout."""

@@ -82,7 +82,6 @@ RATE = Kind("rate-limit", 429, "The access token has reached its limit", 1)
 HEADERS = Kind("headers-too-large", 431, "The request's line and headers are too large")
 NOT_INSTALLED = Kind("not-installed", 501, "The gateway lacks packages for the call")
 INTERNAL = Kind("internal", 500, "The gateway failed")
-FEATURE = Kind("feature-not-ready", 503, "Members of an earlier version would ignore it", 30)
 BUSY = Kind("busy", 503, "The gateway has too much to do", 1)
 UNAVAILABLE = Kind("unavailable", 503, "A server is out of reach", 1)
 NOT_READY = Kind("not-ready", 503, "A server must be upgraded or configured first", 30)
@@ -118,7 +117,6 @@ _OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.TopicClosed: (IN_USE, None),
     e.TopicInUse: (IN_USE, None),
     e.TooManyTopics: (IN_USE, None),
-    e.FeatureNotReady: (FEATURE, None),
     e.DedupConflict: (DEDUP, None),
     e.TaskExists: (TASK_EXISTS, None),
     e.RequestReused: (REUSED, "Idempotency-Key"),

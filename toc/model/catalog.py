@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
-from toc.model import features
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
-from toc.model.features import Feature
 from toc.model.fork import call_in_children
 from toc.model.topic import Topic, check_topic_name
 
@@ -29,13 +26,6 @@ PATIENCE_SECONDS = 0.02
 OLD_PATIENCE_SECONDS = 0.5
 """The same for a view older than NOTICED_SECONDS, of a process that was idle: its topic may have been deleted
 meanwhile. Only the first caller waits so long if the table does not answer."""
-
-
-class TopicsRead(NamedTuple):
-    """What one read of the topic table yields: the topics, and which members lack which features."""
-
-    topics: list[Topic]
-    lacking: features.Lacking = features.NOBODY_LACKS
 
 
 class _Reading(threading.Thread):
@@ -63,7 +53,7 @@ class TopicCatalog:
     A stale view is harmless: each row is stamped with the slot_amount under which it was submitted.
     """
 
-    def __init__(self, read: Callable[[], TopicsRead], clock: Clock) -> None:
+    def __init__(self, read: Callable[[], list[Topic]], clock: Clock) -> None:
         self._read = read
         self._clock = clock
         self._read_at = self._shown_at = float("-inf")
@@ -72,8 +62,6 @@ class TopicCatalog:
         """The last read on a thread of its own."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
         """By name and by biz_type. Replaced in one assignment, so readers need no lock."""
-        self.lacking: features.Lacking = {}
-        """Which members lack which features, as of the last read."""
         self._new_lock()
         call_in_children(self._new_lock)
 
@@ -86,10 +74,9 @@ class TopicCatalog:
         Of reads at the same time, the one that began last counts: a topic that was seen never vanishes again.
         """
         began = self._clock.monotonic()
-        topics, lacking = self._read()
+        topics = self._read()
         with self._lock:
             if began >= self._shown_at:
-                self.lacking = lacking
                 self._show(topics)
                 self._shown_at = began
             self._read_at = self._clock.monotonic()
@@ -115,21 +102,6 @@ class TopicCatalog:
                 f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"
             )
         return topic
-
-    def require(self, feature: Feature) -> None:
-        """Raise FeatureNotReady unless every member of the cluster knows a feature.
-
-        This costs nothing while every member knows the feature, because the members' features are
-        read together with the topics. Before it refuses, it reads them again, which may raise
-        StoreUnavailable.
-        """
-        if self.lacking.get(feature.value) == () and not self._stale():
-            return
-        if self.lacking.get(feature.value) == ():
-            self._refresh_soon()
-        else:
-            self.refresh()
-        features.check(feature, self.lacking)
 
     def _refresh_soon(self) -> None:
         """Refresh in the background and wait at most PATIENCE_SECONDS: a slightly stale view is good enough.

@@ -230,12 +230,6 @@ class SecretsLocked(TocError):
     exit_code = 3
 
 
-class FeatureNotReady(TocError):
-    """Members of an earlier version would ignore the feature. The message names their hosts."""
-
-    exit_code = 3
-
-
 class SchemaBehind(TocError):
     """At least one shard lacks the schema that this code needs (run ``toc db upgrade``), or its tables were
     made for other numbers of databases and tables than are configured."""

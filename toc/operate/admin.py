@@ -27,10 +27,9 @@ from toc.model.errors import (
     UnknownTask,
     UnknownTopic,
 )
-from toc.model.features import Feature
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow
-from toc.model.topic import Delivery, Slot, Topic, check_native, check_topic_name
+from toc.model.topic import Slot, Topic, check_native, check_topic_name
 from toc.model.verdict import entry_score
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.sdk.submission import check_job_id
@@ -62,15 +61,12 @@ def create_topic(
 ) -> Topic:
     """Create a topic; ``policies`` are fields of Topic.
 
-    Raises InvalidTopic, TopicExists, UnknownTarget, or FeatureNotReady for a delivery that some member does
-    not know.
+    Raises InvalidTopic, TopicExists, UnknownTarget.
     """
     check_native(name, "name")
     topic = Topic(name, biz_type, slot_amount, **policies)
     if topic.target:
         center.store.targets.check_usable(topic.target, name)
-    if topic.delivery is not Delivery.HANDLER:
-        center.require(Feature.DELIVERY)
     center.store.topics.create(topic)
     return topic
 

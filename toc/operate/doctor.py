@@ -237,6 +237,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
     lines += _cut_off(workers)
+    lines += _protocols(workers)
     lines += _capability(workers, topics)
     for (topic, number), why in sorted(moving.items()):
         do = "see toc slots; if it lasts, read the log of that host"
@@ -299,6 +300,15 @@ def _cut_off(workers: list[WorkerRow]) -> Iterator[Line]:
     for worker, lacking in apart(row.member for row in workers).items():
         what = f"does not reach {', '.join(lacking)}, as others do: they take its slots"
         yield Line(Level.WARN, "workers", worker, what, f"look at the network of {hosts[worker]}")
+
+
+def _protocols(workers: list[WorkerRow]) -> Iterator[Line]:
+    newest = max((row.member.protocol for row in workers), default=0)
+    older = {row.member.host: row.member for row in workers if row.member.protocol < newest}
+    for host, member in sorted(older.items()):
+        what = f"runs release {member.version} with protocol {member.protocol}; others have {newest}"
+        do = "upgrade it: what needs the higher one is refused until then"
+        yield Line(Level.WARN, "workers", host, what, do)
 
 
 def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:

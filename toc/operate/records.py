@@ -211,6 +211,8 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "worker": row.member.worker_id,
         "host": row.member.host,
         "pid": row.member.pid,
+        "version": row.member.version,
+        "protocol": row.member.protocol,
         "weight": row.weight,
         "owned": row.owned,
         "assigned": row.assigned,

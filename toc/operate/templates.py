@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 
 from toc.model.errors import StoreUnavailable, TooManyTopics, TopicExists
-from toc.model.features import Feature
 from toc.model.pattern import matches
 from toc.model.template import Template, best_of
-from toc.model.topic import Delivery, Topic, check_topic_name
+from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 
@@ -34,7 +33,7 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
 
     For a submit, never for a poll. ``by`` is named in the log. A topic that another program creates at the
     same time is used. Costs nothing for a topic that this process knows. Raises InvalidTopic, UnknownTopic if
-    no template fits, TooManyTopics if its cap is reached, FeatureNotReady, StoreUnavailable.
+    no template fits, TooManyTopics if its cap is reached, StoreUnavailable.
     """
     topic = center.catalog.known().get(name)
     if topic is not None:
@@ -64,8 +63,6 @@ def _create(
             f"it allows ({template.most_topics}); `toc template alter` raises that"
         )
     topic = template.topic(name, secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM)
-    if topic.delivery is not Delivery.HANDLER:
-        center.require(Feature.DELIVERY)
     try:
         return topic if center.store.templates.create_topic(topic, template.pattern, version) else None
     except TopicExists:

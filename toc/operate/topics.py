@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import IndexUnavailable, TocError, TopicInUse
-from toc.model.features import Feature
 from toc.model.task import TaskStatus
 from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic
 from toc.operate import bulk
@@ -89,10 +88,9 @@ def change_delivery(
 
     ``wait``: wait until none of its tasks is prepared or leased.
 
-    Raises TopicInUse, with the counts, if it is not paused or something of it may run; FeatureNotReady;
-    UnknownTopic; IndexUnavailable and StoreUnavailable if it cannot be counted.
+    Raises TopicInUse, with the counts, if it is not paused or something of it may run; UnknownTopic;
+    IndexUnavailable and StoreUnavailable if it cannot be counted.
     """
-    center.require(Feature.DELIVERY)
     topic, version = _paused(center.store, name, "its delivery")
     if topic.delivery is delivery:
         return topic

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from toc.failpoint import failpoint
-from toc.model import features
 from toc.model.body import NO_BODIES
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import (
@@ -27,7 +26,7 @@ from toc.model.task import NewTask, Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.server_batcher import APART, Answer, ServerBatcher
-from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of, features_of
+from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of
 from toc.store.put_plan import Stored, ToPut
 
 
@@ -122,15 +121,11 @@ class Batcher:
 
         ``across``: as in ``ToPut``. ``topic`` takes the place of the task's topic, for one that is yet to be
         created. ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of
-        their own, ``by_dialect`` says that one asks. Raises InvalidInput, FeatureNotReady.
+        their own, ``by_dialect`` says that one asks. Raises InvalidInput.
         """
         try:
             topic = topic or await self.topic(task.topic)
             row = self.center._intake.row(task, lambda _name: topic, max_delay, by_dialect=by_dialect)
-            for feature in features_of(row):
-                if self.center.catalog.lacking.get(feature.value) != ():
-                    await self.read_topics()
-                    features.check(feature, self.center.catalog.lacking)
             if task.target is not None and not self.center.targets.serves(task.target, task.topic):
                 check = partial(self.center.targets.check_usable, task.target, task.topic)
                 await asyncio.wrap_future(self._topics_thread.submit(check))

@@ -29,7 +29,6 @@ from toc.model.errors import (
     SchemaBehind,
     StoreUnavailable,
 )
-from toc.model.features import Feature
 from toc.model.fork import call_in_children
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
@@ -49,7 +48,7 @@ from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
 from toc.sdk.indexing import Indexing, near
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import RowMaker, bodies_of, check_job_id, conflict_of, features_of
+from toc.sdk.submission import RowMaker, bodies_of, check_job_id, conflict_of
 from toc.sdk.targets import Targets
 from toc.store.store import Store
 
@@ -140,12 +139,8 @@ class TimeoutCenter:
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
-                    catalog = self._catalog = TopicCatalog(self.store.topics.read, self.clock)
+                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
         return catalog
-
-    def require(self, feature: Feature) -> None:
-        """Raise FeatureNotReady, naming hosts, unless every member of the cluster knows a feature."""
-        self.catalog.require(feature)
 
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
@@ -361,8 +356,6 @@ class TimeoutCenter:
         topic = self.catalog.of_type(row.biz_type)
         due = self._intake.deadline(topic, None, action_time)
         expiry = self._intake.expiry(expires_at, due)
-        if expiry:
-            self.require(Feature.EXPIRES_AT)
         changed, row = self.store.reschedule(job_id, due, expires_at=expiry)
         failpoint("reschedule.row-written")
         if row is None:
@@ -501,8 +494,6 @@ class TimeoutCenter:
 
     def _row(self, task: NewTask, *, by_dialect: bool = False) -> TaskRow:
         row = self._intake.row(task, lambda name: self.catalog.get(name), by_dialect=by_dialect)
-        for feature in features_of(row):
-            self.require(feature)
         if task.target is not None:
             self.targets.check_usable(task.target, task.topic)
         return row

@@ -21,7 +21,6 @@ from toc.model.errors import (
     TopicClosed,
     shown,
 )
-from toc.model.features import Feature
 from toc.model.sharding import BizId, JobIds, check_key, crc32, is_whole, valid_job_id
 from toc.model.target import ATTRIBUTE, NOTHING_ALLOWED, Allow, check_not_reserved, named_route
 from toc.model.task import (
@@ -222,19 +221,6 @@ class Submission(NamedTuple):
     def size(self) -> int:
         """Roughly how many bytes it takes on its way. Bodies go as hexadecimal digits."""
         return ROW_BYTES + len(self.row.attribute) + 2 * (self.row.body_length or 0)
-
-
-def features_of(row: TaskRow) -> list[Feature]:
-    """Return the features that a task uses.
-
-    Every member of the cluster must know them: another one would ignore what the task asks for.
-    """
-    if row.body_sha256 is None and not row.tries and not row.expires_at:
-        return []
-    asked = {
-        Feature.BODIES: row.body_sha256, Feature.TRIES: row.tries, Feature.EXPIRES_AT: row.expires_at,
-    }  # fmt: skip
-    return [feature for feature, value in asked.items() if value]
 
 
 def check_job_id(job_id: int) -> int:

@@ -1,8 +1,7 @@
 """The identity of a task table: one row in its first database, written by the first program that reads it.
 
 It distinguishes two clusters that use one Redis and one namespace by mistake. A copy of the databases has the
-identity of its original. The same row holds the secret that seals the leases of consumers, and says which
-members lack which features (toc.model.features).
+identity of its original. The same row holds the secret that seals the leases of consumers.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from toc.model import features
-from toc.store.server import Duplicate, Statement
+from toc.store.server import Duplicate
 from toc.store.unsharded_table import UnshardedTable
 
 
@@ -21,11 +19,10 @@ class IdentityTable(UnshardedTable):
     def get(self) -> str:
         """Return the identity: 32 hexadecimal digits, unique to this task table."""
         if (found := self._read()) is None:
-            into = f"INSERT INTO {self._table} (number,identity,lease_secret,gmt_create,features)"
-            # No member of an earlier version has been here: it would have made the row.
-            values = [secrets.token_hex(16), secrets.token_hex(32), features.encode(features.NOBODY_LACKS)]
+            into = f"INSERT INTO {self._table} (number,identity,lease_secret,gmt_create)"
+            values = [secrets.token_hex(16), secrets.token_hex(32)]
             with suppress(Duplicate):  # another program was faster
-                self._write(f"{into} VALUES (1,%s,%s,{self._now()},%s)", values)
+                self._write(f"{into} VALUES (1,%s,%s,{self._now()})", values)
             found = self._read()
         return found or ""
 
@@ -34,11 +31,6 @@ class IdentityTable(UnshardedTable):
         self.get()
         ((secret,),) = self._rows(f"SELECT lease_secret FROM {self._table} WHERE number=1")
         return bytes.fromhex(secret)
-
-    def announce(self, lacking: features.Lacking) -> None:
-        """Write which members lack which features, for every process to read (``TopicTable.read``)."""
-        update = f"UPDATE {self._table} SET features=%s WHERE number=1"
-        self._server.run([Statement(update, [features.encode(lacking)])])
 
     @property
     def place(self) -> str:

@@ -327,8 +327,7 @@ def audit_table(metadata: MetaData) -> Table:
 def identity_table(metadata: MetaData) -> Table:
     """Declare the table of the task table's identity, in the first database: one row, number 1.
 
-    ``lease_secret``, in hexadecimal digits, seals the leases of consumers. ``features`` is JSON: feature ->
-    the hosts that do not know it (toc.model.features).
+    ``lease_secret``, in hexadecimal digits, seals the leases of consumers.
     """
     return Table(
         IDENTITY_TABLE,
@@ -337,7 +336,6 @@ def identity_table(metadata: MetaData) -> Table:
         Column("identity", String(32), nullable=False),
         Column("lease_secret", String(64), nullable=False),
         Column("gmt_create", _INSTANT, nullable=False),
-        Column("features", Text),
         **_OPTIONS,
     )
 

@@ -113,7 +113,6 @@ class Store(Batches):
             first,
             shards.first(TOPIC_TABLE),
             retired=shards.first(RETIRED_TABLE),
-            identity=shards.first(IDENTITY_TABLE),
             clock=clock,
         )
         self.identity = IdentityTable(first, shards.first(IDENTITY_TABLE), clock)

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from toc.model import features
-from toc.model.catalog import TopicsRead
 from toc.model.clock import Clock
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
 from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_topic_name
@@ -28,24 +26,13 @@ class TopicTable(UnshardedTable):
     Any method raises StoreUnavailable or SchemaBehind.
     """
 
-    def __init__(
-        self, server: DatabaseServer, table: str, *, retired: str, identity: str, clock: Clock
-    ) -> None:
+    def __init__(self, server: DatabaseServer, table: str, *, retired: str, clock: Clock) -> None:
         super().__init__(server, table, clock)
         self._retired = retired
-        self._identity = identity
 
     def list(self) -> list[Topic]:
         """Return all topics, by name."""
         return sorted((topic for topic, _version in self._select("1=1")), key=lambda topic: topic.name)
-
-    def read(self) -> TopicsRead:
-        """Return all topics, and which members lack which features, in one round trip."""
-        select = Statement(f"SELECT {','.join(_FIELDS)},version FROM {self._table}")
-        announced = Statement(f"SELECT features FROM {self._identity} WHERE number=1")
-        topics, identity = self._server.run([select, announced])
-        lacking = features.decode(identity.rows[0][0]) if identity.rows else features.NOBODY_LACKS
-        return TopicsRead([topic for topic, _version in self._understood(topics.rows)], lacking)
 
     def get(self, name: str) -> Topic | None:
         """Return the topic of a name, or None."""

@@ -113,15 +113,11 @@ def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHa
     )
 
 
-def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str | None:
-    """Use what the daemon's first message tells about the task table. Returns the identity of the
-    table.
-
-    Returns None if the daemon is of an earlier version and sends no such message: then the tables
-    are queried.
-    """
-    if first is None or first["kind"] != "known":
-        return None
+def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str:
+    """Use what the daemon's first message tells about the task table. Returns the identity of the table.
+    Raises TocError if the daemon has ended before it sent that."""
+    if first is None:
+        raise TocError("its daemon has ended")
     center.catalog.learn(map(Topic.of, first["topics"]))
     return str(first["identity"])
 

@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from typing import Any
 
+from toc.coordination.assignment import PROTOCOL
 from toc.index.queues import PATIENCE_SECONDS
 from toc.loop import Loop, Wake, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
-from toc.model.features import KNOWN
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
@@ -232,7 +233,8 @@ class Worker:
         for loop in self.loops:
             loop.start()
         self._listening.start()
-        self._link.send("ready", worker_id=self.worker_id, features=sorted(KNOWN), keys=self._keys)
+        release = {"version": version("timeout-center"), "protocol": PROTOCOL}
+        self._link.send("ready", worker_id=self.worker_id, keys=self._keys, **release)
         Loop("beat", self.beat.run_once).start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))

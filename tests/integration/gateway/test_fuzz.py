@@ -313,7 +313,7 @@ def _check(status: int, body: Any, what: Any) -> None:
         return
     assert isinstance(body, dict), (what, status, body)
     assert TYPES.get(body["type"]) == status, (what, body)
-    assert status < 500 or body["type"] in ("/docs#feature-not-ready", "/docs#secrets-locked"), (what, body)
+    assert status < 500 or body["type"] == "/docs#secrets-locked", (what, body)
     if status == 422:
         assert "field" in body or "nothing" in body["detail"], (what, body)
 

@@ -89,7 +89,6 @@ def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(gateway: Gateway) -
 
 def test_bodies_come_with_their_tasks(gateway: Gateway) -> None:
     center = gateway.system.center
-    assert until(lambda: not center.catalog.refresh() or not any(center.catalog.lacking.values()), 20)
     center.submit(TOPIC, biz_id=1, delay=0.01, body=b'{"a": 1}', content_type="application/json")
     task = one(gateway)
     assert (task["body"], task["content_type"]) == ('{"a": 1}', "application/json")
@@ -238,8 +237,6 @@ def test_what_is_asked_over_tls_before_an_answer_was_read_is_answered_as_well(pu
 
 
 def test_what_expires_or_ends_its_last_try_does_so_although_nobody_pulls(gateway: Gateway) -> None:
-    center = gateway.system.center
-    assert until(lambda: not center.catalog.refresh() or center.catalog.lacking.get("expires_at") == (), 20)
     lapsed = int(gateway.submit("test.once", delay=0.01).body["job_id"])
     assert one(gateway, "test.once", ttr=1)["last"]
     soon = datetime.now(UTC) + timedelta(seconds=3)
@@ -404,10 +401,6 @@ def _request(gateway: Gateway, **wanted: Any) -> bytes:
         + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         + body
     )
-
-
-def _bodies(system: System) -> bool:
-    return system.center.catalog.lacking.get("bodies") == ()
 
 
 def test_metrics_tell_what_is_pulled_how_much_is_handed_out_and_whether_the_gateway_can_serve(

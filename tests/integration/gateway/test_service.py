@@ -18,7 +18,6 @@ from harness.system import System
 
 from toc.gateway import service as module
 from toc.gateway.service import Service
-from toc.model.catalog import TopicsRead
 from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, SubmitUnknown, UnknownTopic
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
@@ -187,7 +186,7 @@ def test_whoever_reads_the_topics_sees_those_that_were_there_before(
     topics, catalog = system.center.store.topics, system.center.catalog
     has_read, answers = threading.Event(), threading.Event()
 
-    def read(*, real: Callable[[], TopicsRead] = catalog._read) -> TopicsRead:
+    def read(*, real: Callable[[], list[Topic]] = catalog._read) -> list[Topic]:
         found = real()
         has_read.set()
         answers.wait(30)

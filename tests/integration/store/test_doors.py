@@ -18,7 +18,6 @@ from toc.maintenance.record_retention import RecordRetention
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
-    FeatureNotReady,
     NameTaken,
     NotGranted,
     StoreUnavailable,
@@ -30,7 +29,6 @@ from toc.model.errors import (
     UnknownToken,
     UnknownTopic,
 )
-from toc.model.features import NOBODY_LACKS, Feature
 from toc.model.task import TaskRow
 from toc.model.template import Template
 from toc.model.topic import Delivery, Topic
@@ -162,27 +160,6 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
         update = f"UPDATE {shards.names[table]} SET {fields} WHERE job_id={row.job_id}"
         server.run([Statement(update)])
     assert store.count_open(tables, 9) == OpenTasks(4, 2, 1)
-
-
-def test_features_are_known_to_whoever_reads_the_topics(centers: list[TimeoutCenter]) -> None:
-    center, store = centers[0], centers[1].store
-    if store.topics.read().lacking == NOBODY_LACKS:  # nobody has run here, or only this version
-        center.require(Feature.DELIVERY)
-    store.identity.get()
-    assert store.topics.read().lacking == NOBODY_LACKS
-    store.identity.announce({**NOBODY_LACKS, "delivery": ("old-host",)})
-    center.catalog.refresh()
-    center.require(Feature.BODIES)
-    with pytest.raises(FeatureNotReady, match="old-host"):
-        center.require(Feature.DELIVERY)
-    store.identity.announce(NOBODY_LACKS)
-    center.require(Feature.DELIVERY)  # before it refuses, it looks again
-    server = store._shards.topic_server
-    server.run([Statement(f"UPDATE {store._shards.first('timeout_identity')} SET features=NULL")])
-    center.catalog.refresh()
-    with pytest.raises(FeatureNotReady, match="earlier version"):
-        center.require(Feature.TRIES)
-    store.identity.announce(NOBODY_LACKS)
 
 
 def test_a_token_is_in_force_from_its_creation_to_its_end_and_stored_nowhere(store: Store) -> None:

@@ -21,7 +21,7 @@ from toc.maintenance.retention import (
     Retention,
 )
 from toc.model.body import Content
-from toc.model.catalog import TopicCatalog, TopicsRead
+from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
@@ -60,7 +60,7 @@ class Purging:
             Topic(name, number, 1, retention=seconds)
             for number, (name, seconds) in enumerate(retentions.items(), start=7)
         ]
-        self.catalog = TopicCatalog(lambda: TopicsRead(self.topics), self.clock)
+        self.catalog = TopicCatalog(lambda: self.topics, self.clock)
         self.catalog.refresh()
         self.tables = [table for part in store.tables_of_server() for table in part]
         self.mine = frozenset(self.tables)

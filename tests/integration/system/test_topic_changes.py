@@ -1,28 +1,20 @@
-"""Topics are delivered otherwise and deleted while a cluster runs; features wait for the last old member."""
+"""Topics are delivered otherwise and deleted while a cluster runs."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import secured
 from harness.system import System
 
-from toc import NewTask, TimeoutCenter
-from toc.coordination.znodes import Paths
-from toc.dev.local.servers import RedisServer, ZooKeeper
+from toc import TimeoutCenter
+from toc.dev.local.servers import RedisServer
 from toc.model.catalog import NOTICED_SECONDS
-from toc.model.errors import FeatureNotReady, TocError, TopicClosed, TopicInUse, UnknownTopic
-from toc.model.features import KNOWN, Feature
+from toc.model.errors import TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.topic import Delivery, Topic
 from toc.operate import admin, topics
-from toc.sdk.batcher import Batcher
 
 
 def _pause(system: System, name: str) -> None:
@@ -144,116 +136,3 @@ def _keys(redis: RedisServer) -> list[str]:
     found = redis.call("KEYS", "*test.sync_*")
     assert isinstance(found, list)
     return [str(key) for key in found]
-
-
-def test_a_feature_waits_until_the_last_member_of_an_earlier_version_is_gone(
-    hosts: System, zookeeper: ZooKeeper, zookeeper_root: str
-) -> None:
-    hosts.create_topics(slots=2)
-    center = hosts.center
-    center.require(Feature.DELIVERY)  # nobody has run here yet
-    onlooker = secured.zookeeper_client(zookeeper)
-    onlooker.start()
-    try:
-        hosts.start("new-host", processes=1)
-        workers = Paths.of("", zookeeper_root).directory("workers")
-        (ours,) = hosts.wait(
-            lambda: onlooker.exists(workers) and onlooker.get_children(workers),
-            "its worker is registered",
-            10,
-        )
-        center.catalog.refresh()
-        center.require(Feature.DELIVERY)
-        announced = json.loads(onlooker.get(f"{workers}/{ours}")[0])
-        assert (announced["features"], announced["serves"]) == (sorted(KNOWN), ["handler"])
-
-        earlier = {key: value for key, value in announced.items() if key not in ("features", "serves")}
-        old = json.dumps(earlier | {"host": "old-host", "topics": []}).encode()
-        onlooker.create(f"{workers}/old-host-0", old, ephemeral=True)
-
-        def refused() -> bool:
-            center.catalog.refresh()
-            try:
-                center.require(Feature.DELIVERY)
-            except FeatureNotReady as exc:
-                return "old-host;" in str(exc)
-            return False
-
-        hosts.wait(refused, "the old member is seen", 10)
-        with pytest.raises(FeatureNotReady):
-            admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
-        job_id = center.submit("test.sync", biz_id=1, delay=60)  # what needs no feature is not held up
-        at = datetime.now(UTC) + timedelta(hours=1)
-        wants: list[dict[str, Any]] = [{"body": b""}, {"tries": 3}, {"expires_at": at}]
-        for more in wants:
-            task = NewTask("test.sync", 2, 60, **more)
-            with pytest.raises(FeatureNotReady, match="old-host"):
-                center.submit("test.sync", biz_id=2, delay=60, **more)
-            with pytest.raises(FeatureNotReady, match="old-host"):
-                center.submit_many([NewTask("test.sync", 2, 60), task])
-            with pytest.raises(FeatureNotReady, match="old-host"):
-                asyncio.run(_in_batches(center, task))
-        with pytest.raises(FeatureNotReady, match="old-host"):
-            center.reschedule(job_id, action_time=at, expires_at=at)
-        assert center.find(biz_id=2) == []
-        assert asyncio.run(_in_batches(center, NewTask("test.sync", 2, 60)))
-        onlooker.delete(f"{workers}/old-host-0")
-        hosts.wait(lambda: not refused(), "it is gone", 10)
-        admin.create_topic(center, "pulled", biz_type=9, slot_amount=2, delivery=Delivery.PULL)
-        for more in wants:
-            assert asyncio.run(_in_batches(center, NewTask("test.sync", 2, 60, **more)))
-            center.submit("test.sync", biz_id=2, delay=60, **more)
-        center.reschedule(job_id, action_time=at, expires_at=at)
-    finally:
-        onlooker.stop()
-        onlooker.close()
-
-
-def test_a_feature_is_refused_again_when_a_member_of_an_earlier_version_leads(
-    hosts: System, zookeeper: ZooKeeper, zookeeper_root: str
-) -> None:
-    hosts.create_topics(slots=2)
-    center = hosts.center
-    onlooker = secured.zookeeper_client(zookeeper)
-    onlooker.start()
-    try:
-        paths = Paths.of("", zookeeper_root)
-        leads = onlooker.create(
-            f"{paths.directory('leader')}/0-",
-            b'{"daemon":"old"}',
-            ephemeral=True,
-            sequence=True,
-            makepath=True,
-        )
-        daemon = hosts.start("new-host", processes=1)
-        center.catalog.refresh()
-        center.require(Feature.DELIVERY)  # nobody is there yet who does not know it
-
-        def refused() -> bool:
-            center.catalog.refresh()
-            try:
-                center.require(Feature.DELIVERY)
-            except FeatureNotReady as exc:
-                return "old-host;" in str(exc)
-            return False
-
-        member = f"{paths.directory('workers')}/old-host-0"
-        onlooker.create(member, json.dumps({"host": "old-host", "weight": 1}).encode(), ephemeral=True)
-        hosts.wait(refused, "the old member is seen", 15)
-        assert not daemon.events("leading")
-        onlooker.delete(leads)
-        hosts.wait(lambda: bool(daemon.events("leading")), "it leads", 15)
-        assert refused()
-        onlooker.delete(member)
-        hosts.wait(lambda: not refused(), "it is gone", 15)
-    finally:
-        onlooker.stop()
-        onlooker.close()
-
-
-async def _in_batches(center: TimeoutCenter, task: NewTask) -> int:
-    batcher = Batcher(center)
-    try:
-        return await batcher.submit(task)
-    finally:
-        await batcher.close()

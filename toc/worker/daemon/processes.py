@@ -56,8 +56,8 @@ class WorkerProcess:
         self.left = False
         """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
         self.killed = False
-        self.features: frozenset[str] = frozenset()
-        """What it knows (toc.model.features). It may be of another version than its daemon."""
+        self.version, self.protocol = "", 0
+        """What it runs. It may be another version than its daemon's."""
         self.keys: frozenset[str] = frozenset()
         """Marks of the keys by which it reads the secrets of webhook targets."""
         self.held: set[Slot] = set()

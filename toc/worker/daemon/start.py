@@ -50,7 +50,6 @@ def run_daemon(
             catalog=center.catalog,
             identity=center.store.identity.get(),
             lease_secret=center.store.identity.lease_secret(),
-            announce=center.store.identity.announce,
             topics=frozenset(center.handlers),
             monitor=monitor,
             beside=beside,

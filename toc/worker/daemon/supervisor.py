@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,6 @@ from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
 from toc.model.errors import TocError
-from toc.model.features import KNOWN, Lacking
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
@@ -61,8 +60,6 @@ class Daemon:
     """The identity of the task table."""
     lease_secret: bytes
     """The secret that seals the leases of its consumers."""
-    announce: Callable[[Lacking], None]
-    """Writes which members lack which features, for every process to read."""
     topics: frozenset[str]
     """The topics that the application has handlers for."""
     monitor: Monitor
@@ -159,10 +156,6 @@ class Daemon:
             if (self._amounts(), self._deliveries()) != before:
                 self._wake()
                 self._look_at_deliveries()
-            lacking = self._coordinator.lacking()
-            if lacking is not None and lacking != self.catalog.lacking:
-                self.announce(lacking)
-                log.info("features_announced", lacking=", ".join(_lacks(lacking)) or "none")
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
         return REFRESH_SECONDS
@@ -226,7 +219,7 @@ class Daemon:
             self._on_beat(child, message)
         elif kind == "ready":
             self._successors.loaded = True
-            child.features = KNOWN.intersection(message.get("features", ()))
+            child.version, child.protocol = message["version"], message["protocol"]
             child.keys = frozenset(texts(message.get("keys", ())))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
@@ -282,7 +275,8 @@ class Daemon:
                 metrics=self.monitor.address,
                 machine=socket.gethostname(),
                 serves=self._serves,
-                features=child.features,
+                version=child.version,
+                protocol=child.protocol,
                 keys=child.keys,
                 out_of_reach=child.out_of_reach,
                 reached=child.reached,
@@ -540,7 +534,3 @@ class Daemon:
 
 def _without_tables(slots: Collection[Slot]) -> frozenset[Slot]:
     return frozenset(slot for slot in slots if slot.topic != TABLES)
-
-
-def _lacks(lacking: Lacking) -> list[str]:
-    return [f"{feature}: {' '.join(hosts)}" for feature, hosts in sorted(lacking.items()) if hosts]
