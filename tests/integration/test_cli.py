@@ -348,7 +348,7 @@ def test_a_dedup_key_gives_the_first_task_and_conflicts_over_another_attribute(t
         (["--biz-id", 1, "--action-time", "2030-01-31T12:00:00"], "time zone"),
         (["--biz-id", 1, "--action-time", "2020-01-31T12:00:00Z"], "not after now"),
         (["--biz-id", 1, "--action-time", "9999-12-31T23:59:59Z"], "TOC_MAX_DELAY"),
-        (["--biz-id", 1, "--action-time", "tomorrow"], "ISO 8601"),
+        (["--biz-id", 1, "--action-time", "tomorrow"], "RFC 3339"),
         (["--biz-id", 1, "--delay", "nan"], "duration"),
         (["--biz-id", 1, "--delay", "inf"], "duration"),
         (["--biz-id", 1, "--delay", "-5"], "duration"),
@@ -440,12 +440,12 @@ NAIVE = "2030-01-31T12:00:00"
                 "--cron",
                 "0 9 * * *",
                 "--anchor",
-                "2030-02-01T00:00Z",
+                "2030-02-01T00:00:00Z",
             ],
             "anchor has no effect",
             2,
         ),
-        (["schedule", "backfill", "s", "--from", NAIVE, "--to", "2030-02-01T00:00Z"], "no time zone", 2),
+        (["schedule", "backfill", "s", "--from", NAIVE, "--to", "2030-02-01T00:00:00Z"], "no time zone", 2),
         (["schedule", "preview", "--every", 5, "--after", NAIVE], "no time zone", 2),
         (["target", "create", "t", "--url", "https://a.example/", "--dead-on", "500"], "422, not '500'", 2),
         (["worker", "--app", "json:center"], "no such name", 2),
@@ -1318,7 +1318,7 @@ def test_schedules_on_the_command_line(toc: Toc) -> None:
     assert "exists already" in toc.refused(
         "schedule", "create", "r", "--topic", "report.make", "--every", "1h"
     )
-    fires = toc.json("schedule", "preview", "r", "--after", "2030-03-30T00:00Z", "--count", 3)
+    fires = toc.json("schedule", "preview", "r", "--after", "2030-03-30T00:00:00Z", "--count", 3)
     assert [fire["nominal"] for fire in fires] == [
         "2030-03-30T02:30:00.000+01:00",
         "2030-03-31T03:00:00.000+02:00",
@@ -1333,7 +1333,7 @@ def test_schedules_on_the_command_line(toc: Toc) -> None:
         "--zone",
         "Europe/Berlin",
         "--after",
-        "2030-03-30T12:00Z",
+        "2030-03-30T12:00:00Z",
     )
     assert toc.json("schedule", "alter", "r", "--every", "1d", "--missed", "all")["missed_policy"] == "all"
     assert toc.json("schedule", "pause", "r")["paused"] is True
@@ -1343,7 +1343,7 @@ def test_schedules_on_the_command_line(toc: Toc) -> None:
     found = toc.json("find", "--biz-id", "r")
     assert [task["job_id"] for task in found] == [job_id]
     assert found[0]["attribute"]["a"] == 1
-    words = ("schedule", "backfill", "r", "--from", "2020-01-01T00:00Z", "--to", "2020-01-03T00:00Z")
+    words = ("schedule", "backfill", "r", "--from", "2020-01-01T00:00:00Z", "--to", "2020-01-03T00:00:00Z")
     assert toc.json(*words, "--dry-run")["submitted"] == 3
     assert toc.json(*words, "--rate", 1000)["submitted"] == 3
     assert toc.json(*words)["present"] == 3

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from pydantic import ValidationError
 
 from toc import Settings, TimeoutCenter
+from toc.gateway.app import CALLS
 from toc.gateway.problems import _OF, problem_of
 from toc.model.errors import NotInstalled, TocError
 from toc.store.secretbox import SecretBox, new_key
@@ -37,3 +39,18 @@ def test_a_call_whose_packages_are_not_installed_names_the_extra(monkeypatch: py
             call()
         problem = problem_of(refused.value)
         assert (problem.kind.status, "timeout-center[webhooks]" in problem.detail) == (501, True)
+
+
+@pytest.mark.parametrize("value", ['"20300131"', "1893456000", '"1893456000"', '"2030-01-31"', "true"])
+def test_no_time_of_any_call_may_be_made_of_digits(value: str) -> None:
+    times = []
+    for call in CALLS:
+        for model in filter(None, (call.query, call.body)):
+            for name, schema in model.model_json_schema().get("properties", {}).items():
+                if "date-time" in str(schema):
+                    times.append((call.name, name))
+                    with pytest.raises(ValidationError) as refused:
+                        model.model_validate_json(f'{{"{name}": {value}}}')
+                    (why,) = [one for one in refused.value.errors() if one["loc"] == (name,)]
+                    assert "is not a time: write RFC 3339 with a zone" in why["msg"]
+    assert len(times) > 15, times

@@ -11,7 +11,7 @@ def audit(
     by: str | None = option("WHO", "Only by this operator, user@host, or token."),
     action: str | None = option("NAME", "Only this action: topic.pause."),
     target: str | None = option("NAME", "Only on this topic, host, token, ..."),
-    after: str | None = option("TIME", "Since: an age such as 2h, or ISO 8601."),
+    after: str | None = option("TIME", "Since: an age such as 2h, or RFC 3339."),
     limit: int = option("N", "At most N actions, latest first.", default=50, min=1, max=10_000),
     as_json: Json = False,
 ) -> None:

@@ -33,7 +33,7 @@ class Which(Group):
     topic: str | None = option("NAME", "Only this topic.")
     biz_id: Biz = None
     text: Text = False
-    after: str | None = option("TIME", "Died after: an age such as 2h, or ISO 8601 with a zone.")
+    after: str | None = option("TIME", "Died after: an age such as 2h, or RFC 3339 with a zone.")
     before: str | None = option("TIME", "Died before; written as for --after.")
     error: str | None = option("TEXT", "Only tasks whose last error contains this.")
 

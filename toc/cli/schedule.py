@@ -9,10 +9,11 @@ import typer
 
 from toc.cli.options import Group, Json, flag, grouped, option
 from toc.cli.output import print_job_id, print_json, say, show, show_one
-from toc.cli.values import attribute, audited, changing, duration, instant, opened
+from toc.cli.values import attribute, audited, changing, duration, opened
 from toc.model.clock import to_ms
 from toc.model.schedule import Dst, Missed, Overlap, check_instant
 from toc.model.schedule import preview as fires_of
+from toc.model.wire import parse_instant
 from toc.operate.records import fire_record, schedule_record
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Rule(Group):
     cron: str | None = option("EXPR", "Five fields, such as '0 9 * * MON-FRI'.")
     zone: str | None = option("ZONE", "The time zone of --cron, such as Europe/Berlin. Default UTC.")
     every: str | None = option("TIME", "A period instead of --cron: 30s, 15m, 1d.")
-    anchor: str | None = option("TIME", "When --every begins, ISO 8601. Default 1970, UTC.")
+    anchor: str | None = option("TIME", "When --every begins, RFC 3339. Default 1970, UTC.")
     dst: Dst | None = option(None, "What to do with a time that the clock skips. Default cron: right after.")
 
 
@@ -169,7 +170,7 @@ def trigger(name: Name, as_json: Json = False) -> None:
 @app.command()
 def backfill(
     name: Name,
-    start: str = option("TIME", "The first nominal time, ISO 8601 with a zone.", "--from", default=...),
+    start: str = option("TIME", "The first nominal time, RFC 3339 with a zone.", "--from", default=...),
     end: str = option("TIME", "The last nominal time.", "--to", default=...),
     rate: float = option("N", "Start N per second.", default=10.0),
     dry_run: bool = flag("--dry-run", "Only count."),
@@ -183,7 +184,7 @@ def backfill(
     Example: toc schedule backfill report.nightly --from 2030-01-01T00:00Z --to 2030-01-31T00:00Z --dry-run
     """
     with opened(account=True) as center:
-        begin, until = instant(start), instant(end)
+        begin, until = parse_instant(start), parse_instant(end)
         if dry_run:
             counts = center.schedules.backfill(name, begin, until, rate=rate, dry_run=True)
         else:
@@ -212,7 +213,7 @@ def preview(
     from toc.sdk.schedules import define, need
 
     options = _options(**rule, **_given(jitter=jitter))
-    begin = datetime.now(UTC) if after is None else instant(after)
+    begin = datetime.now(UTC) if after is None else parse_instant(after)
     if name is None:
         definition = define("preview", topic="preview", **options)
     else:
@@ -259,6 +260,7 @@ def _given(**options: str | None) -> dict[str, str]:
 def _options(**given: Any) -> dict[str, Any]:
     """Return what was given, by the names of ``schedules.create``."""
     parse: dict[str, Any] = {
-        **dict.fromkeys(("every", "window", "jitter"), duration), "anchor": instant, "attribute": attribute,
+        **dict.fromkeys(("every", "window", "jitter"), duration), "anchor": parse_instant,
+        "attribute": attribute,
     }  # fmt: skip
     return {name: parse[name](value) if name in parse else value for name, value in given.items()}

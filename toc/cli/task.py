@@ -20,11 +20,12 @@ from toc.cli.output import (
     show,
     show_one,
 )
-from toc.cli.values import attribute, audited, biz_id, duration, file_bytes, instant, job_number, opened
+from toc.cli.values import attribute, audited, biz_id, duration, file_bytes, job_number, opened
 from toc.model import wire
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask
 from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
+from toc.model.wire import parse_instant
 from toc.observe.tracing import is_traced, trace_id
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _RARE = ("expired", "tries", "expires_at", "body_length", "unreadable")
 
 Delay = Annotated[str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")]
 ActionTime = Annotated[
-    str | None, typer.Option(metavar="TIME", help="When: ISO 8601 with a zone, 2030-01-31T12:00:00Z.")
+    str | None, typer.Option(metavar="TIME", help="When: RFC 3339 with a zone, 2030-01-31T12:00:00Z.")
 ]
 Every = Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")]
 
@@ -66,7 +67,7 @@ def submit(
     slot_basis: str | None = option("TEXT", "Chooses the slot instead of the biz_id."),
     text: Text = False,
     tries: int = option("N", "How many tries, instead of the topic's; 65535: no limit.", default=0),
-    expires_at: str | None = option("TIME", "No try starts after it: ISO 8601 with a zone."),
+    expires_at: str | None = option("TIME", "No try starts after it: RFC 3339 with a zone."),
     body: str | None = option("TEXT", "The task's body, as UTF-8."),
     body_file: str | None = option("FILE", "The task's body: the bytes of a file; - is stdin."),
     content_type: str | None = option(
@@ -93,12 +94,12 @@ def submit(
             topic,
             biz_id=biz_id(biz, as_text=text),
             delay=None if delay is None else duration(delay),
-            action_time=None if action_time is None else instant(action_time),
+            action_time=None if action_time is None else parse_instant(action_time),
             attribute=attribute(attribute_json),
             dedup_key=dedup_key,
             slot_basis=slot_basis,
             tries=tries,
-            expires_at=None if expires_at is None else instant(expires_at),
+            expires_at=None if expires_at is None else parse_instant(expires_at),
             body=_body(body, body_file, center.settings.max_body),
             content_type=TEXT_TYPE if body is not None and content_type is None else content_type,
             on_conflict=on_conflict,
@@ -258,7 +259,7 @@ def reschedule(
     dry_run: DryRun = False,
     yes: Yes = False,
     expires_at: str | None = option(
-        "TIME", "No try starts after it: ISO 8601 with a zone. Default: unchanged."
+        "TIME", "No try starts after it: RFC 3339 with a zone. Default: unchanged."
     ),
     as_json: Json = False,
 ) -> None:
@@ -276,7 +277,7 @@ def reschedule(
     job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
     check_rate(rate)
-    until = None if expires_at is None else instant(expires_at)
+    until = None if expires_at is None else parse_instant(expires_at)
     with opened(account=not one) as center:
         due = _due(center, delay, action_time)
         if not one or dry_run:
@@ -339,7 +340,7 @@ def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool)
 def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
     """Return the function that says when a task is to be due; it is called as each task is moved."""
     if action_time is not None:
-        at = instant(action_time)
+        at = parse_instant(action_time)
         return lambda: at
     seconds = duration(delay or "")
     if seconds > center.settings.max_delay:

@@ -9,22 +9,21 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toc.model.clock import from_ms, to_ms
+from toc.model.clock import to_ms
 from toc.model.documents import parse
 from toc.model.errors import (
     InvalidAttribute,
     InvalidDelay,
     InvalidDocument,
     InvalidInput,
-    NaiveDatetime,
     shown,
 )
 from toc.model.sharding import valid_job_id
+from toc.model.wire import parse_instant
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -61,34 +60,17 @@ def whole_seconds(text: str) -> int:
     return int(seconds)
 
 
-def instant(text: str) -> datetime:
-    """Parse a time in ISO 8601 with a zone. Raises InvalidInput."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidInput(
-            f"{shown(text)} is not a time; write ISO 8601 with a zone, such as 2030-01-31T12:00:00+01:00"
-        ) from None
-    if at.tzinfo is None:
-        raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
-    try:
-        from_ms(to_ms(at))
-    except OverflowError:
-        raise InvalidInput(f"{shown(text)} is not in the years 1 to 9999 in UTC") from None
-    return at
-
-
 def moment(text: str, now_ms: int) -> int:
-    """Return a past time in ms: an age such as ``2h``, or ISO 8601 with a zone. Raises InvalidInput."""
-    try:
-        age = duration(text)
-        if age > OLDEST:
-            raise InvalidInput(f"{shown(text)} is not an age: it must be at most a hundred years")
-        return max(0, now_ms - round(age * 1000))
-    except InvalidDelay:
-        if _DURATION.fullmatch(text.strip()):
-            raise
-        return max(0, to_ms(instant(text)))
+    """Return a past time in ms: an age with its unit such as ``2h``, or RFC 3339. Raises InvalidInput."""
+    if not _DURATION.fullmatch(text.strip()):
+        try:
+            return max(0, to_ms(parse_instant(text)))
+        except InvalidInput as exc:
+            raise type(exc)(f"{exc}; or an age with its unit, such as 2h") from None
+    age = duration(text)
+    if age > OLDEST:
+        raise InvalidInput(f"{shown(text)} is not an age: it must be at most a hundred years")
+    return max(0, now_ms - round(age * 1000))
 
 
 def job_number(text: str) -> int:

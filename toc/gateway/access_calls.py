@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
-from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query
 from toc.model.access import Action, Role, Token
 from toc.model.clock import to_ms
 from toc.model.pattern import matches
@@ -130,7 +130,7 @@ class AuditQuery(Query):
     by: str | None = Field(None, max_length=128)
     action: str | None = Field(None, max_length=64)
     target: str | None = Field(None, max_length=255)
-    after: AwareDatetime | None = Field(None, description="From this time on, RFC 3339.")
+    after: Instant | None = Field(None, description="From this time on, RFC 3339.")
     limit: int = Field(100, ge=1, le=1000)
     next: int | None = Field(None, ge=1, lt=2**63, description="The next of the page before.")
 

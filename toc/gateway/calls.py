@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, UNKNOWN_TOPIC, Problem
 from toc.model import access
 from toc.model.access import Access, Token
+from toc.model.errors import InvalidInput
 from toc.model.pattern import EVERYTHING
 from toc.model.sharding import valid_job_id
 from toc.model.task import Request, TaskRow
+from toc.model.wire import parse_instant
 from toc.operate.audit import audited
 from toc.pull.delivered import Delivered
 
@@ -28,6 +32,19 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 256 << 10
 """Most bytes of the body of an ordinary request."""
+
+
+def _instant(value: object) -> datetime:
+    try:
+        return parse_instant(value)
+    except InvalidInput as exc:
+        raise PydanticCustomError("instant", "{text}", {"text": str(exc)}) from None
+
+
+Instant = Annotated[
+    datetime, PlainValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})
+]
+"""A time in a request: RFC 3339 with a zone."""
 
 
 class Model(BaseModel):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from toc.gateway import tasks
-from toc.gateway.calls import Answer, Asked, HttpCall, Model
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model
 from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
 from toc.model.task import TaskRow, TaskStatus
@@ -33,8 +33,8 @@ class Chosen(Model):
     all: bool = Field(False, description="Every task that the filters select; without filters, every one.")
     topic: str | None = Field(None, description="Only this topic.")
     biz_id: tasks.TaskBizId | None = None
-    due_after: AwareDatetime | None = Field(None, description="Died from this time on, RFC 3339.")
-    due_before: AwareDatetime | None = Field(None, description="Died before this time, RFC 3339.")
+    due_after: Instant | None = Field(None, description="Died from this time on, RFC 3339.")
+    due_before: Instant | None = Field(None, description="Died before this time, RFC 3339.")
     error: str | None = Field(None, min_length=1, max_length=1000, description="A part of the last error.")
     limit: int = Field(tasks.MOST_ON_PAGE, ge=1, le=tasks.MOST_ON_PAGE)
     next: str | None = Field(None, max_length=100, description="The next of the call before.")

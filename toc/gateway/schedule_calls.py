@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query
 from toc.gateway.problems import NOT_READY, UNKNOWN, UNKNOWN_TOPIC, Problem
 from toc.model.access import Action
 from toc.model.clock import to_ms
@@ -36,7 +36,7 @@ R = TypeVar("R")
 MOST_ON_PAGE = 1000
 MOST_FIRES = 1000
 
-Instant = Annotated[AwareDatetime, AfterValidator(check_instant), Field(description="RFC 3339 with a zone.")]
+Moment = Annotated[Instant, AfterValidator(check_instant), Field(description="RFC 3339 with a zone.")]
 Count = Annotated[int, Field(ge=1, le=MOST_FIRES, description="How many.")]
 
 
@@ -53,7 +53,7 @@ class When(Model):
     cron: str | None = Field(None, description="Five fields, or six with seconds first.")
     zone: str | None = Field(None, description="Of cron, such as Europe/Berlin. Default UTC.")
     every: float | None = Field(None, description="A period instead of cron.")
-    anchor: AwareDatetime | None = Field(None, description="When every begins. Default 1970, UTC.")
+    anchor: Instant | None = Field(None, description="When every begins. Default 1970, UTC.")
     dst: Dst | None = _choice("A fixed time that the clock leaves out. Default cron.")
     jitter: float | None = Field(None, description="Delay by a part of these seconds, chosen by the name.")
 
@@ -83,21 +83,21 @@ class DefinitionToPreview(When):
 
     name: str = Field("preview", description="The name that chooses the part of jitter.")
     count: Count = 20
-    after: Instant | None = None
+    after: Moment | None = None
 
 
 class WhichFires(Query):
     """Which fires to show."""
 
     count: Count = 20
-    after: Annotated[Instant, Field(description="Begin after this time. Default now.")] | None = None
+    after: Annotated[Moment, Field(description="Begin after this time. Default now.")] | None = None
 
 
 class Range(Model):
     """Which occurrences of the past to run."""
 
-    start: Instant = Field(alias="from", description="The first nominal time, RFC 3339 with a zone.")
-    end: Instant = Field(alias="to", description="The last nominal time.")
+    start: Moment = Field(alias="from", description="The first nominal time, RFC 3339 with a zone.")
+    end: Moment = Field(alias="to", description="The last nominal time.")
     rate: float = Field(
         BACKFILL_RATE, ge=LEAST_BACKFILL_RATE, allow_inf_nan=False, description="Start this many per second."
     )

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, Protocol
 
-from pydantic import AwareDatetime, BeforeValidator, Field, Json, WithJsonSchema
+from pydantic import BeforeValidator, Field, Json, WithJsonSchema
 from typing_extensions import TypedDict
 
 from toc.gateway import show
-from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query
 from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, UNKNOWN_TOPIC, Problem, problem_of
 from toc.model.access import MATRIX, Action
 from toc.model.clock import to_ms
@@ -67,12 +67,12 @@ class TaskToSubmit(Model):
 
     biz_id: TaskBizId
     delay: Seconds | None = None
-    action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+    action_time: Annotated[Instant, Field(description="RFC 3339 with a zone.")] | None = None
     attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
     dedup_key: str | None = Field(None, description="Names the task: a repeated submit gives its job_id.")
     slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
     tries: int = Field(0, description="How many tries; 0: the topic's; 65535: no limit.")
-    expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
+    expires_at: Annotated[Instant, Field(description="No try starts after it.")] | None = None
     body: str | None = Field(None, description="The task's body as a text, in UTF-8.")
     body_base64: str | None = Field(None, description="The task's body as bytes, instead of body.")
     content_type: str | None = Field(None, description="Of the body.")
@@ -106,12 +106,12 @@ class RawTask(Query):
     biz_id: Annotated[str, Field(description="A number if it is all digits.")] | None = None
     text: Annotated[bool, Field(description="Treat the biz_id as a text even if it is all digits.")] = False
     delay: Seconds | None = None
-    action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+    action_time: Annotated[Instant, Field(description="RFC 3339 with a zone.")] | None = None
     attribute: Annotated[Json[dict[str, Any]], Field(description="A JSON object.")] | None = None
     dedup_key: str | None = None
     slot_basis: str | None = None
     tries: int = 0
-    expires_at: Annotated[AwareDatetime, Field(description="No try starts after it.")] | None = None
+    expires_at: Annotated[Instant, Field(description="No try starts after it.")] | None = None
     on_conflict: Conflict = "keep"
     target: str | None = None
     url: str | None = None
@@ -253,8 +253,8 @@ class Filters(Protocol):
     """Which tasks, as a query or a body says it."""
 
     topic: str | None
-    due_after: AwareDatetime | None
-    due_before: AwareDatetime | None
+    due_after: Instant | None
+    due_before: Instant | None
     error: str | None
 
     @property
@@ -269,8 +269,8 @@ class Search(Query):
     text: Annotated[bool, Field(description="Treat the biz_id as a text even if it is all digits.")] = False
     topic: str | None = None
     status: Literal["pending", "processed", "cancelled", "dead"] | None = None
-    due_after: Annotated[AwareDatetime, Field(description="From this time on, RFC 3339.")] | None = None
-    due_before: Annotated[AwareDatetime, Field(description="Before this time, RFC 3339.")] | None = None
+    due_after: Annotated[Instant, Field(description="From this time on, RFC 3339.")] | None = None
+    due_before: Annotated[Instant, Field(description="Before this time, RFC 3339.")] | None = None
     error: (
         Annotated[str, Field(min_length=1, max_length=1000, description="A part of the last error.")] | None
     ) = None
@@ -373,8 +373,8 @@ class NewDeadline(Model):
     """A new deadline, a delay or an action_time; a task that expires before it needs a later expires_at."""
 
     delay: Seconds | None = None
-    action_time: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
-    expires_at: Annotated[AwareDatetime, Field(description="RFC 3339 with a zone.")] | None = None
+    action_time: Annotated[Instant, Field(description="RFC 3339 with a zone.")] | None = None
+    expires_at: Annotated[Instant, Field(description="RFC 3339 with a zone.")] | None = None
 
 
 class Changed(TypedDict):

@@ -7,17 +7,48 @@ is a number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from toc.model.clock import from_ms
+from toc.model.clock import from_ms, to_ms
+from toc.model.errors import InvalidInput, NaiveDatetime, shown
 
 
 def instant(milliseconds: float) -> str:
     """Return an instant: ``2026-11-23T07:00:00.000Z``."""
     second, rest = divmod(int(milliseconds), 1000)
     return f"{_second(second)}.{rest:03d}Z"
+
+
+def parse_instant(text: object) -> datetime:
+    """Return the time that a text of RFC 3339 names. Raises InvalidInput, NaiveDatetime.
+
+    Nothing else is a time: digits alone may be seconds, milliseconds or a date.
+    """
+    found = _RFC_3339.fullmatch(text) if isinstance(text, str) else None
+    try:
+        at = datetime.fromisoformat(f"{found[1]}T{found[2].upper()}") if found else None
+    except ValueError:
+        at = None
+    if at is None or found is None:
+        hint = "; in a query, write + as %2B" if isinstance(text, str) and _PLUS_LOST.search(text) else ""
+        raise InvalidInput(
+            f"{shown(text)} is not a time: write RFC 3339 with a zone, 2030-01-31T12:00:00+01:00{hint}"
+        )
+    if at.tzinfo is None:
+        raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
+    try:
+        from_ms(to_ms(at))
+    except OverflowError:
+        raise InvalidInput(f"{shown(text)} is not in the years 1 to 9999 in UTC") from None
+    return at
+
+
+_RFC_3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|z|[+-]\d\d:\d\d)?)", re.ASCII)
+_PLUS_LOST = re.compile(r" \d\d:\d\d$", re.ASCII)
 
 
 @lru_cache(4096)
