@@ -90,7 +90,9 @@ def seen(spoiled: Spoiled) -> dict[str, Any]:
             found = dict(cursor.fetchall())
             cursor.execute("SELECT @@in_transaction, DATABASE()")
             found["state"] = cursor.fetchone()
-            found["timestamp"] = found.get("timestamp", "").startswith("1000000000")  # else it is the time of now
+            found["timestamp"] = found.get("timestamp", "").startswith(
+                "1000000000"
+            )  # else it is the time of now
             return {name: value for name, value in found.items() if not name.startswith(("pseudo", "rand"))}
     return {"errors": True}
 

@@ -156,7 +156,7 @@ class RedisNode:
         self._idle: deque[Wire] = deque()
         self._broke = 0.0
         """When a connection last broke, on the monotonic clock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.failure = ""
         """Why the node cannot be used, while a thread tries to reach it again; empty otherwise."""
         self._wanted = 0.0

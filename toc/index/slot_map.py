@@ -52,7 +52,7 @@ class RedisNodes:
         return f"Nodes({', '.join(map(str, self.location.addresses))})"
 
     def _start_anew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._nodes: dict[Address, RedisNode] = {}
         self._map: list[RedisNode] | None = None
         self._mapped_at = 0.0

@@ -66,7 +66,7 @@ class TopicCatalog:
         call_in_children(self._new_lock)
 
     def _new_lock(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def refresh(self) -> dict[str, Topic]:
         """Read the topic table now. Raises StoreUnavailable, and keeps the old view then.

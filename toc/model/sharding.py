@@ -108,12 +108,12 @@ class JobIds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._reset()
         call_in_children(self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._millisecond = 0
         self._first = 0
         self._given = 0

@@ -78,7 +78,7 @@ class SharedMetrics:
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self._memory = memory
         self._bytes = memoryview(memory)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._found: list[tuple[Key, memoryview[float]]] = []
         self._read_to = _USED.size
 
@@ -116,7 +116,7 @@ class Count:
 
     def __init__(self, metric: Metric, cells: memoryview[float]) -> None:  # noqa: ARG002 - made like the others
         self._cells = cells
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, amount: float = 1) -> None:
         """Add ``amount``."""
@@ -151,7 +151,7 @@ class Distribution:
     def __init__(self, metric: Metric, cells: memoryview[float]) -> None:
         self._cells = cells
         self._bucket_of = partial(bisect_left, metric.buckets)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def observe(self, values: Collection[float]) -> None:
         """Add these measured values."""

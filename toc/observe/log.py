@@ -60,9 +60,21 @@ def configure(
         # Loggers are not cached, so that a later configuration takes effect. sys.stderr is looked
         # up late, so that a redirected stderr is used. Each line is one write, because processes
         # share a log, and Python may have been told not to buffer.
-        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
+        logger_factory=lambda *_: _Lines(),
         cache_logger_on_first_use=False,
     )
+
+
+class _Lines:
+    """Writes lines to stderr, each at once. structlog's own loggers take a lock: one that a signal handler
+    logs through, while its thread does, would wait for itself."""
+
+    def msg(self, line: str) -> None:
+        """Write one line."""
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    debug = info = warning = error = critical = msg
 
 
 def _style(
@@ -160,7 +172,7 @@ class _Logger:
         if structlog.is_configured():
             return structlog.get_logger(source=self._name)
         processors, wrapper = _style("info", "auto", ())
-        printer = structlog.WriteLogger(sys.stderr)
+        printer = _Lines()
         return structlog.wrap_logger(printer, processors=processors, wrapper_class=wrapper, source=self._name)
 
 

@@ -6,6 +6,7 @@ the task is acknowledged all the same, and the sweep indexes it later.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -106,6 +107,7 @@ class TimeoutCenter:
     @property
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
+        _check_running()
         if (store := self._store) is None:
             with self._lock:
                 if (store := self._store) is None:
@@ -136,6 +138,7 @@ class TimeoutCenter:
     @property
     def catalog(self) -> TopicCatalog:
         """This process's view of the topics. Raises ConfigError when no database is configured."""
+        _check_running()
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
@@ -507,6 +510,13 @@ class TimeoutCenter:
     def _topic_name(self, row: TaskRow) -> str:
         topic = self.catalog.of_type(row.biz_type)
         return topic.name if topic else f"biz_type-{row.biz_type}"
+
+
+def _check_running() -> None:
+    """Raise StoreUnavailable at the interpreter's end, as in a ``__del__``: a call would wait for threads
+    that have ended."""
+    if sys.is_finalizing():
+        raise StoreUnavailable("the interpreter is ending: call before, such as in an atexit function")
 
 
 def open_queues(settings: Settings, most: float = inf) -> Queues:

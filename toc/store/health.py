@@ -75,7 +75,7 @@ class Health:
         self._server = server
         self._alone = alone
         self._names = names
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self.away: StoreUnavailable | None = None
@@ -253,7 +253,7 @@ class Health:
 
     def after_fork(self) -> None:
         """In a forked child: forget all marks; no thread probes."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread, self._closed = None, threading.Event()
         self.owing, self._average = 0, None
         self._tell_back = []

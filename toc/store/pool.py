@@ -59,7 +59,7 @@ class Pool:
         self._wait_seconds = wait_seconds
         self._idle: deque[PooledConnection] = deque()
         self._places: set[weakref.ref[PooledConnection]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._renewed_at = float("-inf")
         """Connections that were opened before this are closed when they are given back (monotonic)."""
         self._freed: SimpleQueue[None] = SimpleQueue()

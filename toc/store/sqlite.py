@@ -63,7 +63,7 @@ class SqliteServer(DatabaseServer):
         self._url = url
         pool = Pool(connector(url, busy_timeout), pool_size, busy_timeout)
         super().__init__(str(self._path), [0], pool)
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
 
     def _connect_within(self, seconds: float) -> Any:
         return connector(self._url, seconds)()
@@ -72,7 +72,7 @@ class SqliteServer(DatabaseServer):
         """In a forked child: leave the parent's connections alone, and replace a lock that a lost thread may
         hold."""
         super().after_fork()
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
 
     def _execute(
         self,

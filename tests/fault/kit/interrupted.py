@@ -1,9 +1,10 @@
 """An application whose calls into the SDK are broken off: SIGALRM at a random instant, a handler that raises.
 
 ``python -m fault.kit.interrupted COUNT STRIDE SEED`` breaks off COUNT calls so, and each kind of call once at
-every STRIDE-th line that it runs. It checks what every other call answered against what it was asked, and at
-last that all calls work at once, on all threads that the pools were made for. Prints what it found as JSON;
-what is wrong is listed under "wrong".
+every STRIDE-th line that it runs; there it also makes another call in the midst of the first. It checks what
+every other call answered against what it was asked, and at last that all calls work at once, on all threads
+that the pools were made for, and that no call waits at the interpreter's end.
+Prints what it found as JSON; what is wrong is listed under "wrong".
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from harness.tables import raw
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
-from toc.model.errors import TocError
+from toc.model.errors import StoreUnavailable, TocError
 from toc.model.task import TaskRow
 
 TOPIC = "test.sync"
@@ -213,6 +214,38 @@ def _broken_off_at(call: Callable[[], None], last: int) -> bool:
     return False
 
 
+def nest(application: Application, stride: int) -> Counter[str]:
+    """Make another call at every ``stride``-th line of each kind of call, on its thread: as a signal handler
+    does, and a ``__del__`` that the garbage collector calls."""
+    nested: Counter[str] = Counter()
+    for call in dict.fromkeys(application.calls):
+        last, within = application.dice.randrange(stride), True
+        while within:
+            within = _nested_at(call, application.submit_keyed, last)
+            nested[call.__name__] += within
+            last += stride
+    return nested
+
+
+def _nested_at(call: Callable[[], None], other: Callable[[], None], last: int) -> bool:
+    left = last
+
+    def trace(_frame: FrameType, event: str, _about: object) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left == -1:
+                other()
+        return trace
+
+    try:
+        sys.settrace(trace)
+        call()
+    finally:
+        sys.settrace(None)
+    return left < 0
+
+
 def slowest_at_once(application: Application) -> float:
     """Every call, on all threads at once; returns the seconds of the slowest."""
     center, known = application.center, application.known
@@ -238,6 +271,20 @@ def slowest_at_once(application: Application) -> float:
         return max(*threads.map(calls, range(THREADS)), time.monotonic() - began)
 
 
+class Late:
+    """Calls when the interpreter takes everything apart."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self.center = center
+
+    def __del__(self) -> None:
+        for call in (lambda: self.center.submit(TOPIC, biz_id=1, delay=3600), lambda: self.center.get(1)):
+            try:
+                call()
+            except StoreUnavailable as exc:
+                print(exc, file=sys.__stderr__, flush=True)
+
+
 def main() -> None:
     count, stride, seed = map(int, sys.argv[1:])
     found: dict[str, Any] = {}
@@ -245,6 +292,7 @@ def main() -> None:
         application = Application(center, seed)
         before = connections(center)
         try:
+            found["nested"] = dict(nest(application, stride))
             found["broken"] = dict(break_off_at_lines(application, stride) + break_off(application, count))
             found["slowest"] = slowest_at_once(application)
         except TocError as exc:
@@ -278,3 +326,5 @@ def connections(center: TimeoutCenter) -> Counter[str]:
 
 if __name__ == "__main__":
     main()
+    late = Late(TimeoutCenter())
+    late.center.submit_many([NewTask(TOPIC, n, 3600) for n in range(3000)])  # on threads
