@@ -72,7 +72,7 @@ faults-long: $(STAMP) servers ## the tests that take several minutes each, most 
 runbook: $(STAMP) servers ## the recipes of docs/operations.md as they are written, under load, timed
 	$(BIN)/pytest tests/fault/test_runbook.py -m chaos --measure -s $(ARGS)
 
-faults-page: $(STAMP) ## put the table of the last faults and soaks into docs/reliability.md
+faults-page: $(STAMP) ## put the table of the last faults and soaks into evidence/faults.md
 	PYTHONPATH=tests $(BIN)/python -m fault.kit.table
 
 MINUTES ?= 5

@@ -336,7 +336,7 @@ def _blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_program_of_the_readme_closes_one_order_and_not_the_paid_one(dev: Callable[..., Dev]) -> None:
-    _, command, script, _ = _blocks("README.md", "sh")
+    _, command, script = _blocks("README.md", "sh")
     (program,) = _blocks("README.md", "python")
     terminal = dev(program, command, whole=True)
     assert "CANCELLED" in terminal.run(script)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"
 SOAKS = ROOT / ".faults" / "soaks.jsonl"
 """One line for each run of ``make chaos``."""
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "evidence" / "faults.md"
 
 FAULTS = 51
 """How many the catalogue has."""

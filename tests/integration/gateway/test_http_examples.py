@@ -1,9 +1,8 @@
-"""The programs of examples/gateway, and the curl lines of the README, run as their readers run them."""
+"""The programs of examples/gateway, run as their readers run them."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -70,27 +69,3 @@ def test_a_producer_and_a_consumer_get_every_mail_sent_once(
         assert {system.row(job_id).status for job_id in job_ids} == {TaskStatus.PROCESSED}
     finally:
         gateway.stop()
-
-
-def test_a_newcomer_submits_pulls_and_acks_with_the_curl_lines_of_the_readme(system: System) -> None:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (script,) = [block for block in blocks if "leases:ack" in block]
-    where, function, *calls, ack = script.splitlines()
-    assert where == "TOC=http://127.0.0.1:PORT TOKEN=THE_TOKEN"
-    gateway = Gateway(system)
-
-    def run(*lines: str) -> str:
-        text = "\n".join([where, function, *lines])
-        text = text.replace("PORT", str(gateway.port)).replace("THE_TOKEN", gateway.tokens["all"])
-        return subprocess.run(
-            ["sh", "-c", text], check=True, capture_output=True, text=True, timeout=60
-        ).stdout
-
-    try:
-        shown = run(*calls)
-        assert '"delivery":"pull"' in shown
-        assert '"attribute":{"to":"ada"}' in shown
-        (lease,) = re.findall(r'"lease":"([^"]+)"', shown)
-        assert '"outcome":"acked"' in run(ack.replace("THE_LEASE", lease))
-    finally:
-        assert gateway.stop() == 0
