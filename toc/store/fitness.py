@@ -162,7 +162,7 @@ def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
 def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     statuses = check_server(shards, server)
     if absent := [status.database for status in statuses if status.absent]:
-        several = f" and {len(absent) - 1} more databases" if len(absent) > 1 else ""
+        several = " and other databases" if len(absent) > 1 else ""
         yield Finding(Level.REFUSE, server.name, f"{absent[0]}{several}: {NO_TABLES}", "see there")
     for status in statuses:
         if status.behind and not status.absent:
