@@ -34,9 +34,9 @@ from toc.webhooks.breaker import (
     Breaker,
     BreakerState,
 )
-from toc.webhooks.connect import MOST_RAW_BYTES, Bounded
+from toc.webhooks.connect import SLOW, Resolver
 from toc.webhooks.request import body_of, headers_of, plain
-from toc.webhooks.sender import Sender, encoded, reason
+from toc.webhooks.sender import Sender, check_headers, reason
 from toc.webhooks.signature import signature, webhook_id
 
 NONE = Allow().address
@@ -515,27 +515,17 @@ def test_of_several_addresses_only_those_that_may_be_are_connected_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "endless", "status", "text"),
+    ("head", "endless", "text"),
     [
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nyes\r\n1;", b"x" * 4096, 200, "yes"),
-        (
-            b"HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\n",
-            b"1;" + b"x" * 4096 + b"\r\na\r\n",
-            503,
-            "a",
-        ),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", None, "its head does not end"),
-        (b"HTTP/1.1 200 OK\r\n", b"X: " + b"x" * 4000 + b"\r\n", None, "its head does not end"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nyes\r\n1;", b"x" * 4096, "within 2 s"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "within 2 s"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: " + b"x" * 4000 + b"\r\n", "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x" * 4000, "not HTTP"),
     ],
-    ids=["extension", "extensions", "interim answers", "headers"],
+    ids=["extension", "interim answers", "headers", "header"],
 )
-def test_an_answer_without_an_end_is_read_up_to_a_bound(
-    head: bytes, endless: bytes, status: int | None, text: str
-) -> None:
-    sent = 0
-
+def test_an_answer_without_an_end_ends_its_connection(head: bytes, endless: bytes, text: str) -> None:
     def serve(listener: socket.socket) -> None:
-        nonlocal sent
         client, _ = listener.accept()
         with client, suppress(OSError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -543,20 +533,18 @@ def test_an_answer_without_an_end_is_read_up_to_a_bound(
             client.sendall(head)
             while True:
                 client.sendall(endless)
-                sent += len(endless)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         server = Thread(target=serve, args=[listener])
         server.start()
         answer = send(
-            f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]), seconds=60
+            f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]), seconds=2
         )
         server.join(30)
         assert not server.is_alive(), "the connection is still open"
-    assert answer.status == status
+    assert answer.status is None
     assert text in answer.text
-    assert sent > MOST_RAW_BYTES / 2, "it was not the server that stopped"
 
 
 @pytest.mark.parametrize(("kept", "statuses"), [(True, [200, 200]), (False, [None, None])])
@@ -662,20 +650,6 @@ def answer_each(
     return thread
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [b"Set-Cookie: " + b"c" * 100_000 + b"\r\n", b"".join(b"X-%d: y\r\n" % n for n in range(2000))],
-    ids=["a long one", "many"],
-)
-def test_an_answer_may_have_as_many_headers_as_are_read_of_it(headers: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        server = answer_each(listener, [b"HTTP/1.1 200 OK\r\n" + headers + b"Content-Length: 0\r\n\r\n"])
-        answer = send(f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        server.join(30)
-    assert (answer.status, answer.text) == (200, "HTTP 200 OK")
-
-
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nbegun"])
 def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(begun: bytes) -> None:
     async def twice(port: int) -> list[Answer]:
@@ -696,12 +670,8 @@ def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(be
     assert second.text == "no complete answer within 0.2 s"
 
 
-@pytest.mark.parametrize(
-    "came",
-    [b"HTTP/1.1 500 Unasked\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 500 Unasked\r\nOf-The-Next: "],
-    ids=["an answer", "the beginning of one"],
-)
-def test_a_connection_on_which_something_came_unasked_is_not_used_again(came: bytes) -> None:
+@pytest.mark.parametrize("came", [b"ok", b"HTTP/1.1 500 Unasked\r\nOf-The-Next: "])
+def test_what_came_unasked_over_a_connection_costs_no_try(came: bytes) -> None:
     answered, sent = Event(), Event()
 
     def unasked(client: socket.socket) -> None:
@@ -726,8 +696,8 @@ def test_a_connection_on_which_something_came_unasked_is_not_used_again(came: by
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = answer_each(listener, [KEPT, KEPT], unasked)
         assert asyncio.run(twice(listener.getsockname()[1])) == [204, 204]
+        listener.shutdown(socket.SHUT_RDWR)
         server.join(30)
-        assert not server.is_alive(), "a connection is still open"
 
 
 def connection_after_connection(listener: socket.socket, connections: list[list[bytes]]) -> Thread:
@@ -763,47 +733,22 @@ def sent_in_turn(port: int, count: int) -> list[Answer]:
 BODY_AFTER_204 = b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\nok"
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    "reply",
     [
-        (BODY_AFTER_204, (204, "HTTP 204 No Content")),
-        (b"HTTP/1.1 204 No Content\r\n\r\nok", (204, "HTTP 204 No Content")),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" + BODY_AFTER_204, (204, "HTTP 204 No Content")),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nmore", (200, "HTTP 200 OK")),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyesmore", (200, "yes")),
-        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nyesmore", (200, "yes")),
+        BODY_AFTER_204,
+        b"HTTP/1.1 204 No Content\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyesmore",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 500 Unasked\r\nContent-Length: 0\r\n\r\nmore",
     ],
-    ids=["204", "204 unannounced", "204 after 100", "200 without a body", "200", "200 and close"],
 )
-def test_what_comes_after_an_answer_costs_the_connection_and_not_the_answer(
-    reply: bytes, expected: tuple[int, str], size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Bounded.data_received
-
-    def by_parts(self: Bounded, data: bytes) -> None:  # as the network may cut it
-        for first in range(0, len(data), size):
-            whole(self, data[first : first + size])
-
-    monkeypatch.setattr(Bounded, "data_received", by_parts)
+def test_what_comes_together_with_an_answer_is_not_taken_for_the_next_one(reply: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = connection_after_connection(listener, [[KEPT, reply, KEPT], [KEPT]])
+        server = connection_after_connection(listener, [[KEPT, reply], [reply], [KEPT]])
         answers = sent_in_turn(listener.getsockname()[1], 3)
         server.join(30)
-        assert not server.is_alive(), "the connection is still open"
-    assert [answer.status for answer in answers] == [204, expected[0], 204]
-    assert answers[1].text == expected[1]
-
-
-@pytest.mark.parametrize(
-    "head", [BODY_AFTER_204[:-2], b"HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n"]
-)
-def test_a_204_that_announces_a_body_is_the_last_answer_of_its_connection(head: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = connection_after_connection(listener, [[head, KEPT], [KEPT]])
-        assert [answer.status for answer in sent_in_turn(listener.getsockname()[1], 2)] == [204, 204]
-        server.join(30)
-        assert not server.is_alive(), "the second request went over the first connection"
+    assert [answer.status for answer in answers] == [204, None, 204]
+    assert answers[1].text.startswith("its answer is not HTTP")
 
 
 def test_a_rest_of_the_answer_before_is_not_taken_for_an_answer() -> None:
@@ -814,20 +759,8 @@ def test_a_rest_of_the_answer_before_is_not_taken_for_an_answer() -> None:
         assert not server.is_alive()
 
 
-@pytest.mark.parametrize("begun", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 20"])
-def test_a_request_that_the_receiver_has_begun_to_answer_is_not_sent_again(begun: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = connection_after_connection(listener, [[KEPT, begun], [KEPT]])
-        answers = sent_in_turn(listener.getsockname()[1], 2)
-        assert [answer.status for answer in answers] == [204, None]
-        assert answers[1].text == "the connection was closed before a complete answer"
-        assert server.is_alive(), "it waits for a connection that nobody makes"
-        socket.create_connection(listener.getsockname()).close()
-        server.join(30)
-
-
 def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toc.webhooks.sender.KEEP_SECONDS", 0.05)
+    monkeypatch.setattr("toc.webhooks.connect.KEEP_SECONDS", 0.05)
 
     async def once(port: int, server: Thread) -> None:
         sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
@@ -886,6 +819,60 @@ def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle
     assert got["127.0.0.2"] == 1
 
 
+def test_names_that_hang_hold_up_no_other_and_the_last_good_answer_serves_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toc.webhooks.connect.NAMES_SECONDS", 0)
+    monkeypatch.setattr("toc.webhooks.connect.HUNG_SECONDS", 0.05)
+    overs, gone = [Event(), Event()], Event()
+    under_way: set[str] = set()
+
+    def lookup(host: str, _port: int, **_: object) -> list[tuple[Any, ...]]:
+        if gone.is_set() and host == "known.test":
+            raise socket.gaierror(socket.EAI_NONAME, "it is gone")
+        if host.startswith("hangs") or (host == "known.test" and len(under_way) > 100):
+            under_way.add(host)
+            overs[overs[0].is_set() and host != "known.test"].wait(60)
+            under_way.discard(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0))]
+
+    async def whole() -> None:
+        resolver = Resolver(Allow(["192.0.2.0/24"]).address, lookup)
+        loop = asyncio.get_running_loop()
+
+        async def addresses(host: str) -> list[str]:
+            return [one["host"] for one in await resolver.resolve(host, 443)]
+
+        assert await addresses("known.test") == ["192.0.2.7"]
+        for round_ in range(2):
+            lost = [loop.create_task(addresses(f"hangs{n}.test")) for n in range(200)]
+            async with asyncio.timeout(60):
+                assert await addresses(f"other{round_}.test") == ["192.0.2.7"]
+                while len(under_way) < (SLOW if round_ else 150):
+                    await asyncio.sleep(0.01)
+                assert await addresses("known.test") == ["192.0.2.7"], "although its look-up may hang"
+            assert len(under_way) <= SLOW + 1 or not round_, "they hung before, and go last"
+            overs[round_].set()
+            await asyncio.gather(*lost)
+            while under_way:
+                await asyncio.sleep(0.01)
+        gone.set()
+        said = ""
+        async with asyncio.timeout(60):
+            while not said:  # until it is known here
+                try:
+                    await addresses("known.test")
+                except OSError as exc:
+                    said = str(exc)
+        assert "gone" in said
+
+    try:
+        asyncio.run(whole())
+    finally:
+        for over in overs:
+            over.set()
+
+
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example"])
 def test_a_host_that_can_be_no_name_is_not_looked_up(host: str) -> None:
     answer = send(f"https://{host}/", Allow())
@@ -928,10 +915,10 @@ def test_a_receiver_that_answers_before_it_has_the_whole_body_is_heard_and_gets_
 
 @pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\nb", "a\rb", "a\0b"])
 def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
-    assert b"\r\nA: b\r\n" in encoded("POST / HTTP/1.1\r\nHost: c\r\n", {"A": "b"}, b"")
+    check_headers({"A": "b"})
     for headers in ({"A": value}, {value: "b"}):
         with pytest.raises(InvalidTarget, match="control character") as refused:
-            encoded("POST / HTTP/1.1\r\nHost: c\r\n", headers, b"")
+            check_headers(headers)
         assert reason(refused.value, 1.0) == str(refused.value), "it is not the URL's fault"
 
 

@@ -1,39 +1,53 @@
-"""Connections of webhooks: only to addresses that were checked, and with a bound on what is read.
+"""Connections of webhooks: names are looked up, and only to addresses that were checked is a connection made.
 
-The resolver drops addresses that must not be connected to. The address is checked once more where its socket
-is made, so nothing else can be connected to: no literal, no answer from a cache, no redirection.
+The resolver leaves out addresses that must not be connected to. The address is checked once more where its
+socket is made, so nothing else can be connected to: no literal, which aiohttp does not look up, and no answer
+from a cache.
+
+A look-up that hangs keeps a thread, and nothing ends it. So that names which hang hold up no others,
+
+    each name is looked up once at a time, and its last good answer serves meanwhile
+    YOUNG names are looked up at once; one that takes longer than HUNG_SECONDS gives its turn to another
+    a name that took so long goes last the next time: SLOW of these are looked up at once
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from http import HTTPStatus
+from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_exceptions import ClientPayloadError
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import RawResponseMessage
-from aiohttp.streams import StreamReader
 
 from toc.webhooks.addresses import Allowed, refusal
 
-RESOLVER_THREADS = 32
-"""Names that may be looked up at once. Lookups of one name are shared: one that hangs takes one."""
-NAMES_SECONDS = 10
-"""For how long an answer of the resolver is used."""
-MOST_RAW_BYTES = 1 << 17
-"""How much of an answer is read from the network: interim answers, head, body and its framing."""
-_END = b"\r\n\r\n"
-"""What ends a head."""
+YOUNG, SLOW, MOST_LOOKUPS = 64, 8, 256
+HUNG_SECONDS = 0.5
+NAMES_SECONDS = 10.0
+"""After this time a name is looked up again."""
+LAST_GOOD_SECONDS = 600.0
+"""For how long the last good answer serves while the name is looked up, or its server fails."""
+PATIENCE_SECONDS = 0.1
+"""How long a newer answer is waited for before that."""
+_PASSING = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY)
+"""Failures of a look-up that say nothing of the name."""
+MOST_NAMES = 10_000
+"""How many names are remembered."""
+KEEP_SECONDS = 15.0
+"""For how long an idle connection is kept."""
+UNREAD_MS = 60_000
+"""After this time a connection is broken off whose peer takes nothing of what was sent: closed, it would stay
+until then too."""
 
-Lookup = Callable[..., Sequence[tuple[Any, ...]]]
+Infos = Sequence[tuple[Any, ...]]
+Lookup = Callable[..., Infos]
 """``socket.getaddrinfo``, or its replacement."""
 
 
@@ -48,25 +62,43 @@ def check_address(text: str, allowed: Allowed) -> None:
         raise AddressRefused(f"{text} must not be connected to: {why}; TOC_WEBHOOK_ALLOW may list it")
 
 
+@dataclass(eq=False, slots=True)
+class Name:
+    """What is known of a name. Times are those of the event loop."""
+
+    infos: Infos = ()
+    """The last good answer, of ``at``."""
+    at: float = float("-inf")
+    answer: asyncio.Future[Infos] | None = None
+    """The look-up that waits or is under way."""
+    began: float = 0.0
+    slow: bool = False
+    """Whether its last look-up took longer than HUNG_SECONDS."""
+    young: asyncio.TimerHandle | None = None
+    """Ends its turn, while it has one."""
+
+
 class Resolver(AbstractResolver):
-    """Looks names up and leaves out addresses that must not be connected to."""
+    """Looks names up and leaves out addresses that must not be connected to. Belongs to one event loop."""
 
     def __init__(self, allowed: Allowed, lookup: Lookup) -> None:
         self._allowed = allowed
         self._lookup = lookup
-        self._executor = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="toc-names")
+        self._names: dict[str, Name] = {}
+        self._waiting: dict[bool, deque[str]] = {False: deque(), True: deque()}
+        """Names whose turn has not come, by whether they are slow."""
+        self._young = self._slow = self._all = 0
+        """Look-ups under way: those of the last HUNG_SECONDS, those of slow names, and all."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
-        loop = asyncio.get_running_loop()
-        infos = await loop.run_in_executor(
-            self._executor, lambda: self._lookup(host, port, family=family, type=socket.SOCK_STREAM)
-        )
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
-        for kind, _type, proto, _name, address in infos:
+        for kind, _type, proto, _name, address in await self._infos(host):
+            if family not in (socket.AF_UNSPEC, kind):
+                continue
             try:
                 check_address(address[0], self._allowed)
             except (AddressRefused, ValueError) as exc:
@@ -87,125 +119,103 @@ class Resolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Stop looking names up."""
-        self._executor.shutdown(wait=False)
+        """Nothing: threads that still look names up keep no process alive."""
+
+    async def _infos(self, host: str) -> Infos:
+        now = asyncio.get_running_loop().time()
+        name = self._names.get(host)
+        if name is None:
+            if len(self._names) >= MOST_NAMES:
+                self._names = {host: one for host, one in self._names.items() if one.answer is not None}
+            name = self._names[host] = Name()
+        if now - name.at < NAMES_SECONDS:
+            return name.infos
+        if name.answer is None:
+            name.answer = asyncio.get_running_loop().create_future()
+            name.answer.add_done_callback(asyncio.Future.exception)  # perhaps nobody waits for it
+            self._waiting[name.slow].append(host)
+            self._start()
+        answer = name.answer
+        if now - name.at < LAST_GOOD_SECONDS:
+            await asyncio.wait([answer], timeout=PATIENCE_SECONDS)
+            if name.infos:
+                return name.infos
+        return await asyncio.shield(answer)
+
+    def _start(self) -> None:
+        """Begin look-ups whose turn it is."""
+        while self._all < MOST_LOOKUPS:
+            slow = self._young >= YOUNG or not self._waiting[False]
+            if not self._waiting[slow] or (slow and self._slow >= SLOW):
+                return
+            self._begin(self._waiting[slow].popleft(), slow=slow)
+
+    def _begin(self, host: str, *, slow: bool) -> None:
+        loop, name = asyncio.get_running_loop(), self._names[host]
+
+        def look_up() -> None:
+            infos: Infos = ()
+            error: Exception | None = None
+            try:
+                infos = self._lookup(host, 0, type=socket.SOCK_STREAM)
+            except Exception as exc:
+                error = exc
+            with suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(self._end, name, infos, error, slow)
+
+        name.began = loop.time()
+        self._all += 1
+        if slow:
+            self._slow += 1
+        else:
+            self._young += 1
+            name.young = loop.call_later(HUNG_SECONDS, self._give_turn, name)
+        try:
+            threading.Thread(target=look_up, name="toc-name", daemon=True).start()
+        except RuntimeError as exc:  # can't start new thread
+            self._end(name, (), OSError(str(exc)), slow)
+
+    def _give_turn(self, name: Name) -> None:
+        """Let others be looked up beside a name that takes long."""
+        name.young = None
+        self._young -= 1
+        self._start()
+
+    def _end(self, name: Name, infos: Infos, error: Exception | None, slow: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._all -= 1
+        self._slow -= slow
+        if name.young is not None:
+            name.young.cancel()
+            name.young = None
+            self._young -= 1
+        name.slow = now - name.began > HUNG_SECONDS
+        answer, name.answer = name.answer, None
+        assert answer is not None  # noqa: S101 - for the type checker
+        if error is None:
+            name.infos, name.at = infos, now
+            answer.set_result(infos)
+        else:
+            if isinstance(error, socket.gaierror) and error.errno not in _PASSING:
+                name.infos, name.at = (), float("-inf")
+            answer.set_exception(error)
+        self._start()
 
 
-class AnswerTooLong(ClientPayloadError):
-    """The head of an answer does not end within MOST_RAW_BYTES."""
+def connector(allowed: Allowed, resolver: Resolver) -> TCPConnector:
+    """Return what makes connections, and keeps them for a while. The Limiter decides how many there are."""
 
+    def guarded(info: tuple[Any, ...]) -> socket.socket:
+        family, kind, proto, _name, address = info
+        check_address(address[0], allowed)
+        made = socket.socket(family, kind, proto)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        return made
 
-class Bounded(ResponseHandler):
-    """Reads an answer up to MOST_RAW_BYTES, then ends it.
-
-    HTTP sets no bound itself: an extension of a chunk, or a row of interim answers, may never end.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self.made = loop.time()
-        """When it was made (loop time)."""
-        self._raw = 0
-        self.answers = 0
-        """How many answers it was prepared for."""
-        self._resting = False
-        self.told = False
-        """Whether the head of an answer has come, even of an interim one."""
-        self._head = True
-        """Whether the head of the answer itself is still to come."""
-        self._seam = b""
-        """The last bytes, in case the end of a head is split over two reads."""
-
-    def expect(self, most_bytes: int) -> None:
-        """Prepare for another answer. About ``most_bytes`` of its body may wait to be read."""
-        self._raw = 0
-        self.answers += 1
-        self._resting = self.told = False
-        self._head, self._seam = True, b""
-        if self._parser is None:  # one reads all answers of a connection: making it costs as much as its work
-            self.set_response_params(
-                read_until_eof=True,
-                auto_decompress=False,
-                read_bufsize=most_bytes,
-                # Only the bound on the whole counts: a receiver that answers 2xx has the task, however long
-                # or many its headers are.
-                max_line_size=MOST_RAW_BYTES,
-                max_field_size=MOST_RAW_BYTES,
-                max_headers=MOST_RAW_BYTES,
-            )
-
-    def rest(self) -> None:
-        """Expect nothing until the next request: any byte, even part of a head, ends the connection."""
-        self._resting = True
-
-    def give_up(self) -> None:
-        """Raise TimeoutError where the answer is awaited."""
-        error = TimeoutError()
-        self.set_exception(error)
-        if self._payload is not None:
-            self._payload.set_exception(error)
-
-    def data_received(self, data: bytes) -> None:
-        """Take what is within the bound. Beyond it the connection cannot be used again."""
-        if self._resting:
-            self.force_close()
-            return
-        if self._raw > MOST_RAW_BYTES:
-            return
-        self._raw += len(data)
-        # The parser forgets a head that it was given together with bytes that are not HTTP. Some 204s have a
-        # body, which they must not have, and an answer may be followed by bytes that were not asked for.
-        begin = 0
-        while self._head and (end := self._end_of_head(data, begin)):
-            super().data_received(data[begin:end])
-            begin = end
-        if begin < len(data):
-            super().data_received(data[begin:] if begin else data)
-        if self._raw > MOST_RAW_BYTES:
-            self.force_close()
-            if self._payload is not None and not self._payload.is_eof():
-                self._payload.feed_eof()
-            else:  # where there is an answer already, this changes nothing
-                self.set_exception(AnswerTooLong(f"its head does not end within {MOST_RAW_BYTES} bytes"))
-
-    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take an answer whose head has come."""
-        self.told = True
-        self._head = is_interim(data[0].code)
-        super().feed_data(data, size)
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing has come since the request."""
-        return self._raw == 0
-
-    def _end_of_head(self, data: bytes, begin: int) -> int:
-        """Return where the head that continues at ``begin`` ends; 0 if it does not end in ``data``."""
-        seam, self._seam = self._seam, b""
-        if seam and (end := (seam + data[begin : begin + 3]).find(_END)) >= 0:
-            return begin + end + len(_END) - len(seam)
-        end = data.find(_END, begin)
-        if end >= 0:
-            return end + len(_END)
-        self._seam = (seam + data[begin:])[1 - len(_END) :]
-        return 0
-
-
-def is_interim(status: int) -> bool:
-    """Whether an answer of this status is followed by another one."""
-    return 100 <= status < 200 and status != HTTPStatus.SWITCHING_PROTOCOLS
-
-
-class Connector(TCPConnector):
-    """Makes connections and keeps them for a while. The Limiter decides how many there are."""
-
-    def __init__(self, allowed: Allowed, resolver: Resolver) -> None:
-        def guarded(info: tuple[Any, ...]) -> socket.socket:
-            family, kind, proto, _name, address = info
-            check_address(address[0], allowed)
-            return socket.socket(family, kind, proto)
-
-        super().__init__(limit=0, ttl_dns_cache=NAMES_SECONDS, resolver=resolver, socket_factory=guarded)
-        # aiohttp has no argument for it.
-        bounded = partial(Bounded, loop=asyncio.get_running_loop())
-        self._factory = cast("partial[ResponseHandler]", bounded)
+    return TCPConnector(
+        limit=0,
+        use_dns_cache=False,
+        resolver=resolver,
+        socket_factory=guarded,
+        keepalive_timeout=KEEP_SECONDS,
+    )

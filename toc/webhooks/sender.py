@@ -1,69 +1,54 @@
 """Sends one request and reads the beginning of its answer.
 
 It uses no proxies of the environment, no cookies and no redirects, and decompresses nothing. One time-out
-covers everything, from the look-up of the name to the last byte that is read.
-
-aiohttp makes the connections and parses the answers. The requests are written here, and idle connections are
-kept here: aiohttp's client would make a request, a writer with a task and a response for each, which costs
-more than everything else that a webhook needs in its process.
+covers everything, from the look-up of the name to the last byte that is read. It alone bounds interim answers
+and extensions of chunks. aiohttp takes no answer whose head is longer than 128 headers of 8,190 bytes, or
+that comes together with bytes that do not belong to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 import socket
 import ssl
 import time
 from collections.abc import Mapping
-from http import HTTPStatus
-from typing import NamedTuple
+from dataclasses import dataclass
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.client_reqrep import ConnectionKey
-from aiohttp.connector import Connection
-from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from toc.model.errors import InvalidTarget
 from toc.model.target import Allow, check_url, literal
 from toc.webhooks.answers import NO_RETRY, Answer, retry_after, told
-from toc.webhooks.connect import (
-    AddressRefused,
-    AnswerTooLong,
-    Bounded,
-    Connector,
-    Lookup,
-    Resolver,
-    check_address,
-    is_interim,
-)
+from toc.webhooks.connect import AddressRefused, Lookup, Resolver, check_address, connector
 
 MOST_BYTES = 1 << 16
-"""How much of an answer is read."""
+"""How much of an answer's body is read."""
 MOST_URLS = 2000
 """How many URLs are remembered as checked."""
-KEEP_SECONDS = 15.0
-"""For how long an idle connection is kept."""
 MOST_AGE_SECONDS = 60.0
-"""After this age no connection is kept, however busy: its name may lead elsewhere by now."""
+"""After this age no connection is used again, however busy: its name may lead elsewhere by now."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
-"""For connections: only the time-out of the whole request counts."""
+"""Only the time-out of the whole request counts."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What could end a header."""
-_BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
-"""Answers that end with their head, whatever it announces."""
+_OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+"""Headers that aiohttp adds unless it is told not to."""
 
 
-class Destination(NamedTuple):
-    """A URL that may be sent to. ``place`` tells aiohttp where to connect and is never sent."""
+@dataclass(eq=False, slots=True)
+class Connections:
+    """Connections that may be used again ``until`` (loop time), by ``requests`` at present."""
 
-    place: aiohttp.ClientRequest
-    origin: ConnectionKey
-    first: str
-    """The first lines of a request: the request line and Host."""
+    session: aiohttp.ClientSession
+    until: float
+    requests: int = 0
 
 
 class Sender:
@@ -72,197 +57,120 @@ class Sender:
     def __init__(self, allow: Allow, lookup: Lookup = socket.getaddrinfo) -> None:
         self._allow = allow
         self._resolver = Resolver(allow.address, lookup)
-        self._connector: Connector | None = None
-        self._checked: dict[str, Destination] = {}
+        self._checked: dict[str, URL] = {}
         """URLs that may be sent to, by their text. This depends only on the allow-list."""
-        self._idle: dict[ConnectionKey, list[tuple[Connection, float]]] = {}
-        """Idle connections by origin, with the start of their rest (loop time), newest last. aiohttp's own
-        pool costs several times as much."""
-        self._sweeping: asyncio.TimerHandle | None = None
-        self._flying: dict[Bounded, float] = {}
-        """The connections over which an answer is awaited, and until when. One timer serves all of them:
-        one for each would cost more than reading the answer."""
-        self._ending: asyncio.TimerHandle | None = None
+        self._present: Connections | None = None
+        self._open: set[Connections] = set()
+        """The present ones, and former ones that have requests."""
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Answer:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
         began = time.monotonic()
-        until = asyncio.get_running_loop().time() + seconds
         try:
             to = self._checked.get(url) or self._check(url)
-            return await self._send(to, encoded(to.first, headers, body), began, until)
-        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, InvalidTarget) as exc:
-            why = reason(exc, seconds)
-        return Answer(None, why, _ms(began))
+            check_headers(headers)
+            async with asyncio.timeout(seconds):
+                reused = SimpleNamespace(reused=False)
+                try:
+                    return await self._exchange(self._current(), to, headers, body, began, reused)
+                except (
+                    aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientResponseError
+                ):  # fmt: skip
+                    # The receiver may have closed a kept connection a moment before, or what came may be the
+                    # rest of the answer before: this costs no try.
+                    if not reused.reused:
+                        raise
+                return await self._exchange(self._new(), to, headers, body, began, reused)
+        except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
+            return Answer(None, reason(exc, seconds), _ms(began))
 
     async def close(self) -> None:
         """Close the connections."""
-        for timer in (self._sweeping, self._ending):
-            if timer is not None:
-                timer.cancel()
-        for connections in self._idle.values():
-            for connection, _ in connections:
-                connection.close()
-        self._idle.clear()
+        for connections in list(self._open):
+            await connections.session.close()
+        self._open.clear()
         await self._resolver.close()
-        if self._connector is not None:
-            await self._connector.close()
 
-    async def _send(self, to: Destination, request: bytes, began: float, until: float) -> Answer:
-        again = True
-        while True:
-            connection = self._kept(to.origin) if again else None
-            if connection is None:
-                async with asyncio.timeout_at(until):
-                    connection = await self._opened().connect(to.place, [], _NO_TIMEOUT)
-            protocol = connection.protocol
-            assert isinstance(protocol, Bounded)  # noqa: S101 - the connector makes no others
-            kept = protocol.answers > 0
-            ended = False
-            self._end_by(protocol, until)
+    async def _exchange(
+        self,
+        over: Connections,
+        to: URL,
+        headers: Mapping[str, str],
+        body: bytes,
+        began: float,
+        reused: SimpleNamespace,
+    ) -> Answer:
+        over.requests += 1
+        data = io.BytesIO(body) if len(body) > MOST_BYTES else body  # which is not written as a whole
+        text = bytearray()
+        try:
+            answer = await over.session.post(
+                to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
+            )
             try:
-                answer, ended = await _exchanged(protocol, request, began)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, HttpProcessingError) as exc:
-                # The receiver may have closed a kept connection a moment before, or what came may still
-                # belong to the answer before. A receiver that has begun to answer has the request.
-                unanswered = not protocol.told if isinstance(exc, HttpProcessingError) else protocol.silent
-                if not (again and kept and unanswered):
-                    raise
-                again = False
-            else:
-                return answer
+                while len(text) < MOST_BYTES and (part := await answer.content.read(MOST_BYTES - len(text))):
+                    text += part
             finally:
-                self._flying.pop(protocol, None)
-                if ended and not protocol.should_close:
-                    protocol.rest()
-                    self._keep(to.origin, connection, protocol)
-                else:
-                    connection.close()
+                answer.close()  # if it has ended, its connection is kept already
+        finally:
+            over.requests -= 1
+            for former in [one for one in self._open if one is not self._present and not one.requests]:
+                self._open.discard(former)
+                await former.session.close()
+        return Answer(
+            answer.status,
+            told(answer.status, bytes(text)),
+            _ms(began),
+            retry_after(answer.headers, int(time.time() * 1000)),
+            no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",
+        )
 
-    def _end_by(self, protocol: Bounded, until: float) -> None:
-        self._flying[protocol] = until
-        if self._ending is None or until < self._ending.when():
-            if self._ending is not None:
-                self._ending.cancel()
-            self._ending = asyncio.get_running_loop().call_at(until, self._end)
+    def _current(self) -> Connections:
+        """Return connections that may have been used before."""
+        if self._present is None or asyncio.get_running_loop().time() > self._present.until:
+            self._present = self._new()
+        return self._present
 
-    def _end(self) -> None:
-        """Give up the answers that take too long."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for protocol in [one for one, until in self._flying.items() if until <= now]:
-            del self._flying[protocol]
-            protocol.give_up()
-        following = min(self._flying.values(), default=None)
-        self._ending = None if following is None else loop.call_at(following, self._end)
+    def _new(self) -> Connections:
+        session = aiohttp.ClientSession(
+            connector=connector(self._allow.address, self._resolver),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=_NO_TIMEOUT,
+            auto_decompress=False,
+            trust_env=False,
+            skip_auto_headers=_OURS,
+            trace_configs=[_tracing()],
+        )
+        made = Connections(session, asyncio.get_running_loop().time() + MOST_AGE_SECONDS)
+        self._open.add(made)
+        return made
 
-    # --- connections that are kept
-
-    def _kept(self, origin: ConnectionKey) -> Connection | None:
-        """Take the connection to this origin that was used last and is still good."""
-        connections = self._idle.get(origin)
-        if not connections:
-            return None
-        oldest = asyncio.get_running_loop().time() - KEEP_SECONDS
-        while connections:
-            connection, since = connections.pop()
-            protocol = connection.protocol
-            # What came while it was idle is not the answer to the next request.
-            good = protocol is not None and protocol.is_connected() and not protocol.should_close
-            if good and since > oldest:
-                return connection
-            connection.close()
-        return None
-
-    def _keep(self, origin: ConnectionKey, connection: Connection, protocol: Bounded) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if now - protocol.made > MOST_AGE_SECONDS:
-            connection.close()
-            return
-        self._idle.setdefault(origin, []).append((connection, now))
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(KEEP_SECONDS, self._sweep)
-
-    def _sweep(self) -> None:
-        """Close connections that have been idle for too long."""
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - KEEP_SECONDS
-        for origin, connections in list(self._idle.items()):
-            young = [one for one in connections if one[1] > oldest]
-            for connection, _ in connections[: len(connections) - len(young)]:
-                connection.close()
-            if young:
-                self._idle[origin] = young
-            else:
-                del self._idle[origin]
-        self._sweeping = loop.call_later(KEEP_SECONDS, self._sweep) if self._idle else None
-
-    def _check(self, url: str) -> Destination:
+    def _check(self, url: str) -> URL:
         """Return a URL that may be sent to. Raises InvalidTarget, ValueError or AddressRefused."""
         check_url(url, self._allow)  # it may have been stored under another list
         if (address := literal(urlsplit(url).hostname or "")) is not None:
             check_address(str(address), self._allow.address)
-        place = aiohttp.ClientRequest("POST", URL(url, encoded=True), loop=asyncio.get_running_loop())
-        first = f"POST {place.url.raw_path_qs} HTTP/1.1\r\nHost: {place.headers['Host']}\r\n"
         if len(self._checked) >= MOST_URLS:
             self._checked.clear()
-        checked = self._checked[url] = Destination(place, place.connection_key, first)
+        checked = self._checked[url] = URL(url, encoded=True)
         return checked
 
-    def _opened(self) -> Connector:
-        if self._connector is None:
-            self._connector = Connector(self._allow.address, self._resolver)
-        return self._connector
+
+def _tracing() -> aiohttp.TraceConfig:
+    """Return what tells a request that its connection was used before."""
+
+    async def reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+        context.trace_request_ctx.reused = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(reused)
+    return tracing
 
 
-def encoded(first: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """Return a request as it is sent.
-
-    Raises InvalidTarget if a header holds a control character, which could end the header early.
-    """
-    lines = [f"{name}: {value}" for name, value in headers.items()]
-    text = "".join(lines)
-    if not text.isprintable() and _CONTROL.search(text):  # the first is much faster
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise InvalidTarget if a header holds a control character, which could end the header early."""
+    if any(map(_CONTROL.search, (*headers, *headers.values()))):
         raise InvalidTarget("a header holds a control character")
-    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
-    return (first + "\r\n".join(lines)).encode() + body
-
-
-async def _exchanged(protocol: Bounded, request: bytes, began: float) -> tuple[Answer, bool]:
-    """Send a request and read its answer. Also returns whether the answer has ended."""
-    protocol.expect(MOST_BYTES)
-    transport = protocol.transport
-    if transport is None:
-        raise aiohttp.ServerDisconnectedError
-    transport.write(request)
-    try:
-        while True:
-            head, content = await protocol.read()
-            if not is_interim(head.code):
-                break
-        body = bytearray()
-        while len(body) < MOST_BYTES and (part := await content.read(MOST_BYTES - len(body))):
-            body += part
-        ended = len(body) < MOST_BYTES  # otherwise more may come, which is not read
-        if head.code in _BODILESS and _announces_body(head.headers):
-            ended = False  # nor a body that must not be there
-    finally:
-        unsent = transport.get_write_buffer_size() > 0
-        if unsent:
-            transport.abort()  # the receiver does not want the rest, and closing would wait until it has it
-    answer = Answer(
-        head.code,
-        told(head.code, bytes(body)),
-        _ms(began),
-        retry_after(head.headers, int(time.time() * 1000)),
-        no_retry=head.headers.get(NO_RETRY, "").strip() == "1",
-    )
-    return answer, ended and not unsent
-
-
-def _announces_body(headers: Mapping[str, str]) -> bool:
-    return "Transfer-Encoding" in headers or headers.get("Content-Length", "0").strip() != "0"
 
 
 def _ms(began: float) -> int:
@@ -284,11 +192,9 @@ def reason(error: Exception, seconds: float) -> str:
         return f"TLS: {cause.reason or type(cause).__name__}"
     if isinstance(cause, socket.gaierror) or isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"its name cannot be looked up: {cause.strerror if isinstance(cause, OSError) else cause}"
-    if isinstance(error, AnswerTooLong):
-        return f"its answer is not HTTP: {error}"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
         return "the connection was closed before a complete answer"
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, aiohttp.ClientResponseError):
         return f"its answer is not HTTP: {error.message}"
     if isinstance(cause, OSError):
         return f"no connection: {cause.strerror or type(cause).__name__}"

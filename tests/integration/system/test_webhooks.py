@@ -33,7 +33,7 @@ from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
 from toc.store.secretbox import new_key
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.connect import RESOLVER_THREADS, Lookup
+from toc.webhooks.connect import YOUNG, Lookup
 from toc.webhooks.handlers import Webhooks
 from toc.webhooks.limiter import LIFE_MS
 from toc.webhooks.sender import Sender
@@ -705,10 +705,10 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
     async def whole() -> None:
         lost = [
             asyncio.ensure_future(webhooks.deliver(routed(1000 + n, url=f"https://n{n}.test/")))
-            for n in range(3 * RESOLVER_THREADS)
+            for n in range(3 * YOUNG)
         ]
         try:
-            for _ in range(RESOLVER_THREADS):  # all that there are for such names
+            for _ in range(YOUNG):  # all that there are for such names
                 assert await asyncio.to_thread(hanging.acquire, timeout=30)
             async with asyncio.timeout(10):
                 while not receiver.got:
