@@ -22,13 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
+from weakref import WeakSet
 
 from aiohttp import TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toc.webhooks.addresses import Allowed, refusal
 
-YOUNG, SLOW, MOST_LOOKUPS = 64, 8, 256
+YOUNG, SLOW, MOST_LOOKUPS = 64, 8, 128
 HUNG_SECONDS = 0.5
 NAMES_SECONDS = 10.0
 """After this time a name is looked up again."""
@@ -202,14 +203,16 @@ class Resolver(AbstractResolver):
         self._start()
 
 
-def connector(allowed: Allowed, resolver: Resolver) -> TCPConnector:
-    """Return what makes connections, and keeps them for a while. The Limiter decides how many there are."""
+def connector(allowed: Allowed, resolver: Resolver, opened: WeakSet[socket.socket]) -> TCPConnector:
+    """Return what makes connections, and keeps them for a while. Their sockets are in ``opened`` until they
+    are closed."""
 
     def guarded(info: tuple[Any, ...]) -> socket.socket:
         family, kind, proto, _name, address = info
         check_address(address[0], allowed)
         made = socket.socket(family, kind, proto)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        opened.add(made)
         return made
 
     return TCPConnector(

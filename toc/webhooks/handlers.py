@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, NoReturn
@@ -53,6 +55,8 @@ MOST_LOOKS = 100.0
 MOST_LOOK_SECONDS = 300.0
 LUMP_MS = 50
 """Postponed tasks come back at multiples of this: taking one costs nearly as much as taking many."""
+MOST_REQUESTS = 20_000
+"""Requests in flight in one process, however many descriptors it may have."""
 PAUSED_BY = "webhook"
 NOTHING: Mapping[str, str] = {}
 
@@ -108,8 +112,11 @@ class Webhooks:
         self._book = TargetBook(targets, clock)
         self._catalog = catalog
         self._clock = clock
-        self._sender = Sender(allow, lookup)
-        self._own_sender = Sender(allow, lookup)
+        self._most = most_requests()
+        self._in_flight: Counter[str] = Counter()
+        """Requests in flight by target, and those to tasks' own URLs together."""
+        self._sender = Sender(allow, lookup, self._most // 2)
+        self._own_sender = Sender(allow, lookup, self._most // 2)
         """For tasks' own URLs: looking up names that are not found occupies its own threads, not those of
         targets."""
         self._limiter = Limiter(queues.permits, holder, members)
@@ -238,8 +245,16 @@ class Webhooks:
             own=bound.headers,
         )
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
-        sender = self._own_sender if bound.name.startswith(_OWN_PREFIX) else self._sender
-        answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
+        sender = self._own_sender if bound.target is None else self._sender
+        if self._in_flight.total() >= self._most or self._in_flight[bound.label] >= self._most // 2:
+            self._postpone(bound.label, "concurrency", self._look_again(bound.label, "concurrency"))
+        self._in_flight[bound.label] += 1
+        try:
+            answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
+        finally:
+            self._in_flight[bound.label] -= 1
+            if not self._in_flight[bound.label]:
+                del self._in_flight[bound.label]
         label = self._labels.of(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
         WEBHOOK_REQUESTS.of(label, status).add()
@@ -298,6 +313,16 @@ class Webhooks:
 
 
 _OWN_PREFIX = "url:"
+
+
+def most_requests() -> int:
+    """Return how many requests may be in flight in this process.
+
+    Half of them may go to one target, and half to tasks' own URLs together. Four times as many descriptors
+    there are: as many connections are kept, names are looked up, and the worker has its own.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_REQUESTS if limit == resource.RLIM_INFINITY else min(limit // 4, MOST_REQUESTS)
 
 
 def _own_url(url: str) -> Bound:

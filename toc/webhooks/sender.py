@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import aiohttp
 from yarl import URL
@@ -52,10 +53,16 @@ class Connections:
 
 
 class Sender:
-    """Sends requests over connections that it keeps for a while. Belongs to the event loop that uses it."""
+    """Sends requests over connections that it keeps for a while. Belongs to the event loop that uses it.
 
-    def __init__(self, allow: Allow, lookup: Lookup = socket.getaddrinfo) -> None:
+    No connection is kept while there are ``most`` of them.
+    """
+
+    def __init__(self, allow: Allow, lookup: Lookup = socket.getaddrinfo, most: int = 100) -> None:
         self._allow = allow
+        self._most = most
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        """Those of its connections."""
         self._resolver = Resolver(allow.address, lookup)
         self._checked: dict[str, URL] = {}
         """URLs that may be sent to, by their text. This depends only on the allow-list."""
@@ -126,14 +133,16 @@ class Sender:
         )
 
     def _current(self) -> Connections:
-        """Return connections that may have been used before."""
+        """Return connections that may have been used before, if there are not too many already."""
+        if len(self._sockets) >= self._most:
+            return self._new()
         if self._present is None or asyncio.get_running_loop().time() > self._present.until:
             self._present = self._new()
         return self._present
 
     def _new(self) -> Connections:
         session = aiohttp.ClientSession(
-            connector=connector(self._allow.address, self._resolver),
+            connector=connector(self._allow.address, self._resolver, self._sockets),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=_NO_TIMEOUT,
             auto_decompress=False,

@@ -683,6 +683,47 @@ def test_a_target_of_few_places_that_has_hung_gets_its_tasks_again_while_more_co
     pytest.fail("nothing came")
 
 
+def test_requests_that_hang_leave_descriptors_and_places_for_others(
+    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.webhooks.handlers.most_requests", lambda: 12)
+    hanging, well = [receive(Reply(hang=True)) for _ in range(4)], receive()
+    hooked = hook(*hanging, well)
+    targets = hooked.center.targets
+    targets.create("hangs", hanging[0].url(), concurrency=10_000, timeout=60.0)
+    targets.create("shop", well.url())
+    webhooks = sending(hooked.center)
+
+    async def outcomes(
+        *tasks: Task,
+    ) -> tuple[list[asyncio.Future[Delivered]], list[asyncio.Future[Delivered]]]:
+        """Those that are on their way, and those that are put off, once nothing moves."""
+        given = [asyncio.ensure_future(webhooks.deliver(task)) for task in tasks]
+        _, under_way = await asyncio.wait(given, timeout=3.0)
+        put_off = [one for one in given if one.done() and isinstance(one.exception(), Postponed)]
+        assert len(under_way) + len(put_off) == len(given)
+        return list(under_way), put_off
+
+    async def whole() -> None:
+        own, others = await outcomes(
+            *(routed(n, url=one.url()) for n, one in enumerate(hanging[1:] * 20)),
+        )
+        assert (len(own), len(others)) == (6, 54), "half of the places, to however many origins"
+        mine, others = await outcomes(*(routed(n, target="hangs") for n in range(100, 130)))
+        assert (len(mine), len(others)) == (6, 24), "the rest: of one target no more than half"
+        for one in mine[:1]:
+            one.cancel()
+        await asyncio.wait(mine[:1])
+        assert (await webhooks.deliver(routed(200, target="shop"))).text == "HTTP 200 OK"
+        for one in [*own, *mine]:
+            one.cancel()
+        await asyncio.wait([*own, *mine])
+        await close(webhooks)
+
+    asyncio.run(whole())
+    assert sum(one.connections for one in hanging) == 12
+
+
 def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
     hook: Hook, receive: Receive
 ) -> None:
