@@ -129,7 +129,7 @@ class DelayTask(Dialect):
     # --- pull
 
     async def _pull(self, topic: str) -> Reply:
-        got = await self.tasks.pull([topic_for(topic, PREFIX)], round(TTR_SECONDS * 1000))
+        got = await self.tasks.pull([topic_for(topic, PREFIX)], TTR_SECONDS)
         for one, body in await self.tasks.bodies(got):
             return _pulled(body, one)
         return _answer("pull", 1, NOTHING, content="")

@@ -1,7 +1,7 @@
 """What dialects do with tasks: only with their own, in the topics of their templates.
 
 A task is a dialect's own if its topic fits one of the dialect's patterns and its dedup_key begins with the
-dialect's name and a colon. What another dialect has made is neither shown, nor ended, nor handed out.
+dialect's name and a colon. Nobody else submits to these topics.
 """
 
 from __future__ import annotations
@@ -13,28 +13,19 @@ from functools import partial
 from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING, MOST_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
-from toc.model.errors import BodyGone, Busy, NameTaken, TocError, UnknownTopic
+from toc.model.errors import BodyGone, Busy, NameTaken, TocError
 from toc.model.pattern import matches
-from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease, PullRow
+from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
 from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
 from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
-from toc.sdk.submission import Submission
 from toc.store.bodies import bounded
 
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
-
-
-class _UnknownType(UnknownTopic):
-    """A task has the biz_type of a topic that this process does not know."""
-
-    def __init__(self, biz_type: int) -> None:
-        super().__init__(f"this process does not know the topic with biz_type {biz_type}")
-        self.biz_type = biz_type
 
 
 class DialectTasks:
@@ -83,18 +74,13 @@ class DialectTasks:
     # --- pulls
 
     async def pull(
-        self, topics: Iterable[str], ttr: int | TtrOf, *, wait: float = 0.0, most: int = 1
+        self, topics: Iterable[str], ttr: float | TtrOf, *, wait: float = 0.0, most: int = 1
     ) -> list[Delivered]:
-        """Hand out due tasks of this dialect, from the first of these topics that has any.
+        """Hand out due tasks from the first of these topics that has any.
 
-        Works like ``Pulls.pull``; ``ttr`` is in ms. A topic that does not exist yet is not created,
+        Works like ``Pulls.pull``. A topic that does not exist yet is not created,
         but its tasks are handed out if another call creates it during the wait.
         """
-
-        def of_own(row: PullRow) -> int | None:
-            if row.dedup_key is None or not row.dedup_key.startswith(self.prefix):
-                return None
-            return ttr if isinstance(ttr, int) else ttr(row)
 
         names = list(dict.fromkeys(topics))
         pulls, loop = self._service.pulls, asyncio.get_running_loop()
@@ -105,7 +91,7 @@ class DialectTasks:
             step = left if len(there) == len(names) else min(left, LOOK_SECONDS)
             if there:
                 got = await pulls.pull(
-                    there, most=most, wait=step, ttr=of_own, longest=MAX_HOLD_SECONDS, widest=len(there)
+                    there, most=most, wait=step, ttr=ttr, longest=MAX_HOLD_SECONDS, widest=len(there)
                 )
                 if got or step >= left:
                     return got
@@ -148,29 +134,14 @@ class DialectTasks:
             raise error
         return [row for row in rows if self.topic_of(row) is not None]
 
-    async def put_across(self, task: NewTask, *, max_delay: float) -> Put:
-        """Store a task whose name holds over all topics of the dialect.
+    async def put(self, task: NewTask, *, max_delay: float) -> Put:
+        """Store a task of its own, or do with the one of that name in its topic what ``on_conflict`` says.
 
-        Its name is its biz_id and dedup_key. If a task of that name exists under any of these
-        topics, ``on_conflict`` says what happens to it. Raises what ``TimeoutCenter.put`` raises.
+        Raises what ``TimeoutCenter.put`` raises.
         """
-        batcher, catalog = self._service.batcher, self._service.center.catalog
-        gone: set[int] = set()
-
-        def is_own(biz_type: int) -> bool:
-            topic = catalog.known_type(biz_type)
-            if topic is None and biz_type not in gone:
-                raise _UnknownType(biz_type)
-            return topic is not None and self.fits(topic.name)
-
-        one = await batcher.checked(task, across=is_own, max_delay=max_delay, by_dialect=True)
-        while isinstance(one, Submission):
-            try:
-                return await batcher.store(one)
-            except _UnknownType as exc:  # another call may have just created the topic
-                await batcher.read_topics()
-                gone.add(exc.biz_type)
-        return one
+        batcher = self._service.batcher
+        one = await batcher.checked(task, max_delay=max_delay, by_dialect=True)
+        return one if isinstance(one, Put) else await batcher.store(one)
 
     async def end(self, row: TaskRow) -> AckOutcome:
         """End a task as processed if it was handed out in the row's version. Raises StoreUnavailable."""

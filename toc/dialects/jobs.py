@@ -1,10 +1,8 @@
-"""Jobs whose ids are chosen by their callers. An id names one job over all topics of a dialect, and
-a push with the same id replaces that job.
+"""Jobs whose ids are chosen by their callers, who keep them unique over all topics of a dialect. A push of an
+id that is pending in its topic replaces that job.
 
-A job is a task without a limit of tries; its biz_id is the caller's id. So all tasks with one id
-are in one table, and one transaction can replace a job under any topic. The attribute of the task
-keeps what the caller gave: the id, the topic, the delay, and the ttr, which applies to every
-hand-out of the job.
+A job is a task without a limit of tries; its biz_id is the caller's id. The attribute of the task keeps what
+the caller gave: the id, the topic, the delay, and the ttr, which applies to every hand-out of the job.
 """
 
 from __future__ import annotations
@@ -25,6 +23,8 @@ from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, 
 from toc.pull.delivered import Delivered
 
 RETENTION_SECONDS = 86_400
+SHORTEST_TTR_MS = 1000
+NO_JOB = "its attribute is not that of a job"
 KEY = "job"
 """What follows the dialect's name in the dedup_keys of jobs."""
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -77,12 +77,12 @@ class Jobs:
         return self._service.center.clock.now_ms() + 1 + delay
 
     async def push(self, job: Job) -> None:
-        """Store a job, or replace the pending one of its id."""
+        """Store a job, or replace the one of its id that is pending in its topic."""
         if len(job.id.encode()) > MAX_KEY_BYTES:
             raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
         task = job.task(self._tasks.name, self._prefix)
         await self._tasks.make_topic([task], max_delay=self._max_delay)
-        await self._tasks.put_across(task, max_delay=self._max_delay)
+        await self._tasks.put(task, max_delay=self._max_delay)
 
     async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[Delivered, Job] | None:
         """Hand out the first job that is due, of the first of these topics that has any."""
@@ -90,7 +90,10 @@ class Jobs:
         end = time.monotonic() + wait
         while got := await self._tasks.pull(names, _ttr, wait=max(end - time.monotonic(), 0.0)):
             for one, body in await self._tasks.bodies(got):
-                return one, _job(one.task.attribute, body, to_ms(one.task.action_time))
+                job = _job(one.task.attribute, body, to_ms(one.task.action_time))
+                if job is not None:
+                    return one, job
+                await self._service.pulls.bury([one], NO_JOB)
         return None
 
     async def finish(self, job_id: str) -> None:
@@ -125,17 +128,17 @@ class Jobs:
         return [row for row in rows if row.status == TaskStatus.PENDING]
 
 
-def _job(said: Mapping[str, Any], body: bytes, due: int) -> Job:
+def _job(said: Mapping[str, Any], body: bytes, due: int) -> Job | None:
+    """Return the job of a task, None if its attribute tells none."""
+    if {name: type(said.get(name)) for name in _SAID} != _SAID:
+        return None
     return Job(said["id"], said["topic"], said["delay"], said["ttr"], body.decode(errors="replace"), due)
 
 
-def _ttr(row: PullRow) -> int | None:
-    """Return the ttr of a job; None if the job is not ours."""
+def _ttr(row: PullRow) -> int:
+    """Return the ttr of a job; a short one if the row tells none."""
     try:
-        said = decode_attribute(row.attribute)
+        ttr = decode_attribute(row.attribute).get("ttr")
     except ValueError:
-        return None
-    if {name: type(said.get(name)) for name in _SAID} != _SAID:
-        return None
-    ttr: int = said["ttr"]
-    return max(ttr, 1)
+        ttr = None
+    return max(ttr, 1) if type(ttr) is int else SHORTEST_TTR_MS

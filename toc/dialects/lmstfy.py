@@ -220,7 +220,7 @@ class Lmstfy(Dialect):
         self, tasks: DialectTasks, topics: Sequence[str], wanted: wire.Consuming
     ) -> list[Delivered]:
         """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
-        ttr = 1000 * min(max(wanted.ttr, 1), MAX_TTR_SECONDS)
+        ttr = float(min(max(wanted.ttr, 1), MAX_TTR_SECONDS))
         got = await tasks.pull(
             topics, ttr, wait=min(float(wanted.timeout), MAX_HOLD_SECONDS), most=wanted.most
         )

@@ -9,8 +9,8 @@ from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
 from toc.pull.lease_texts import LeaseTexts
 
-TtrOf = Callable[[PullRow], int | None]
-"""Tells for how long (ms) a task is handed out; None: not by this pull."""
+TtrOf = Callable[[PullRow], int]
+"""Tells for how long (ms) a task is handed out."""
 
 
 class Delivered(NamedTuple):

@@ -50,15 +50,6 @@ MOST_RETRY_MS = 10_000
 """First and longest pause before tasks of a server that does not answer are taken again."""
 FORGET_SECONDS = 30.0
 """How long a server that did not answer counts as troubled."""
-ASIDE_PART = 4
-MOST_ASIDE_MS = 10_000
-"""An entry that no pull here may have is due again, for any pull, after this part of its lateness, at most
-after this time. So who comes for it later gets it little later, and what lies for long costs little."""
-YIELD_MS = 10
-"""By how much later a process takes what is due in a topic whose tasks its pulls have refused lately, while
-it has no pull that takes any: another process may have one."""
-REFUSED_SECONDS = 10.0
-"""How long that is after a refusal."""
 AGAIN_MS = 20
 """Pause before an entry that its row calls due, but that was not handed out, is taken again."""
 
@@ -94,8 +85,6 @@ class HandOuts:
         self._silent_since: dict[int, float] = {}
         """By server: when it first did not answer, since its last answer (monotonic)."""
         self._trouble_at = float("-inf")
-        self._refused_at: dict[str, float] = {}
-        """By topic: when a pull last refused a task (monotonic)."""
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
@@ -108,8 +97,8 @@ class HandOuts:
             else:  # its client has left: nothing is charged
                 back.append(one.entry)
                 _refused(results, one.pull)
-        ttrs, refused = self._ttrs(wanted)
-        for one in refused:
+        ttrs, unread = self._ttrs(wanted)
+        for one in unread:
             _refused(results, one.pull)
         items = _items(wanted, ttrs)
         rows: Answers[PullRow] = Answers()
@@ -170,38 +159,20 @@ class HandOuts:
         return Delivered(task, row, key, is_last(row, entry.topic), self._texts)
 
     def _ttrs(self, wanted: dict[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
-        """Return the ttr (ms) of each task to hand out, and what its pull does not get.
-
-        Of the latter, what another pull of this process takes is in ``wanted`` now. The rest is given back.
-        """
+        """Return the ttr (ms) of each task to hand out. Takes out, gives back and returns those whose rows
+        tell it but cannot be read now."""
         asked = {job_id: ttr for job_id, (_, pull) in wanted.items() if callable(ttr := pull.ttr)}
         rows: Answers[PullRow] = self._store.pulls.read(asked) if asked else Answers()
-        found = {job_id: ttr(rows[job_id]) if job_id in rows else 0 for job_id, ttr in asked.items()}
-        refused = [wanted.pop(job_id) for job_id, ttr in found.items() if ttr is None]
         unread = [wanted.pop(job_id) for job_id in rows.unanswered]
-        if refused:
-            for one in self._pass_on([entry for entry, _ in refused], rows):
-                wanted[one.entry.job_id] = one
         if unread:
             self.put_away([entry for entry, _ in unread])
-        ttrs = {
-            job_id: ttr if isinstance(ttr := pull.ttr, int) else found[job_id] or 0
-            for job_id, (_, pull) in wanted.items()
-        }
-        return ttrs, refused + unread
-
-    def _pass_on(self, entries: Sequence[Entry], rows: Mapping[int, PullRow]) -> list[Assigned]:
-        """Give entries that their pulls refuse to pulls of this process that take any; set aside the rest."""
-        by_topic: dict[str, list[Entry]] = {}
-        for entry in entries:
-            by_topic.setdefault(entry.topic.name, []).append(entry)
-        passed: list[Assigned] = []
-        for topic, some in by_topic.items():
-            self._refused_at[topic] = self._clock.monotonic()
-            pairs, left = self._waiting.assign(topic, some, (), refused=True)
-            passed += [Assigned(entry, pull) for entry, pull in pairs]
-            self._set_aside([(entry, rows[entry.job_id]) for entry in left])
-        return passed
+        ttrs: dict[int, int] = {}
+        for job_id, (_, pull) in wanted.items():
+            if isinstance(pull.ttr, int):
+                ttrs[job_id] = pull.ttr
+            else:  # without a row there is nothing to hand out
+                ttrs[job_id] = pull.ttr(rows[job_id]) if job_id in rows else 0
+        return ttrs, unread
 
     def _moves(
         self,
@@ -278,25 +249,12 @@ class HandOuts:
         """Whether some server of the task table did not answer lately."""
         return self._clock.monotonic() - self._trouble_at < FORGET_SECONDS
 
-    def yields(self, topic: str) -> int:
-        """By how much (ms) this process now takes later what is due, as other processes may."""
-        since = self._clock.monotonic() - self._refused_at.get(topic, float("-inf"))
-        return YIELD_MS if since < REFUSED_SECONDS and self._waiting.all_picky(topic) else 0
-
-    def _set_aside(self, some: Sequence[tuple[Entry, PullRow]]) -> None:
-        """Give back entries that no pull here may have, for a while in which what lies behind gets ahead."""
-        now = self._clock.now_ms()
-        pauses = [min(abs(row.now - row.next_time) // ASIDE_PART, MOST_ASIDE_MS) for _, row in some]
-        self._give_back((entry, now + pause) for (entry, _), pause in zip(some, pauses, strict=True))
-
     def give_back(self, entries: Iterable[Entry], at: int | None = None) -> None:
         """Give back entries that were not handed out, due at once or ``at`` (ms). Nothing is charged."""
-        self._give_back((entry, entry.taken if at is None else at) for entry in entries)
-
-    def _give_back(self, dues: Iterable[tuple[Entry, int]]) -> None:
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
-        for entry, due in dues:
+        for entry in entries:
             if entry.fence != NO_FENCE:
+                due = entry.taken if at is None else at
                 score = unread_score(entry.fence, due, entry.topic.retries)
                 backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
         if backs:

@@ -85,10 +85,9 @@ class Pulls:
 
         ``widest`` bounds the number of topics. Waits up to ``wait`` seconds (0 to ``longest``) for the first
         to come due; returns [] if none did, or if this process leaves. For ``ttr`` seconds (at most the
-        topic's max_runtime) nobody else gets these tasks. If ``ttr`` is a function, it
-        returns the ttr of each row in ms, or None if this pull must not have it. Their tries are charged. The
-        caller must ``release`` them if its client is known to be gone before the answer is sent. A cancelled
-        call releases what it was given.
+        topic's max_runtime) nobody else gets these tasks; a function returns the ttr of each row in ms.
+        Their tries are charged. The caller must ``release`` them if its client is known to be gone before the
+        answer is sent. A cancelled call releases what it was given.
 
         Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic or the secret of leases
         cannot be looked up.

@@ -176,7 +176,7 @@ class Taker:
             if topic is None or due_times is None:
                 continue
             first = due_times.next_due()
-            if first is None or first > (until := now - self.outs.yields(name)):
+            if first is None or first > now:
                 continue
             if not _served(topic):
                 for _, slot in due_times.take_due(now, len(due_times.due)):
@@ -184,7 +184,7 @@ class Taker:
                 continue
             due.add(name)
             if demand := self._waiting.demand(name):
-                requests += self._requests(topic, due_times, demand, until)
+                requests += self._requests(topic, due_times, demand, now)
         with self._lock:
             late, self._late = self._late, []
         results = self._queues.prepare(requests, self._answered_late) if requests else {}
@@ -322,7 +322,7 @@ class Taker:
             due_times = self._due_times.get(name)
             first = due_times.next_due() if due_times is not None else None
             if first is not None:
-                times.append(first + self.outs.yields(name))
+                times.append(first)
         if not times:
             return IDLE_SECONDS
         return min(max(min(times) / 1000 - self._clock.time(), 0.0), IDLE_SECONDS)

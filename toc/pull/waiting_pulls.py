@@ -31,8 +31,6 @@ class WaitingPull:
         self.most = most
         self.ttr = ttr
         """The ttr of the tasks that it gets, in ms."""
-        self.picky = callable(ttr)
-        """Whether it may refuse tasks."""
         self.hasty = hasty
         """Whether it wants only what is due now."""
         self.loop = asyncio.get_running_loop()
@@ -109,18 +107,12 @@ class WaitingPulls:
             first = islice(self._queues.get(topic, ()), TAKE_LIMIT)
             return min(sum(pull.most for pull in first), TAKE_LIMIT)
 
-    def all_picky(self, topic: str) -> bool:
-        """Whether all that wait for tasks of the topic may refuse them."""
-        with self._lock:
-            return all(pull.picky for pull in self._queues.get(topic, ()))
-
     def assign(
-        self, topic: str, entries: Sequence[Entry], due: Collection[str], *, refused: bool = False
+        self, topic: str, entries: Sequence[Entry], due: Collection[str]
     ) -> tuple[list[tuple[Entry, WaitingPull]], list[Entry]]:
         """Give entries of a topic to waiting pulls. Returns the pairs, and the entries that no pull wants.
 
         ``due`` are the topics that have due tasks: a pull that prefers another of them gets tasks of that.
-        Entries that a pull has ``refused`` are for those that take any.
         """
         pairs: list[tuple[Entry, WaitingPull]] = []
         given = 0
@@ -129,8 +121,6 @@ class WaitingPulls:
             for pull in self._queues.get(topic, ()):
                 if given == len(entries):
                     break
-                if refused and pull.picky:
-                    continue
                 if next(name for name in pull.topics if name == topic or name in due) != topic:
                     continue
                 part = entries[given : given + pull.most]

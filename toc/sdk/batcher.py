@@ -111,7 +111,6 @@ class Batcher:
         self,
         task: NewTask,
         *,
-        across: Callable[[int], bool] | None = None,
         request: Request | None = None,
         max_delay: float | None = None,
         topic: Topic | None = None,
@@ -119,7 +118,7 @@ class Batcher:
     ) -> Submission | Put:
         """Return what a task's submit writes, or the answer that its request got before.
 
-        ``across``: as in ``ToPut``. ``topic`` takes the place of the task's topic, for one that is yet to be
+        ``topic`` takes the place of the task's topic, for one that is yet to be
         created. ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of
         their own, ``by_dialect`` says that one asks. Raises InvalidInput.
         """
@@ -130,7 +129,7 @@ class Batcher:
                 check = partial(self.center.targets.check_usable, task.target, task.topic)
                 await asyncio.wrap_future(self._topics_thread.submit(check))
             contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
-            return Submission(row, task.topic, contents, conflict_of(task), across, request)
+            return Submission(row, task.topic, contents, conflict_of(task), request)
         except InvalidInput:
             # A repeated request may be refused for what was valid the first time, such as a time now past.
             if request is None:
@@ -264,7 +263,7 @@ class Batcher:
 
 
 def _to_put(one: Submission) -> ToPut:
-    return ToPut(one.row, one.contents, one.on_conflict, one.across, one.request)
+    return ToPut(one.row, one.contents, one.on_conflict, one.request)
 
 
 def _inserted(row: TaskRow, outcome: int | TocError) -> Put | TocError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
@@ -251,13 +251,12 @@ class TimeoutCenter:
         contents = bodies_of([task], [row])
         return self._traced([row], lambda: self._submit(row, connection, contents), lambda job_id: [job_id])
 
-    def put(self, task: NewTask, *, across: Collection[str] = (), request: Request | None = None) -> Put:
+    def put(self, task: NewTask, *, request: Request | None = None) -> Put:
         """Store a task, or do with the task that has its dedup_key what ``on_conflict`` says; return which.
 
         A task that is replaced while a try may be running runs again at its new time, but not before that
-        try's lease has ended. ``across`` names further topics on which the biz_id and dedup_key name the same
-        task: the transaction that stores the new task cancels a pending one there. A ``request`` that was
-        answered within the last day gets that answer again, and changes nothing.
+        try's lease has ended. A ``request`` that was answered within the last day gets that answer
+        again, and changes nothing.
 
         Raises what ``submit`` raises, TaskExists, and RequestReused if the name was used for another request.
         """
@@ -269,12 +268,11 @@ class TimeoutCenter:
                 raise
             return answer
         contents = bodies_of([task], [row])
-        types = [self.catalog.get(name).biz_type for name in across]
 
         def put() -> Put:
             self._check_places()
             stored = self.store.put(
-                row, contents, on_conflict=conflict_of(task), across=types, request=request
+                row, contents, on_conflict=conflict_of(task), request=request
             )  # [rule: row-first]
             failpoint("submit.row-stored")
             return self._indexing.put(stored, request)

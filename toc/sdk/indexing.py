@@ -93,43 +93,36 @@ class Indexing:
 
         The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
         """
-        now = self._center.clock.now_ms()
-        may_have_started = False
+        before, now = stored.before, self._center.clock.now_ms()
         if stored.inserted is not None:
-            replies = self.take_out(stored.before)
             self.stored([stored.inserted], [stored.inserted.job_id])
-        for row in stored.before:
-            if stored.inserted is not None:
-                reply = replies.get(row.job_id)
-            else:
-                reply = self.move(row, stored.due, now)
-            may_have_started |= bool(
-                row.attempts
-                or row.crashes
-                or row.last_error is not None
-                or (
-                    near(row, now)
-                    if reply is None
-                    else reply.prepared or reply.redis_now_ms >= row.action_time
-                )
-            )
-        if not stored.before or request is not None:
+        if before is None:
             return stored.put
+        reply = self.move(before, stored.due, now)
+        if request is not None:
+            return stored.put
+        may_have_started = (
+            before.attempts
+            or before.crashes
+            or before.last_error is not None
+            or (
+                near(before, now)
+                if reply is None
+                else reply.prepared or reply.redis_now_ms >= before.action_time
+            )
+        )
         outcome = PutOutcome.MAY_HAVE_STARTED if may_have_started else PutOutcome.REPLACED
         return Put(stored.put.job_id, outcome)
 
     def puts(self, done: Sequence[Stored]) -> None:
         """Tell the index what puts have changed on rows, as far as it is within reach; no answer waits."""
         now = self._center.clock.now_ms()
-        new = [one for one in done if one.inserted is not None]
-        self.take_out(row for one in new for row in one.before)
-        rows = [one.inserted for one in new if one.inserted is not None]
+        rows = [one.inserted for one in done if one.inserted is not None]
         if rows:
             self.stored(rows, [row.job_id for row in rows])
         for one in done:
-            for row in one.before if one.inserted is None else ():
-                if self.move(row, one.due, now) is None:
-                    return  # out of reach: the sweep moves the others
+            if one.before is not None and self.move(one.before, one.due, now) is None:
+                return  # out of reach: the sweep moves the others
 
     def move(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
         """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""

@@ -200,22 +200,18 @@ def conflict_of(task: NewTask) -> OnConflict:
 
 
 class Submission(NamedTuple):
-    """A task to store, checked: its row and body, and what to do if its name is taken.
-
-    ``across``: as in ``ToPut``.
-    """
+    """A task to store, checked: its row and body, and what to do if its name is taken."""
 
     row: TaskRow
     topic: str
     contents: Contents = NO_BODIES
     on_conflict: OnConflict = OnConflict.KEEP
-    across: Callable[[int], bool] | None = None
     request: Request | None = None
 
     @property
     def plain(self) -> bool:
         """Whether one INSERT stores it, together with others."""
-        return self.on_conflict is OnConflict.KEEP and self.across is None and self.request is None
+        return self.on_conflict is OnConflict.KEEP and self.request is None
 
     @property
     def size(self) -> int:

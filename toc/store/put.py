@@ -36,15 +36,15 @@ TRIES_TOGETHER = 3
 Outcome = Stored | TocError | None
 """The outcome of one item of many. None: another item or a lock prevented it, and nothing was
 written for it. The caller must put it alone."""
-Name = tuple[int, int, str]
-"""Table, biz_id and dedup_key."""
+Name = tuple[int, int, int, str]
+"""Table, biz_id, biz_type and dedup_key."""
 
 
 class _Looked(NamedTuple):
     """What is stored: rows by job_id and by name, and answers to requests."""
 
     by_id: dict[int, TaskRow]
-    by_name: dict[Name, list[Seen]]
+    by_name: dict[Name, Seen]
     answers: requests.Answered
 
 
@@ -248,8 +248,8 @@ class Puts:
         *,
         wait: bool = True,
     ) -> _Looked:
-        """Return the rows with the names of these (over several topics: under any), those with their job_ids
-        (and ``also``), and the answers to their requests.
+        """Return the rows with the names of these, those with their job_ids (and ``also``), and answers to
+        their requests.
 
         Like a plain submit, it waits for transactions that insert such a name, or is refused as Locked.
         """
@@ -262,49 +262,32 @@ class Puts:
         ]
         plain = len(statements)
         keys: dict[int, list[tuple[str, bytes]]] = {}
-        others: dict[int, list[tuple[str, bytes]]] = {}
         asked: dict[str, list[Request]] = {}
         for one in wanted:
             row, table = one.row, self._shards.table_of(one.row.job_id)
             if row.dedup_key is not None:
-                key, own = row.dedup_key.encode(), f"biz_id={row.biz_id:d} AND biz_type"
-                keys.setdefault(table, []).append((f"({own}={row.biz_type:d} AND dedup_key=%s)", key))
-                if one.over_topics:  # a row being inserted under another topic is found by its lock
-                    others.setdefault(table, []).append((f"({own}<>{row.biz_type:d} AND dedup_key=%s)", key))
+                own = f"(biz_id={row.biz_id:d} AND biz_type={row.biz_type:d} AND dedup_key=%s)"
+                keys.setdefault(table, []).append((own, row.dedup_key.encode()))
             if one.request is not None:
                 asked.setdefault(request_names[table], []).append(one.request)
-        for named, whole in ((keys, True), (others, False)):
-            for table, part in sorted(named.items()):
-                for first in range(0, len(part), sql.KEYS):
-                    some = part[first : first + sql.KEYS]
-                    where = " OR ".join(one for one, _ in some)
-                    if whole:
-                        rows_of = server.by_whole_keys(names[table], where, wait=wait)
-                    else:
-                        rows_of = f"{names[table]} WHERE {where}"
-                    statements.append(Statement(f"SELECT {what} FROM {rows_of}", [key for _, key in some]))
+        for table, part in sorted(keys.items()):
+            for first in range(0, len(part), sql.KEYS):
+                some = part[first : first + sql.KEYS]
+                rows_of = server.by_whole_keys(names[table], " OR ".join(one for one, _ in some), wait=wait)
+                statements.append(Statement(f"SELECT {what} FROM {rows_of}", [key for _, key in some]))
         rows = len(statements)
         # last, so that they are at least as new as the rows
         statements += [requests.select(name, part) for name, part in asked.items()]
         results = server.run(statements, outwait=wait)
-        by_name: dict[Name, list[Seen]] = {}
-        for seen in seen_rows(results[plain:rows]):
-            if (name := self._name(seen.row)) is not None:
-                by_name.setdefault(name, []).append(seen)
+        named = seen_rows(results[plain:rows])
+        by_name = {name: seen for seen in named if (name := self._name(seen.row)) is not None}
         by_id = {one.row.job_id: one.row for one in seen_rows(results[:plain])}
         return _Looked(by_id, by_name, requests.answered(results[rows:]))
 
     def _plan(self, server: DatabaseServer, asked: ToPut, looked: _Looked, now: int) -> Plan:
         name = self._name(asked.row)
-        named = [] if name is None else looked.by_name.get(name, [])
-        found: list[Seen] = []
-        strangers: list[int] = []
-        for seen in named:
-            if asked.holds(seen.row.biz_type):
-                found.append(seen)
-            else:
-                strangers.append(seen.row.job_id)
-        return self._planner.plan(server, asked, found, now, strangers)
+        found = None if name is None else looked.by_name.get(name)
+        return self._planner.plan(server, asked, found, now)
 
     def _renamed(self, asked: ToPut, looked: _Looked) -> ToPut:
         """Return it with another job_id if its own is taken by another task."""
@@ -316,7 +299,7 @@ class Puts:
     def _name(self, row: TaskRow) -> Name | None:
         if row.dedup_key is None:
             return None
-        return self._shards.table_of(row.job_id), row.biz_id, row.dedup_key
+        return self._shards.table_of(row.job_id), row.biz_id, row.biz_type, row.dedup_key
 
     def _server_of(self, asked: ToPut) -> DatabaseServer:
         return self._shards.server_of[self._shards.table_of(asked.row.job_id)]
@@ -328,9 +311,9 @@ def _was_done(unsure: Plan, by_id: dict[int, TaskRow]) -> bool:
     now = by_id.get(stored.put.job_id)
     if stored.inserted is not None:
         return now is not None and equal(stored.inserted, now)
-    if not stored.before:
+    if stored.before is None:
         return False
-    version = stored.before[0].version
+    version = stored.before.version
     if now is None or now.version > version + 1:
         raise SubmitUnknown(stored.put.job_id)
     return now.version == version + 1 and _content(now) == _content(wanted)

@@ -7,8 +7,7 @@ first, and then fails as a whole.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,48 +17,33 @@ from toc.model.errors import TaskExists
 from toc.model.task import OnConflict, Put, PutOutcome, Request, TaskRow, TaskStatus, check_expiry
 from toc.store import bodies, requests
 from toc.store import rows as sql
-from toc.store.leases import LEASED_IS_TRIED
 from toc.store.pulls import moved
-from toc.store.requests import LOCKS
 from toc.store.same_task import same_task
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Shards
 
-PENDING, CANCELLED = int(TaskStatus.PENDING), int(TaskStatus.CANCELLED)
+PENDING = int(TaskStatus.PENDING)
 
 TRIED_BEFORE = "a try for a former time had begun"
 """last_error of a tried task without another error, after a new deadline has restored all tries."""
 
 
 class ToPut(NamedTuple):
-    """A row to put. ``across``: under which further biz_types its dedup_key names the same task; None: none.
-
-    It may raise a TocError for a type of which it cannot say that. Then nothing is stored.
-    """
+    """A row to put."""
 
     row: TaskRow
     contents: Contents = NO_BODIES
     on_conflict: OnConflict = OnConflict.REPLACE
-    across: Callable[[int], bool] | None = None
     request: Request | None = None
-
-    @property
-    def over_topics(self) -> bool:
-        """Whether its dedup_key may name the same task under further biz_types."""
-        return self.across is not None and self.row.dedup_key is not None
-
-    def holds(self, biz_type: int) -> bool:
-        """Whether its dedup_key names the same task under a biz_type. Raises what ``across`` does."""
-        return biz_type == self.row.biz_type or (self.across is not None and self.across(biz_type))
 
 
 class Stored(NamedTuple):
-    """What a put did. ``inserted``: the new row, if any. ``before``: the pending rows that it replaced, as
-    they were; a leased one counts as tried. ``due``: when a replaced row is due now (ms)."""
+    """What a put did. ``inserted``: the new row, if any. ``before``: the pending row that it replaced, as it
+    was; a leased one counts as tried. ``due``: when that is due now (ms)."""
 
     put: Put
     inserted: TaskRow | None = None
-    before: Sequence[TaskRow] = ()
+    before: TaskRow | None = None
     due: int = 0
 
 
@@ -77,16 +61,15 @@ class Seen:
 class Plan:
     """What the transaction of a put does, besides inserting ``stored.inserted``.
 
-    ``request`` is stored with the answer. ``lock`` keeps others from using the name. ``ended`` are rows that
-    lose it. ``changes`` are guarded: if ``telling``, the index of one of them, matches no row, none of them
+    ``request`` is stored with the answer. ``ended``: the job_id of a row that loses the name. ``changes`` are
+    guarded: if ``telling``, the index of one of them, matches no row, none of them
     changes anything.
     """
 
     asked: ToPut
     stored: Stored
     request: Request | None = None
-    lock: Sequence[Statement] = ()
-    ended: Sequence[int] = ()
+    ended: int | None = None
     changes: Sequence[Statement] = ()
     telling: int | None = None
 
@@ -102,42 +85,30 @@ class Planner:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def plan(
-        self,
-        server: DatabaseServer,
-        asked: ToPut,
-        found: Sequence[Seen],
-        now: int,
-        strangers: Sequence[int] = (),
-    ) -> Plan:
-        """Return what a put does at ``now`` (ms), if these rows have its dedup_key.
-
-        ``strangers``: rows that have it under a topic where it does not name the same task.
+    def plan(self, server: DatabaseServer, asked: ToPut, found: Seen | None, now: int) -> Plan:
+        """Return what a put does at ``now`` (ms), if this row has its dedup_key.
 
         Raises DedupConflict, TaskExists, InvalidExpiry.
         """
         row = asked.row
-        if not found:
-            return self._insert(server, asked, found, now, strangers)
-        for seen in found:
-            if row.biz_key != seen.row.biz_key:
-                same_task(row, seen.row)  # raises: two texts with one number
-        first = min(
-            found, key=lambda seen: (seen.row.status != PENDING, seen.row.biz_type != row.biz_type)
-        ).row
+        if found is None:
+            return Plan(asked, Stored(Put(row.job_id, PutOutcome.NEW), row), asked.request)
+        other = found.row
+        if row.biz_key != other.biz_key:
+            same_task(row, other)  # raises: two texts with one number
         if asked.on_conflict is OnConflict.ERROR:
             raise TaskExists(
-                f"task {first.job_id} already has dedup_key {row.dedup_key!r}; on_conflict='replace' would "
+                f"task {other.job_id} already has dedup_key {row.dedup_key!r}; on_conflict='replace' would "
                 f"replace it",
-                first.job_id,
+                other.job_id,
             )
         if asked.on_conflict is OnConflict.KEEP:
-            kept = Put(same_task(row, first), PutOutcome.KEPT)
+            kept = Put(same_task(row, other), PutOutcome.KEPT)
             return Plan(asked, Stored(kept), asked.request)
-        pending = [seen for seen in found if seen.row.status == PENDING]
-        if len(pending) == 1 and pending[0].row.biz_type == row.biz_type:
-            return self._renew(server, asked, pending[0], now)
-        return self._insert(server, asked, found, now, strangers)
+        if other.status == PENDING:
+            return self._renew(server, asked, found, now)
+        put = Put(row.job_id, PutOutcome.NEW)
+        return Plan(asked, Stored(put, row), asked.request, ended=other.job_id)
 
     def _renew(self, server: DatabaseServer, asked: ToPut, seen: Seen, now: int) -> Plan:
         """Replace a pending task: it keeps its job_id and slot; everything else is new."""
@@ -145,7 +116,7 @@ class Planner:
         table = self._shards.table_of(before.job_id)
         name, body_name = self._shards.names[table], self._shards.body_names[table]
         check_expiry(row.expires_at, row.action_time)
-        put = Put(before.job_id, _replaced([seen], now))
+        put = Put(before.job_id, _replaced(seen, now))
         changes = []
         if asked.request is not None:
             # The row stays as it is from here on: either both statements that look at it change something, or
@@ -176,90 +147,7 @@ class Planner:
                     bodies.insert_if(body_name, name, before.job_id, version, row.body_sha256, content)
                 )
         due = max(row.action_time, 0 if seen.leased else seen.until)
-        return Plan(asked, Stored(put, None, [_tried(seen)], due), changes=changes, telling=telling)
-
-    def _insert(
-        self,
-        server: DatabaseServer,
-        asked: ToPut,
-        found: Sequence[Seen],
-        now: int,
-        strangers: Sequence[int],
-    ) -> Plan:
-        """Store a new task; those that had its dedup_key lose it, and end if they are pending.
-
-        The unique key of the table prevents a second task of that name on one topic only. If the
-        name holds over several topics, the transaction locks the name first.
-        """
-        row = asked.row
-        name = self._shards.names[self._shards.table_of(row.job_id)]
-        pending = [seen for seen in found if seen.row.status == PENDING]
-        put = Put(row.job_id, _replaced(pending, now) if pending else PutOutcome.NEW)
-        after = max((seen.until for seen in pending), default=0)
-        row = row._replace(next_time=max(row.next_time, after))
-        at, tried = server.instant(now), LEASED_IS_TRIED.format(greatest=server.greatest)
-        cancels = [
-            Statement(
-                f"UPDATE {name} SET status={CANCELLED},attempts={tried},next_time={at},gmt_modified={at},"
-                f"dedup_key=NULL WHERE job_id={seen.row.job_id:d} AND {as_read(seen)}"
-            )
-            for seen in pending
-        ]
-        return Plan(
-            asked,
-            Stored(put, row, [_tried(seen) for seen in pending]),
-            asked.request,
-            lock=self._lock(server, asked, found, now, strangers) if asked.over_topics else (),
-            ended=[seen.row.job_id for seen in found if seen.row.status != PENDING],
-            changes=cancels,
-        )
-
-    def _lock(
-        self,
-        server: DatabaseServer,
-        asked: ToPut,
-        found: Sequence[Seen],
-        now: int,
-        strangers: Sequence[int],
-    ) -> list[Statement]:
-        """Return statements that lock the dedup_key over all its topics, and fail as a duplicate unless the
-        rows that have it are those that were read, as they were read.
-
-        They do not hold up other names, except names that share a row of LOCKS; a lock of the gap where the
-        name's rows would be could hold up any task.
-        """
-        row = asked.row
-        assert row.dedup_key is not None  # noqa: S101 - else it is not over topics
-        table = self._shards.table_of(row.job_id)
-        name, request_name = self._shards.names[table], self._shards.request_names[table]
-        number = int.from_bytes(hashlib.sha256(row.dedup_key.encode() + b"%d" % row.biz_id).digest()[:4])
-        stripe = sql.literal(hashlib.sha256(b"lock%d" % (number % LOCKS)).digest())
-        into = f"INSERT INTO {request_name} (request_key,payload,gmt_create)"
-        values = f"{stripe},{stripe},{server.instant(now)}"
-        statements = [Statement(server.or_lock(f"{into} VALUES ({values})"))]
-        if found:
-            ids = sql.numbers(seen.row.job_id for seen in found)
-            statements.append(
-                Statement(f"SELECT job_id FROM {name} WHERE job_id IN ({ids}){server.for_update}")
-            )
-        known = sql.numbers([0, *(seen.row.job_id for seen in found), *strangers])
-        other = (
-            f"EXISTS(SELECT 1 FROM {name} WHERE biz_id={row.biz_id:d} AND dedup_key=%s "
-            f"AND job_id NOT IN ({known}))"
-        )
-        same = [
-            f"EXISTS(SELECT 1 FROM {name} WHERE job_id={seen.row.job_id:d} AND dedup_key=%s AND "
-            f"{as_read(seen) if seen.row.status == PENDING else f'status={seen.row.status:d}'})"
-            for seen in found
-        ]
-        changed = " OR ".join([other, *(f"NOT {one}" for one in same)])
-        statements.append(
-            Statement(
-                f"{into} SELECT {values} FROM (SELECT 1 AS one) t WHERE {changed}",
-                [row.dedup_key.encode()] * (1 + len(same)),
-            )
-        )
-        return statements
+        return Plan(asked, Stored(put, None, _tried(seen), due), changes=changes, telling=telling)
 
     def transaction(
         self, server: DatabaseServer, plans: Sequence[Plan], now: int
@@ -267,7 +155,7 @@ class Planner:
         """Return the statements of one transaction for plans of different names, and where in it each plan's
         telling statement is.
 
-        All callers lock rows in one order: requests, names, tables, and in a table by name.
+        All callers lock rows in one order: requests, tables, and in a table by name.
         """
         statements: list[Statement] = []
         table_of, names = self._shards.table_of, self._shards.names
@@ -280,21 +168,19 @@ class Planner:
             if plan.request is not None:
                 into = self._shards.request_names[table]
                 answers.setdefault(into, []).append((plan.request, plan.stored.put))
-            ended.setdefault(table, []).extend(plan.ended)
+            if plan.ended is not None:
+                ended.setdefault(table, []).append(plan.ended)
             if plan.stored.inserted is not None:
                 inserted.setdefault(table, []).append(plan.stored.inserted)
                 contents.update(plan.asked.contents)
         statements += [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
-        for plan in sorted(plans, key=lambda plan: [one.sql for one in plan.lock[:1]]):
-            statements += plan.lock
         for table in sorted(ended):
-            if ended[table]:
-                statements.append(
-                    Statement(
-                        f"UPDATE {names[table]} SET dedup_key=NULL "
-                        f"WHERE job_id IN ({sql.numbers(sorted(ended[table]))}) AND status<>{PENDING}"
-                    )
+            statements.append(
+                Statement(
+                    f"UPDATE {names[table]} SET dedup_key=NULL "
+                    f"WHERE job_id IN ({sql.numbers(sorted(ended[table]))}) AND status<>{PENDING}"
                 )
+            )
         telling: list[int | None] = [None] * len(plans)
         for index in sorted(range(len(plans)), key=lambda index: self._order(plans[index].asked.row)):
             plan = plans[index]
@@ -368,12 +254,10 @@ def _tried(seen: Seen) -> TaskRow:
     return seen.row._replace(attempts=max(seen.row.attempts, 1)) if seen.leased else seen.row
 
 
-def _replaced(pending: Sequence[Seen], now: int) -> PutOutcome:
-    """Return the outcome of replacing these rows, by their state."""
-    for one in pending:
-        row = one.row
-        if one.leased or row.attempts or row.crashes or row.last_error is not None:
-            return PutOutcome.MAY_HAVE_STARTED
-        if row.action_time - now <= MAX_CLOCK_SKEW_MS:
-            return PutOutcome.MAY_HAVE_STARTED
+def _replaced(pending: Seen, now: int) -> PutOutcome:
+    """Return the outcome of replacing this row, by its state."""
+    row = pending.row
+    started = pending.leased or row.attempts or row.crashes or row.last_error is not None
+    if started or row.action_time - now <= MAX_CLOCK_SKEW_MS:
+        return PutOutcome.MAY_HAVE_STARTED
     return PutOutcome.REPLACED

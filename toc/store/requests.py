@@ -19,8 +19,6 @@ from toc.store.health import Health, LateCause
 from toc.store.server import DatabaseServer, PoolExhausted, Refused, Result, Statement, Transient
 from toc.store.shards import Shards
 
-LOCKS = 1024
-"""Locks in each database for names that hold over several topics."""
 Answered = dict[bytes, tuple[bytes, str | None]]
 """What was asked under each key, and the answer; the answer is None for a mere claim."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from toc.model.body import NO_BODIES, Content, Contents
@@ -197,17 +197,14 @@ class Store(Batches):
         contents: Contents = NO_BODIES,
         *,
         on_conflict: OnConflict = OnConflict.REPLACE,
-        across: Collection[int] = (),
         request: Request | None = None,
     ) -> Stored:
         """Store a row, or do with the task that has its dedup_key what ``on_conflict`` says.
 
-        ``across`` are further biz_types under which the dedup_key names the same task. A ``request`` that was
-        answered before gets the same answer. Raises DedupConflict, TaskExists, RequestReused, InvalidExpiry,
-        SubmitUnknown.
+        A ``request`` that was answered before gets the same answer. Raises DedupConflict, TaskExists,
+        RequestReused, InvalidExpiry, SubmitUnknown.
         """
-        types = set(across).__contains__ if across else None
-        return self._puts.put(ToPut(row, contents, on_conflict, types, request))
+        return self._puts.put(ToPut(row, contents, on_conflict, request))
 
     # --- one task ------------------------------------------------------------------------------------------
 

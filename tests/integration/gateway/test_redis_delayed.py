@@ -90,10 +90,10 @@ def test_parameters_are_taken_from_the_query_as_well(client: Client) -> None:
     assert client.popped("query")["id"] == "2"
 
 
-def test_an_id_is_one_job_over_all_topics(client: Client) -> None:
+def test_adding_an_id_again_replaces_its_job(client: Client) -> None:
     client.add(id=3, topic="one", delayTime=300, message="old")
-    client.add(id=3, topic="two", delayTime=300, message="new")
-    assert client.popped("two")["message"] == "new"
+    client.add(id=3, topic="one", delayTime=300, message="new")
+    assert client.popped("one")["message"] == "new"
     assert_is(client.pop("one"), EMPTY)
     assert_is(client.delete(3), "success", TEXT)
 

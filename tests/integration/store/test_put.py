@@ -191,59 +191,12 @@ def test_error_and_keep_change_nothing(store: Store, new_row: NewRow) -> None:
     assert as_stored(store, row.job_id) == row
 
 
-def test_over_several_topics_a_name_has_one_pending_task(store: Store, new_row: NewRow) -> None:
+def test_a_name_holds_in_its_topic_alone(store: Store, new_row: NewRow) -> None:
     row = new_row("id-1", dedup_key="k")
-    store.put(row, across=[7, 8])
-    body, contents = with_body(named(new_row, row, biz_type=8), b"b")
-    stored = store.put(body, contents, across=[7])
-    assert stored.put == (body.job_id, REPLACED)
-    assert [one.job_id for one in stored.before] == [row.job_id]
-    old = as_stored(store, row.job_id)
-    assert (old.status, old.dedup_key) == (TaskStatus.CANCELLED, None)
-    assert (as_stored(store, body.job_id), body_of(store, body)) == (body, b"b")
-    assert store.put(named(new_row, row, biz_type=8), across=[7]).put == (body.job_id, REPLACED)
-    store.finish([(body.job_id, 1)])
-    back = named(new_row, row)
-    assert store.put(back, across=[8]).put == (back.job_id, NEW)
-    assert of_name(store, row, 7, 8) == [back]
-    stranger = named(new_row, row, biz_type=9)
-    assert store.put(stranger, across=[]).put == (stranger.job_id, NEW)
-
-
-def test_a_handed_out_task_moved_to_another_topic_is_not_due_before_its_hand_out_ends(
-    store: Store, new_row: NewRow
-) -> None:
-    row = new_row(dedup_key="k", action_time=int(time.time() * 1000) - 10)
-    store.put(row, across=[8])
-    item = HandOut(row.job_id, 7, 3, 3_600_000, secrets.token_bytes(16))
-    given = store.pulls.hand_out([item], int(time.time() * 1000)).whole()
-    moved = named(new_row, row, biz_type=8)
-    assert store.put(moved, across=[7]).put == (moved.job_id, MAY_HAVE_STARTED)
-    now = as_stored(store, moved.job_id)
-    assert (now.action_time, now.next_time) == (moved.action_time, given[row.job_id].next_time)
-
-
-def test_pushes_that_race_over_topics_leave_one_pending_task(
-    place: Any, store: Store, new_row: NewRow
-) -> None:
-    rows = [new_row(f"race-{secrets.token_hex(4)}", dedup_key="k") for _ in range(5)]
-    stores = [place.open() for _ in range(4)]
-
-    def push(n: int) -> tuple[int, int]:
-        row = rows[n % 5]
-        one = named(new_row, row, biz_type=7 + n // 5 % 3)
-        return n % 5, stores[n % 4].put(one, across=[7, 8, 9]).put.job_id
-
-    with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(push, range(300)))
-    for one in stores:
-        one.close()
-    for n, row in enumerate(rows):
-        found = store.read(all_of(store, row)).values()
-        assert [(one.status, one.dedup_key) for one in found if one.status == 0] == [(0, "k")]
-        assert {one.dedup_key for one in found if one.status != 0} <= {None}
-        (pending,) = of_name(store, row, 7, 8, 9)
-        assert pending.job_id in {job_id for which, job_id in told if which == n}
+    store.put(row)
+    other = named(new_row, row, biz_type=8)
+    assert store.put(other).put == (other.job_id, NEW)
+    assert of_name(store, row, 7, 8) == [row, other]
 
 
 # --- requests
@@ -267,10 +220,9 @@ def test_a_request_is_done_once_and_its_answer_is_repeated(store: Store, new_row
     assert store.put(named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (row.job_id, KEPT)
     store.finish([(row.job_id, 1)])
     assert store.put(named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (row.job_id, KEPT)
-    moved = named(new_row, row, biz_type=8)
-    fourth = Request.of("", secrets.token_hex(), b"")
+    again, fourth = named(new_row, row), Request.of("", secrets.token_hex(), b"")
     for _ in range(2):
-        assert store.put(moved, across=[7], request=fourth).put == (moved.job_id, NEW)
+        assert store.put(again, request=fourth).put == (again.job_id, NEW)
 
 
 def test_a_name_of_a_request_stands_for_one_request_whatever_databases_its_tasks_are_in(
@@ -344,10 +296,11 @@ def test_a_change_whose_answer_is_lost_is_made_once(
         assert through_proxy.put(body, contents).put == (row.job_id, REPLACED)
         now = as_stored(through_proxy, row.job_id)
         assert (now.version, body_of(through_proxy, now)) == (2, b"x")
-        moved = named(new_row, row, biz_type=8)
+        through_proxy.finish([(row.job_id, 2)])
+        again = named(new_row, row)
         proxy.eat(b"COMMIT")
-        assert through_proxy.put(moved, across=[7]).put == (moved.job_id, REPLACED)
-        assert of_name(through_proxy, row, 7, 8) == [moved]
+        assert through_proxy.put(again).put == (again.job_id, NEW)
+        assert of_name(through_proxy, row, 7) == [again]
 
 
 def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_did(

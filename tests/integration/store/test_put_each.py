@@ -50,28 +50,6 @@ def of_one_server(store: Store, new_row: NewRow, count: int, **values: Any) -> l
     return rows
 
 
-def test_a_name_that_may_be_taken_under_another_topic_is_not_put_and_holds_up_no_other(
-    store: Store, new_row: NewRow
-) -> None:
-    error = StoreUnavailable("nobody knows this topic")
-
-    def across(biz_type: int) -> bool:
-        if biz_type == 9:
-            raise error
-        return biz_type == 8
-
-    doubtful, moved, new = of_one_server(store, new_row, 3, dedup_key="k")
-    store.put(named(new_row, doubtful, biz_type=9))
-    store.put(named(new_row, moved, biz_type=8))
-    wanted = [ToPut(one, across=across) for one in (doubtful, moved, new)]
-    refused, *done = store.put_each(wanted)
-    assert refused is error
-    outcomes = [one.put.outcome if isinstance(one, Stored) else one for one in done]
-    assert outcomes == [REPLACED, NEW]
-    assert store.put_alone(wanted[0]) is error
-    assert store.get(doubtful.job_id) is None
-
-
 def test_each_of_many_has_the_outcome_that_it_would_have_alone(store: Store, new_row: NewRow) -> None:
     rows = of_one_server(store, new_row, 8, dedup_key="k", attribute='{"a":1}')
     new, pending, ended, kept, conflict, taken, answered, reused = rows

@@ -395,53 +395,6 @@ def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
     run(steps)
 
 
-def test_a_task_that_a_pull_must_not_have_is_handed_out_to_another_that_waits(
-    pulled: System, gateway: Pulls, other: Pulls
-) -> None:
-    async def steps() -> None:
-        picky = [asyncio.create_task(gateway.pull([TOPIC], wait=LONG, ttr=lambda _: None)) for _ in range(2)]
-        while len(gateway) < len(picky):
-            await asyncio.sleep(0.01)
-        for pulls in (gateway, other):
-            pull = asyncio.create_task(one(pulls))
-            while not len(pulls):
-                await asyncio.sleep(0.01)
-            job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.3)
-            async with asyncio.timeout(SOONER):
-                got = await pull
-            assert (got.task.job_id, got.attempt) == (job_id, 1)
-            await pulls.ack([got.lease])
-        assert not any(one.done() for one in picky)
-        gateway.close()
-        assert await asyncio.gather(*picky) == [[], []]
-
-    run(steps)
-
-
-def test_tasks_that_waiting_pulls_must_not_have_all_come_to_others(
-    pulled: System, gateway: Pulls, other: Pulls
-) -> None:
-    """Also those that were due for a while."""
-
-    async def steps() -> None:
-        picky = [asyncio.create_task(gateway.pull([TOPIC], wait=LONG, ttr=lambda _: None)) for _ in range(5)]
-        while len(gateway) < len(picky):
-            await asyncio.sleep(0.01)
-        for pulls in (gateway, other):
-            job_ids = pulled.center.submit_many([NewTask(TOPIC, n, 0.01) for n in range(200)])
-            await due(pulled, job_ids)
-            await asyncio.sleep(1)  # the picky ones refuse some meanwhile
-            got = list[Delivered]()
-            async with asyncio.timeout(SOONER):
-                while len(got) < len(job_ids):
-                    got += await pulls.pull([TOPIC], most=100, wait=5)
-            await pulls.ack([delivered.lease for delivered in got])
-        gateway.close()
-        assert await asyncio.gather(*picky) == [[]] * len(picky)
-
-    run(steps)
-
-
 def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
     pulled: System, gateway: Pulls
 ) -> None:

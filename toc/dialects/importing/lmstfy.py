@@ -55,8 +55,6 @@ class Entry(NamedTuple):
 class LmstfyOriginal:
     """The jobs of one pool."""
 
-    over_topics = False
-
     def __init__(self, redis: ForeignRedis, clock: Clock) -> None:
         self._redis = redis
         self._clock = clock

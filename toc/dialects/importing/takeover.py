@@ -18,8 +18,6 @@ from typing import NamedTuple, Protocol, TypeVar
 from toc.failpoint import failpoint
 from toc.model.clock import from_ms
 from toc.model.errors import DedupConflict, InvalidInput, NameTaken
-from toc.model.pattern import matches
-from toc.model.sharding import BizId
 from toc.model.task import NewTask, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.verdict import Failure
@@ -65,9 +63,7 @@ class Passed(NamedTuple):
 
 
 class Original(Protocol):
-    """A queue to take jobs from. ``over_topics``: an id names one job over all topics."""
-
-    over_topics: bool
+    """A queue to take jobs from."""
 
     def templates(self) -> Iterable[Template]:
         """Return the templates that the topics of the jobs found so far need."""
@@ -180,12 +176,8 @@ class Importing:
             for one, job_id in zip(found, job_ids, strict=True)
             if one.dead and job_id is not None and job_id in rows
         )
-        pushed = self._pushed(found, job_ids) if self._original.over_topics else frozenset()
         for one, job_id in zip(found, job_ids, strict=True):
             if job_id is None:
-                continue
-            if job_id in pushed:
-                self._differs(one)
                 continue
             self._taken[one.key] = job_id
             row = rows.get(job_id)
@@ -217,25 +209,6 @@ class Importing:
         self._passed.add(one.key)
         self.report.different += 1
         self.report.examples.setdefault("a task of its id has another content", one.key)
-
-    def _pushed(self, found: Sequence[Found], job_ids: Sequence[int | None]) -> frozenset[int]:
-        """Cancel the tasks of jobs that also exist here under another topic, and return these tasks.
-
-        Such jobs were pushed to the dialect, which replaces. This is looked at after the submit, so a job
-        that is pushed meanwhile is either seen here, or its push sees the task.
-        """
-        patterns = {template.pattern for template in self._original.templates()}
-        topics = self._center.catalog.refresh().values()
-        own = {one.biz_type for one in topics if any(matches(pattern, one.name) for pattern in patterns)}
-        pushed: set[int] = set()
-        for one, job_id in zip(found, job_ids, strict=True):
-            if job_id is None:
-                continue
-            rows = self._center.store.find(BizId.of(one.task.biz_id), dedup_key=one.task.dedup_key)
-            if any(row.biz_type in own and row.job_id != job_id for row in rows):
-                self._center.cancel(job_id)
-                pushed.add(job_id)
-        return frozenset(pushed)
 
     def _bury(self, rows: Iterable[TaskRow]) -> None:
         """Mark the tasks of dead letters as dead, unless something has happened to them since."""

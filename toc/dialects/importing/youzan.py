@@ -41,8 +41,6 @@ _FIELDS = {"1": "topic", "2": "id", "3": "delay", "4": "ttr", "5": "body"}
 class YouzanOriginal:
     """The jobs of one delay queue. ``buckets`` and ``queues`` are patterns of keys."""
 
-    over_topics = True
-
     def __init__(
         self, redis: ForeignRedis, clock: Clock, *, buckets: str = BUCKETS, queues: str = QUEUES
     ) -> None:
