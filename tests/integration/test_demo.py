@@ -129,6 +129,7 @@ def shop(tmp_path: Path) -> Path:
         "@center.handler('order.close')\n"
         "def close(task: Task) -> None:\n"
         "    Path(f'closed-{task.biz_id}').touch()\n"
+        "    raise KeyError\n"
     )
     return path
 
@@ -137,7 +138,13 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
     said = shop / "said"
     said.touch()
     words: tuple[object, ...] = ("dev", "--app", "deadlines:center")
-    dev = forks.start(list(map(str, words)), env=environment, directory=shop, streams={"stdout": str(said)})
+    log = shop / "log"
+    dev = forks.start(
+        list(map(str, words)),
+        env=environment | {"TOC_LOG_LEVEL": "debug"},
+        directory=shop,
+        streams={"stdout": str(said), "stderr": str(log)},
+    )
     try:
         assert until(lambda: "\n" in said.read_text(), 60)
         (_, setting) = shlex.split(said.read_text().splitlines()[0])
@@ -147,6 +154,7 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
         words = ("submit", "order.close", "--biz-id", 5, "--delay", "100ms")
         assert until(lambda: toc(environment, shop, *words).returncode == 0, 60)
         assert until((shop / "closed-5").exists, 60)
+        assert until(lambda: '"event": "handler_raised"' in log.read_text(), 60), "the level is obeyed"
     finally:
         dev.send_signal(signal.SIGINT)
         assert dev.wait(60) == 0

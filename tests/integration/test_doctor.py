@@ -15,7 +15,7 @@ from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
 from harness.secured import root_url
-from harness.system import System
+from harness.system import System, small_system
 from sqlalchemy.engine import make_url
 
 from toc import Settings, TaskStatus, TimeoutCenter
@@ -277,6 +277,50 @@ def test_a_topic_that_stays_in_no_assignment_is_told(system: System) -> None:
     assert not having(lines, Level.OK, held)
 
 
+def test_without_zookeeper_a_second_daemon_is_warned_of_and_leaves_the_first_alone(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> None:
+    system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
+    system.create_topics(slots=2)
+    first = system.start("host-a", processes=1)
+
+    def told(level: Level, text: str) -> list[Line]:
+        return having(doctor.examine(system.center), level, text)
+
+    system.wait(lambda: told(Level.OK, "1 workers hold 8 of 8 slots"), "the first has them", 60)
+    second = system.start("host-b", processes=1)
+    (line,) = system.wait(lambda: told(Level.WARN, "do not know of each other"), "both are told", 60)
+    assert "host-a, host-b" in line.what
+    second.terminate()
+    second.await_end()
+    system.wait(lambda: told(Level.OK, "1 workers hold 8 of 8 slots"), "the first goes on", 60)
+    assert not told(Level.WARN, "without leaving")
+    first.kill()
+    (line,) = system.wait(lambda: told(Level.WARN, "without leaving"), "its end is told", 60)
+    assert line.of == "host-a"
+    assert told(Level.REFUSE, "no worker is alive")
+    system.stop()
+
+
+def test_a_host_that_was_killed_is_named_although_others_have_its_slots(system: System) -> None:
+    system.create_topics(slots=2)
+    system.start("host-a", processes=1)
+    lost = system.start("host-b", processes=1)
+
+    def alive() -> bool:
+        owner = system.center.queues.owner()
+        return owner is not None and any(member.startswith("host-b") for member in owner.alive)
+
+    def named() -> list[str]:
+        return [line.of for line in having(doctor.examine(system.center), Level.WARN, "without leaving")]
+
+    system.wait(alive, "it has begun", 60)
+    lost.kill()
+    system.wait(lambda: named() == ["host-b"], "it is named", 60)
+    system.start("host-b", processes=1)
+    system.wait(lambda: not named(), "it is back", 60)
+
+
 def test_without_zookeeper_the_claims_on_slots_are_counted(tmp_path: Path) -> None:
     with EmbeddedStack(tmp_path) as stack:
         settings = Settings(**stack.settings)
@@ -284,11 +328,12 @@ def test_without_zookeeper_the_claims_on_slots_are_counted(tmp_path: Path) -> No
         with TimeoutCenter(settings) as center:
             topic = Topic("order.close", 1, 4)
             center.store.topics.create(topic)
+            center.queues.own(center.store.identity.get(), "here", "host1-0-1")
             center.queues.claim(topic.slots()[:3], "host1-0-1")
-            (line,) = having(doctor.examine(center), Level.WARN, "1 workers hold 3 claims on 4 slots")
+            (line,) = having(doctor.examine(center), Level.WARN, "1 workers hold 3 of 4 slots")
             assert line.do
             center.queues.claim(topic.slots(), "host1-0-1")
-            assert having(doctor.examine(center), Level.OK, "1 workers hold 4 claims on 4 slots")
+            assert having(doctor.examine(center), Level.OK, "1 workers hold 4 of 4 slots")
 
 
 def test_servers_that_are_set_wrongly_are_named_with_what_to_set(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from bdb import BdbQuit
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from toc import Dead, Retry
 from toc.model.raised import MAX_ERROR_CHARS, Raised, raised
+from toc.observe.log import stack
 
 
 class Unnamed(type):
@@ -31,6 +35,31 @@ class Fickle(Retry):
     def after(self, value: Any) -> None: ...
 
 
+class Text(str):
+    def __getitem__(self, _key: Any) -> str:
+        raise RuntimeError("it has no beginning")
+
+    __format__ = encode = __getitem__  # type: ignore[assignment]
+
+
+def nothing(*_args: object) -> Any:
+    raise RuntimeError("it tells nothing")
+
+
+class Closed(Exception):
+    """Nothing can be asked of it."""
+
+    __class__ = __traceback__ = __cause__ = __context__ = __suppress_context__ = property(nothing)
+    __repr__ = __reduce__ = __reduce_ex__ = __eq__ = __hash__ = __bool__ = nothing
+
+    def __str__(self) -> str:
+        return Text("no")
+
+
+class ClosedRetry(Closed, Retry):
+    """Nor of this one."""
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -41,6 +70,7 @@ class Fickle(Retry):
         (Fickle(1.0, "some day"), Raised("Fickle", "some day")),
         (Unspeakable(), Raised("Unspeakable", "Unspeakable: (its text cannot be made)")),
         (ValueError("\ud800"), Raised("ValueError", "ValueError: ?")),
+        (BdbQuit(), Raised("BdbQuit", "BdbQuit: a debugger needs a terminal, which a worker does not have")),
     ],
 )
 def test_an_error_is_put_into_words_whatever_it_is(error: BaseException, words: Raised) -> None:
@@ -51,3 +81,25 @@ def test_no_text_is_longer_than_what_a_row_keeps() -> None:
     assert len(raised(ValueError("x" * 10**6)).text) == MAX_ERROR_CHARS
     long = type("X" * 10**6, (Exception,), {})
     assert len(raised(long()).text) == len(raised(long()).name) == MAX_ERROR_CHARS
+
+
+def test_an_error_of_which_nothing_can_be_asked_is_put_into_words() -> None:
+    assert raised(Closed()) == Raised("Closed", "Closed: no")
+    assert raised(ClosedRetry(1.0)) == Raised("ClosedRetry", "no", after_ms=1000)
+
+
+def raise_closed() -> None:
+    raise Closed
+
+
+@pytest.mark.parametrize("do", [nothing, raise_closed, lambda: json.loads("{")])
+def test_what_was_raised_says_where_in_the_application_and_not_in_which_library(
+    do: Callable[[], object],
+) -> None:
+    at = trace = ""
+    try:
+        do()
+    except BaseException as exc:
+        at, trace = raised(exc).at, stack(exc)
+    assert at.startswith(f"{__file__}:")
+    assert __file__ in trace

@@ -119,7 +119,7 @@ class _Owners:
         center, settings = self._center, self._center.settings
         if settings.zookeeper is None:
             owned = admin.local_workers(center.store, center.queues)
-            return [WorkerNow(name, host_of(name), count) for name, count in sorted(owned.items())]
+            return [WorkerNow(name, host_of(name), len(slots)) for name, slots in sorted(owned.items())]
         if self._operator is None:
             self._operator = open_operator(settings).__enter__()
         try:

@@ -15,7 +15,14 @@ from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, load_settings, opened, who
 from toc.model.errors import IndexUnavailable, InvalidInput, NotInstalled
 from toc.model.wire import instant
-from toc.operate.records import intent_records, move_record, ownership_record, queue_record, worker_record
+from toc.operate.records import (
+    intent_records,
+    local_worker_records,
+    move_record,
+    ownership_record,
+    queue_record,
+    worker_record,
+)
 
 if TYPE_CHECKING:
     from toc.operate.admin import SlotView
@@ -91,25 +98,18 @@ def slots(
 def workers(as_json: Json = False) -> None:
     """Show the living workers of the cluster, the slots that each owns, and the tables that it sweeps.
 
-    Without ZooKeeper: the workers that hold slots in Redis.
+    Without ZooKeeper: the workers that use Redis.
     """
     from toc.operate.cluster import open_operator
 
     settings = load_settings()
     if settings.zookeeper is None:
-        from toc.coordination.znodes import host_of
         from toc.operate import admin
 
         with opened() as center:
             owned = admin.local_workers(center.store, center.queues)
-        show(
-            [
-                {"worker": worker, "host": host_of(worker), "owned": count}
-                for worker, count in sorted(owned.items())
-            ],
-            as_json=as_json,
-            empty="no workers; start one with `toc worker --app ...`",
-        )
+        empty = "no workers; start one with `toc worker --app ...`"
+        show(local_worker_records(owned), as_json=as_json, empty=empty)
         return
     with open_operator(settings) as operator:
         rows = operator.workers()

@@ -18,6 +18,7 @@ from toc.operate.cluster import open_operator, slot_owners
 from toc.operate.placement import Placement
 from toc.operate.records import (
     intent_records,
+    local_worker_records,
     move_record,
     ownership_record,
     queue_record,
@@ -94,11 +95,11 @@ def _slot(view: admin.SlotView) -> dict[str, Any]:
 
 
 async def workers(asked: Asked) -> Answer:
-    """Show the living workers of the cluster; without ZooKeeper those that hold slots in Redis."""
+    """Show the living workers of the cluster; without ZooKeeper those that use Redis."""
     center = asked.service.center
     if center.settings.zookeeper is None:
         owned = await asked.service.at_cluster(admin.local_workers, center.store, center.queues)
-        return Answer({"workers": [{"worker": one, "owned": count} for one, count in sorted(owned.items())]})
+        return Answer({"workers": local_worker_records(owned)})
 
     def look() -> list[Any]:
         with open_operator(center.settings) as operator:

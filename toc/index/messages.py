@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toc.index.calls import MAX_IDS
 from toc.index.members import first_due
 from toc.model.topic import Slot
 
+SILENT_SECONDS = 6
+"""A member that has not called ``own`` for longer has ended without leaving, or is cut off: it calls every
+two seconds."""
+MEMBER = "member "
 _SHOWN_CHARS = 200
 
 
@@ -145,19 +149,27 @@ class Generation(NamedTuple):
 class Owner(NamedTuple):
     """The owner of the index: the ``identity`` of a task table, the ``name`` of its cluster, and
     ``seconds`` since its workers last called ``own``. ``rival``: another cluster, which called
-    ``own`` ``rival_seconds`` ago, or ""."""
+    ``own`` ``rival_seconds`` ago, or "". ``members``: its workers that did not leave, each with the
+    seconds since it called ``own``; after an hour they are forgotten."""
 
     identity: str
     name: str
     seconds: int
     rival: str
     rival_seconds: int
+    members: Mapping[str, int]
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """The members that call ``own`` as they should."""
+        return frozenset(member for member, seconds in self.members.items() if seconds <= SILENT_SECONDS)
 
     @classmethod
     def of(cls, reply: list[Any]) -> Owner:
         """Parse the reply of own.lua."""
-        identity, name, seconds, rival, rival_seconds = reply
-        return cls(_text(identity), _text(name), seconds, _text(rival), rival_seconds)
+        identity, name, seconds, rival, rival_seconds, members = reply
+        ages = dict(zip(map(_text, members[::2]), members[1::2], strict=True))
+        return cls(_text(identity), _text(name), seconds, _text(rival), rival_seconds, ages)
 
     @classmethod
     def stored(cls, flat: list[bytes], now: int) -> Owner | None:
@@ -171,7 +183,8 @@ class Owner(NamedTuple):
         if "identity" not in found:
             return None
         name, rival = found.get("name", ""), found.get("rival", "")
-        return cls(found["identity"], name, since("at"), rival, since("rival_at"))
+        members = {field.removeprefix(MEMBER): since(field) for field in found if field.startswith(MEMBER)}
+        return cls(found["identity"], name, since("at"), rival, since("rival_at"), members)
 
 
 def _text(value: bytes) -> str:

@@ -30,6 +30,7 @@ from toc.index.calls import MAX_IDS, BySlot, Call, IndexBroken, IndexFull, Score
 from toc.index.keys import SlotKeys, owner_key, permits_key
 from toc.index.members import first_due, sort_out
 from toc.index.messages import (
+    MEMBER,
     CancelReply,
     Claim,
     ExpiredRequest,
@@ -415,10 +416,14 @@ class Queues:
 
     # --- the owner of the index -----------------------------------------------------------------------------
 
-    def own(self, identity: str, name: str) -> Owner:
-        """Claim the index for a task table. Returns its owner. Raises IndexUnavailable."""
+    def own(self, identity: str, name: str, member: str = "", *, leaves: bool = False) -> Owner:
+        """Claim the index for a task table, as the worker ``member`` of it. Returns its owner.
+
+        With ``leaves`` the worker is no member any more. Raises IndexUnavailable.
+        """
         key = owner_key(self.namespace)
-        words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS)
+        field = member and MEMBER + member
+        words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, field, int(leaves))
         return self._calls.only(_OWN.call(key_slot(key.encode()), (key,), *words), Owner.of)
 
     def owner(self) -> Owner | None:

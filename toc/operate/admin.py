@@ -257,19 +257,26 @@ def slot_views(
     return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
 
 
-def local_workers(store: Store, queues: Queues) -> dict[str, int]:
-    """Return how many claims each worker_id holds in Redis; without ZooKeeper no more is known.
+def local_workers(store: Store, queues: Queues) -> dict[str, set[Slot]]:
+    """Return the living workers, each with the slots of which it has a claim number.
 
-    A killed worker may still appear until another has cleared its claims. Raises StoreUnavailable, and
-    IndexUnavailable if no slot can be read.
+    Without ZooKeeper no more is known. One that was killed counts for a few seconds more.
+
+    Raises StoreUnavailable, and IndexUnavailable if no slot can be read.
     """
     slots = [slot for topic in store.topics.list() for slot in topic.slots()]
-    held = queues.claims(slots)
-    answers = [claims for claims in held.values() if not isinstance(claims, IndexUnavailable)]
-    failures = [claims for claims in held.values() if isinstance(claims, IndexUnavailable)]
-    if failures and not answers:
+    owner = queues.owner()
+    found: dict[str, set[Slot]] = {worker: set() for worker in owner.alive} if owner else {}
+    failures: list[IndexUnavailable] = []
+    for slot, claims in queues.claims(slots).items():
+        if isinstance(claims, IndexUnavailable):
+            failures.append(claims)
+        else:
+            for worker in found.keys() & claims.values():
+                found[worker].add(slot)
+    if failures and len(failures) == len(slots):
         raise failures[0]
-    return Counter(worker for claims in answers for worker in claims.values())
+    return found
 
 
 # --- schema -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,9 +17,10 @@ from toc.coordination.assignment import TABLES
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents
+from toc.coordination.znodes import host_of
 from toc.index import preflight
 from toc.index.calls import IndexBroken
-from toc.index.messages import Peek
+from toc.index.messages import SILENT_SECONDS, Peek
 from toc.index.queues import Queues
 from toc.model.clock import from_ms
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
@@ -197,14 +198,44 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
         owned = admin.local_workers(center.store, center.queues)
     except TocError as exc:
         return [*lines, *_unless_said(known, "workers", exc)]
+    lines += _gone(center, {host_of(worker) for worker in owned})
     if not owned:
         return [*lines, _nobody()]
-    held, slots = sum(owned.values()), sum(topic.slot_amount for topic in topics)
-    what = f"{len(owned)} workers hold {held} claims on {slots} slots"
+    if _shared(owned):
+        time.sleep(MOVE_SECONDS)  # perhaps they are being handed over
+        owned = admin.local_workers(center.store, center.queues)
+    if shared := _shared(owned):
+        hosts = ", ".join(sorted({host_of(worker) for worker in owned}))
+        what = f"daemons that do not know of each other share {len(shared)} slots, on {hosts}"
+        lines.append(Line(Level.WARN, "workers", "-", what, "stop all but one, or set TOC_ZOOKEEPER"))
+    held, slots = len(set().union(*owned.values())), sum(topic.slot_amount for topic in topics)
+    what = f"{len(owned)} workers hold {held} of {slots} slots"
     if held < slots:
         do = "if it lasts: does the app have a handler for every topic? See the daemon's log"
         return [*lines, Line(Level.WARN, "workers", "-", what, do)]
     return [*lines, Line(Level.OK, "workers", "-", what, "")]
+
+
+def _shared(owned: Mapping[str, Iterable[Slot]]) -> set[Slot]:
+    """The slots that several workers have."""
+    counts = Counter(slot for slots in owned.values() for slot in slots)
+    return {slot for slot, count in counts.items() if count > 1}
+
+
+def _gone(center: TimeoutCenter, hosts: Collection[str]) -> Iterator[Line]:
+    """The hosts that have no worker now, and whose workers did not leave."""
+    try:
+        owner = center.queues.owner()
+    except IndexUnavailable:
+        return  # reported elsewhere
+    heard: dict[str, int] = {}
+    for worker, seconds in (owner.members if owner else {}).items():
+        heard[host_of(worker)] = min(seconds, heard.get(host_of(worker), seconds))
+    for host, seconds in sorted(heard.items()):
+        if host not in hosts and seconds > SILENT_SECONDS:
+            what = f"its workers ended {seconds} s ago without leaving: it was killed, or is cut off"
+            do = "start its daemon again; what ran there runs elsewhere after its topic's prepare_timeout"
+            yield Line(Level.WARN, "workers", host, what, do)
 
 
 def _nobody() -> Line:
@@ -228,6 +259,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
         return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
+    lines += _gone(center, {row.member.host for row in workers})
     if topics and not workers:
         return [*lines, _nobody()]
     if workers:

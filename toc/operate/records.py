@@ -14,7 +14,7 @@ from toc.model.task import TaskStatus, decode_attribute
 from toc.model.wire import instant, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from datetime import datetime
 
     from toc.coordination.coordinator import WorkerRow
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toc.model.target import Target
     from toc.model.task import TaskRow
     from toc.model.template import Template
-    from toc.model.topic import Topic
+    from toc.model.topic import Slot, Topic
     from toc.operate.admin import SlotView
     from toc.sdk.schedules import Schedule
 
@@ -224,6 +224,16 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "joined": instant(row.joined),
         "topics": None if row.member.topics is None else sorted(row.member.topics),
     }
+
+
+def local_worker_records(owned: Mapping[str, Collection[Slot]]) -> list[dict[str, Any]]:
+    """Return workers without ZooKeeper."""
+    from toc.coordination.znodes import host_of
+
+    return [
+        {"worker": worker, "host": host_of(worker), "owned": len(slots)}
+        for worker, slots in sorted(owned.items())
+    ]
 
 
 def move_record(move: Move) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class SlotBook:
 
     def __init__(self, queues: Queues, worker_id: str) -> None:
         self._queues = queues
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._lock = threading.Lock()
         self.wanted: dict[Slot, float] = {}
         """What we were told to consume, and since when (monotonic). Replaced, never changed in place."""
@@ -58,6 +58,8 @@ class SlotBook:
         """Replaced, never changed in place: readers may iterate over it."""
         self.dead: frozenset[str] = frozenset()
         """Workers known to be dead: entries with their numbers are not running."""
+        self.alive: frozenset[str] = frozenset()
+        """Workers known to be alive: they keep their numbers."""
 
     def want(self, slots: Iterable[Slot], now: float = 0.0) -> None:
         """Claim these slots from now on. ``now`` is monotonic."""
@@ -87,7 +89,7 @@ class SlotBook:
         missing = [slot for slot in self.wanted if slot not in self.owned]
         if not missing:
             return []
-        results = self._queues.claim(missing, self._worker_id)
+        results = self._queues.claim(missing, self.worker_id)
         fresh: list[OwnedSlot] = []
         failures: list[IndexUnavailable] = []
         for slot, result in results.items():
@@ -105,7 +107,7 @@ class SlotBook:
     def renew(self, slots: Iterable[Slot]) -> set[Slot]:
         """Claim these slots again, as the index may have lost their numbers. Returns the slots
         whose number was lost."""
-        results = self._queues.claim(slots, self._worker_id)
+        results = self._queues.claim(slots, self.worker_id)
         lost = set()
         owned = self.owned
         for slot, result in results.items():

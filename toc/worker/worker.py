@@ -326,6 +326,7 @@ class Worker:
         for loop in self.loops:
             loop.stop(1.0)
         self.heartbeat.end()
+        self.watch.leave()
         self._listener.stop()
         self.pipeline.dispatcher.close()
         if self._webhooks is not None:

@@ -18,11 +18,30 @@ SLOT = Slot("order.close", 3)
 
 def test_the_first_that_asks_has_it_and_hears_of_the_second(queues: Queues) -> None:
     assert queues.owner() is None
-    assert queues.own(OURS, "ours") == (OURS, "ours", 0, "", 0)
+    assert queues.own(OURS, "ours")[:5] == (OURS, "ours", 0, "", 0)
     assert queues.own(THEIRS, "theirs")[:2] == (OURS, "ours")
     owner = queues.own(OURS, "ours")
     assert (owner.identity, owner.rival) == (OURS, "theirs")
     assert queues.owner() == owner
+
+
+def test_workers_are_members_until_they_leave_or_have_not_asked_for_an_hour(
+    queues: Queues, server: RedisServer
+) -> None:
+    for member in ("a-0", "b-0", "c-0"):
+        queues.own(OURS, "ours", member)
+    now = int(str(server.call("HGET", "toc_owner", "at")))
+    server.call("HSET", "toc_owner", "member b-0", str(now - 60), "member c-0", str(now - 3700))
+    assert queues.own(THEIRS, "theirs", "d-0").members.keys() == {"a-0", "b-0"}, "d-0 is no member"
+    owner = queues.own(OURS, "ours", "e-0")
+    assert owner.members.keys() == {"a-0", "b-0", "e-0"}
+    assert owner.alive == {"a-0", "e-0"}
+    seen = queues.owner()
+    assert seen is not None
+    assert seen.members.keys() == owner.members.keys()
+    assert queues.own(OURS, "ours", "a-0", leaves=True).members.keys() == {"b-0", "e-0"}
+    server.call("HSET", "toc_owner", "at", str(now - OWNER_LAPSE_SECONDS - 1))
+    assert queues.own(THEIRS, "theirs", "d-0").members.keys() == {"d-0"}
 
 
 def test_who_asks_no_more_has_it_no_more(queues: Queues, server: RedisServer) -> None:

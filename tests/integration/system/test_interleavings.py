@@ -99,6 +99,20 @@ def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(
     assert not known_to_the_owner(), "nothing is left under it"
 
 
+def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(
+    hands: tuple[Hands, Hands],
+) -> None:
+    first, second = hands
+    for one in (first, second, first, second):
+        one.worker.watch.ask_owner()
+    second.book.renew([SLOT])  # it meets the first
+    for _ in range(2):
+        second.reclaim()
+        second.clock.slept += EMPTY_SECONDS
+    second.reclaim()
+    assert second.queues.claims([SLOT])[SLOT] == {one.book.owned[SLOT].claim: one.name for one in hands}
+
+
 @pytest.mark.parametrize("why", ["its slot has moved", "its worker leaves"])
 def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(
     system: System, hands: tuple[Hands, Hands], why: str

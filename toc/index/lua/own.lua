@@ -2,13 +2,18 @@
 -- own: claims the index for a task table. The first table whose workers ask owns it for as long as they keep
 -- asking. A rival that asks leaves its name, so that the owner learns of it; a new owner finds no rival.
 -- A time in the future was written before this server's clock was set back, and counts as now.
+-- Each worker of the owner is a member from its first call on until it leaves, or has not called for an hour.
 --
--- KEYS  1   owner      hash: identity, name, at; rival, rival_at; seconds by this server's clock
+-- KEYS  1   owner      hash: identity, name, at; rival, rival_at; 'member ' worker_id -> when it called last;
+--                      seconds by this server's clock
 -- ARGV  1   identity   of the task table that asks
 --       2   name       of its cluster, for people
 --       3   lapse      seconds without asking after which the owner loses it
 --       4   refresh    seconds after which the owner's asking is recorded again
--- RETURNS   {identity of the owner, its name, seconds since it asked, name of the last rival or '', seconds since}
+--       5   member     the field of the calling worker, or ''
+--       6   leaves     1 if the caller ends, else 0
+-- RETURNS   {identity of the owner, its name, seconds since it asked, name of the last rival or '', seconds since,
+--           {worker_id, seconds since it called, ... of the members}}
 -- BOUNDS    1 key
 local now = tonumber(redis.call('TIME')[1])
 local held = redis.call('HGETALL', KEYS[1])
@@ -31,10 +36,31 @@ if found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV
   redis.call('HSET', KEYS[1], 'rival', ARGV[2], 'rival_at', stamp)
 elseif found.identity ~= ARGV[1] or found.name ~= ARGV[2] or since('at') >= tonumber(ARGV[4]) then
   if found.identity ~= ARGV[1] then
-    redis.call('HDEL', KEYS[1], 'rival', 'rival_at')
-    found.rival, found.rival_at = nil, nil
+    for field in pairs(found) do
+      redis.call('HDEL', KEYS[1], field)
+    end
+    found = {}
   end
   redis.call('HSET', KEYS[1], 'identity', ARGV[1], 'name', ARGV[2], 'at', stamp)
   found.identity, found.name, found.at = ARGV[1], ARGV[2], stamp
 end
-return {found.identity, found.name, since('at'), found.rival or '', since('rival_at')}
+local members = {}
+if found.identity == ARGV[1] and ARGV[5] ~= '' then
+  if ARGV[6] == '0' then
+    redis.call('HSET', KEYS[1], ARGV[5], stamp)
+    found[ARGV[5]] = stamp
+  else
+    redis.call('HDEL', KEYS[1], ARGV[5])
+    found[ARGV[5]] = nil
+  end
+end
+for field in pairs(found) do
+  local member = string.match(field, '^member (.+)$')
+  if member and since(field) > 3600 then
+    redis.call('HDEL', KEYS[1], field)
+  elseif member then
+    members[#members + 1] = member
+    members[#members + 1] = since(field)
+  end
+end
+return {found.identity, found.name, since('at'), found.rival or '', since('rival_at'), members}

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil
@@ -229,9 +230,10 @@ class IndexWatch:
         """Ask whose index this is. Called before anything is taken, and then repeatedly."""
         self._own_at = self.clock.monotonic() + OWNER_REFRESH_SECONDS
         try:
-            owner = self.queues.own(self.identity, self.name)
+            owner = self.queues.own(self.identity, self.name, self.book.worker_id)
         except IndexUnavailable:
             return  # keep the last answer
+        self.book.alive = owner.alive
         foreign = owner.identity != self.identity
         if foreign and not self.foreign:
             why = (
@@ -250,6 +252,11 @@ class IndexWatch:
         if foreign != self.foreign:
             self.foreign = foreign
             self.on_change()
+
+    def leave(self) -> None:
+        """Say that this worker ends in good order."""
+        with suppress(IndexUnavailable):
+            self.queues.own(self.identity, self.name, self.book.worker_id, leaves=True)
 
     def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
         """The slots to look at now, so that each has its turn in the period: some, or all ``at_once``."""

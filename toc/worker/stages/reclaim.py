@@ -135,7 +135,7 @@ class Reclaimer:
                 continue
             self._to_reclaim.discard(slot)
             if one.others and one.empty_since is not None and now - one.empty_since >= EMPTY_SECONDS:
-                idle[slot] = list(one.others)
+                idle[slot] = [number for number, owner in one.others.items() if owner not in self.book.alive]
                 one.others = {}
         if idle:
             self.queues.unclaim(idle)
