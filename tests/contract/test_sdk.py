@@ -54,7 +54,7 @@ def test_fifty_threads_share_one_center(contract: Contract) -> None:
 
     def work(n: int) -> None:
         try:
-            start.wait(20)
+            start.wait(60)
             for k in range(20):
                 job_id = center.submit("c.plain", biz_id=n * 100 + k, delay=3600, attribute={"n": n})
                 found[n].append(job_id)
@@ -111,7 +111,7 @@ def test_children_and_parent_go_on_after_a_fork_and_never_share_an_id_or_a_conne
         assert outcome == "CANCELLED"
         assert all(seen)
         ids += job_ids
-        child.join(30)
+        child.join(60)
         assert child.exitcode == 0
         mine.close()
     assert len(set(ids)) == 250

@@ -87,7 +87,7 @@ def test_a_worker_in_it_works_answers_its_probes_and_ends_in_good_order(
 
     def answers(path: str) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{metrics}{path}", timeout=30) as response:
+            with urllib.request.urlopen(f"http://{metrics}{path}", timeout=60) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, ConnectionError):
             return False
@@ -124,6 +124,6 @@ def test_a_worker_in_it_works_answers_its_probes_and_ends_in_good_order(
 
 def handlers(address: str) -> float:
     """How many of them run, by the daemon's own count."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
         lines = str(response.read().decode()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("toc_running_handlers{"))

@@ -245,7 +245,7 @@ def as_root(server: SecuredMariaDB, **options: Any) -> pymysql.Connection[pymysq
 
 def test_servers_that_are_secured_take_nothing_in_the_clear(servers: Servers) -> None:
     for server, said in ((servers.redis, b"PING\r\n"), (servers.zookeeper, b"srvr\n\n")):
-        with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
             connection.sendall(said)
             with contextlib.suppress(ConnectionResetError):
                 answer = connection.recv(64)

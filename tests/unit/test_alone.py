@@ -54,10 +54,10 @@ def test_log_lines_that_it_dropped_are_told_with_the_outcome() -> None:
             ours.send("run", topic="t", row=ROW, seconds=60)
             assert heard(ours) == {"kind": "processed", "dropped": 3}
         ours.close()
-        child.join(10)
+        child.join(60)
         for thread in threading.enumerate():
             if thread.name == "toc-beat":
-                thread.join(10)
+                thread.join(60)
 
 
 APP = """

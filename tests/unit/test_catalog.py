@@ -48,13 +48,13 @@ def test_a_read_that_ends_late_does_not_bring_an_older_view_back() -> None:
         found = list(topics)
         if len(topics) == 1:
             read_old.set()
-            answers.wait(30)
+            answers.wait(60)
         return found
 
     catalog = TopicCatalog(read, Clock())
     late = threading.Thread(target=catalog.refresh)
     late.start()
-    assert read_old.wait(30)
+    assert read_old.wait(60)
     topics.append(Topic("new", 8, 4))
     assert "new" in catalog.refresh()
     answers.set()

@@ -79,7 +79,7 @@ def test_another_handler_is_told_once_that_it_has_ended() -> None:
         await asyncio.sleep(0)
         culprit = started(1, cancel_all)
         with structlog.testing.capture_logs() as logs:
-            await asyncio.wait([culprit], timeout=5)
+            await asyncio.wait([culprit], timeout=60)
         assert culprit.cancelled()
         assert not culprit.disturbed
         assert [(line["event"], line["job_id"]) for line in logs] == [("cancel_refused", 1)]
@@ -89,7 +89,7 @@ def test_another_handler_is_told_once_that_it_has_ended() -> None:
             assert not task.done()
             task.end()
             assert not task.disturbed
-        await asyncio.wait([*others, unbegun], timeout=5)
+        await asyncio.wait([*others, unbegun], timeout=60)
         assert all(task.cancelled() for task in (*others, unbegun))
 
     asyncio.run(main())
@@ -110,7 +110,7 @@ def test_a_cancel_by_nobody_that_is_known_has_its_effect_and_its_failure_is_not_
         await asyncio.sleep(0)
         task.cancel()
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=60)
         assert task.cancelled()
         assert task.disturbed
 

@@ -95,7 +95,7 @@ def test_room_is_told_of_when_tasks_begin_to_wait_for_others_although_none_has_e
     loop.look_for_room(TOPIC.name)
     assert not told.wait(0.05)
     waiting = AHEAD
-    assert told.wait(20)
+    assert told.wait(60)
     loop.close()
     turning.join()
     loop._loop.close()

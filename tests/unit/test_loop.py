@@ -124,7 +124,7 @@ def test_stop_ends_the_sleep_even_after_a_wake_up_that_was_broken_off() -> None:
 
     loop = Loop("test", turn)
     loop.start()
-    assert turned.wait(10)
+    assert turned.wait(60)
     # An exception from a signal came between the two lines of a call of ``wake``: the loop was not woken, and
     # no further call does it.
     loop.wake._woken = True

@@ -401,7 +401,7 @@ def test_nobody_is_put_off_because_the_event_loop_was_held_up() -> None:
 def test_who_waits_for_redis_is_not_put_off_as_if_the_target_had_no_capacity() -> None:
     class Slow(Redis):
         def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
-            assert late.wait(10)
+            assert late.wait(60)
             return super().__call__(asked)
 
     late = threading.Event()
@@ -452,7 +452,7 @@ def test_a_share_that_is_being_asked_for_as_a_process_ends_is_given_back_too() -
         def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
             answer = super().__call__(asked)
             asking.set()
-            assert may_answer.wait(10)
+            assert may_answer.wait(60)
             return answer
 
     asking, may_answer = threading.Event(), threading.Event()
@@ -460,7 +460,7 @@ def test_a_share_that_is_being_asked_for_as_a_process_ends_is_given_back_too() -
 
     async def test(limiter: Limiter) -> None:
         coming = asyncio.ensure_future(limiter.enter(limiter.of("shop", 3, None), 0))
-        assert await asyncio.to_thread(asking.wait, 10)
+        assert await asyncio.to_thread(asking.wait, 60)
         leaving = asyncio.get_running_loop().run_in_executor(None, limiter.give_up)
         may_answer.set()
         await leaving

@@ -541,7 +541,7 @@ def test_an_answer_without_an_end_ends_its_connection(head: bytes, endless: byte
         answer = send(
             f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]), seconds=2
         )
-        server.join(30)
+        server.join(60)
         assert not server.is_alive(), "the connection is still open"
     assert answer.status is None
     assert text in answer.text
@@ -582,7 +582,7 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
         server = Thread(target=serve, args=[listener])
         server.start()
         assert asyncio.run(twice(listener.getsockname()[1])) == statuses
-        server.join(30)
+        server.join(60)
         assert not server.is_alive()
     assert connections == 2
     assert got.count(b"POST / ") == (3 if kept else 2)
@@ -599,7 +599,7 @@ def test_of_the_connections_that_were_kept_one_is_tried_at_most_in_vain() -> Non
                 if restarted.is_set() and both.parties == 2:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                     return
-                both.wait(30)
+                both.wait(60)
                 client.sendall(KEPT)
 
     def serve(listener: socket.socket) -> None:
@@ -622,7 +622,7 @@ def test_of_the_connections_that_were_kept_one_is_tried_at_most_in_vain() -> Non
         server.start()
         status = asyncio.run(whole(listener.getsockname()[1]))
         listener.shutdown(socket.SHUT_RDWR)
-        server.join(30)
+        server.join(60)
     assert status == 204
 
 
@@ -663,7 +663,7 @@ def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(be
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = answer_each(listener, [KEPT, begun])
         first, second = asyncio.run(twice(listener.getsockname()[1]))
-        server.join(30)
+        server.join(60)
         assert not server.is_alive(), "the connection is still open"
     assert first.status == 204
     assert second.status is None
@@ -675,7 +675,7 @@ def test_what_came_unasked_over_a_connection_costs_no_try(came: bytes) -> None:
     answered, sent = Event(), Event()
 
     def unasked(client: socket.socket) -> None:
-        assert answered.wait(30)
+        assert answered.wait(60)
         client.sendall(came)
         sent.set()
 
@@ -685,7 +685,7 @@ def test_what_came_unasked_over_a_connection_costs_no_try(came: bytes) -> None:
             url = f"http://127.0.0.1:{port}/"
             first = await sender.send(url, {"A": "b"}, b"{}", 60.0)
             answered.set()
-            assert await asyncio.to_thread(sent.wait, 30)
+            assert await asyncio.to_thread(sent.wait, 60)
             for _ in range(3):  # the loop reads what is there
                 await asyncio.sleep(0)
             second = await sender.send(url, {"A": "b"}, b"{}", 60.0)
@@ -697,7 +697,7 @@ def test_what_came_unasked_over_a_connection_costs_no_try(came: bytes) -> None:
         server = answer_each(listener, [KEPT, KEPT], unasked)
         assert asyncio.run(twice(listener.getsockname()[1])) == [204, 204]
         listener.shutdown(socket.SHUT_RDWR)
-        server.join(30)
+        server.join(60)
 
 
 def connection_after_connection(listener: socket.socket, connections: list[list[bytes]]) -> Thread:
@@ -746,7 +746,7 @@ def test_what_comes_together_with_an_answer_is_not_taken_for_the_next_one(reply:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = connection_after_connection(listener, [[KEPT, reply], [reply], [KEPT]])
         answers = sent_in_turn(listener.getsockname()[1], 3)
-        server.join(30)
+        server.join(60)
     assert [answer.status for answer in answers] == [204, None, 204]
     assert answers[1].text.startswith("its answer is not HTTP")
 
@@ -755,7 +755,7 @@ def test_a_rest_of_the_answer_before_is_not_taken_for_an_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = connection_after_connection(listener, [[KEPT, b"ok"], [KEPT]])
         assert [answer.status for answer in sent_in_turn(listener.getsockname()[1], 2)] == [204, 204]
-        server.join(30)
+        server.join(60)
         assert not server.is_alive()
 
 
@@ -766,7 +766,7 @@ def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
         sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
         try:
             await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, b"{}", 60.0)
-            await asyncio.to_thread(server.join, 30)
+            await asyncio.to_thread(server.join, 60)
             assert not server.is_alive(), "the connection is still open"
         finally:
             await sender.close()
@@ -783,7 +783,7 @@ def test_of_many_receivers_few_connections_are_kept() -> None:
             for port in ports:
                 assert (await sender.send(f"http://127.0.0.1:{port}/", {}, b"{}", 60.0)).status == 204
             for server in servers[2:]:
-                await asyncio.to_thread(server.join, 30)
+                await asyncio.to_thread(server.join, 60)
             assert [server.is_alive() for server in servers] == [True, True, False, False]
         finally:
             await sender.close()
@@ -793,7 +793,7 @@ def test_of_many_receivers_few_connections_are_kept() -> None:
         servers = [answer_each(one, [KEPT]) for one in listeners]
         asyncio.run(whole([one.getsockname()[1] for one in listeners], servers))
         for server in servers:
-            server.join(30)
+            server.join(60)
 
 
 def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle(
@@ -835,7 +835,7 @@ def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle
             asyncio.run(whole(port))
             new.shutdown(socket.SHUT_RDWR)
             for thread in threads:
-                thread.join(30)
+                thread.join(60)
     assert got["127.0.0.2"] == 1
 
 
@@ -911,7 +911,7 @@ def test_a_receiver_that_answers_before_it_has_the_whole_body_is_heard_and_gets_
             client.settimeout(30)
             got = len(client.recv(1024))
             client.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-            answered.wait(30)
+            answered.wait(60)
             with suppress(ConnectionResetError):
                 while part := client.recv(1 << 20):
                     got += len(part)
@@ -928,7 +928,7 @@ def test_a_receiver_that_answers_before_it_has_the_whole_body_is_heard_and_gets_
         server = Thread(target=serve, args=[listener], daemon=True)
         server.start()
         assert asyncio.run(once(listener.getsockname()[1])).status == 413
-        server.join(40)
+        server.join(60)
         assert not server.is_alive(), "the connection is still open"
     assert got < size
 

@@ -37,7 +37,7 @@ def test_a_connection_whose_request_was_answered_before_it_was_complete_ends_too
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(rest))
         assert await reader.readuntil(b"\r\n\r\n")
         writer.write(rest)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         assert not crowd.all
         writer.close()
@@ -73,7 +73,7 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
             await loop.sock_connect(client, listener.getsockname())
             await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             clients.append((client, client.getsockname()))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(crowd.unread) != min(number, 2) or len(crowd.all) != min(number, 2):
                     await asyncio.sleep(0.01)
         left = {one.transport.get_extra_info("peername") for one in crowd.all}
@@ -115,7 +115,7 @@ def data_segments(client: Any) -> int:
 
 def test_head_and_body_of_an_answer_leave_together() -> None:
     async def steps() -> None:
-        async with serving(echo) as (_, address), asyncio.timeout(10):
+        async with serving(echo) as (_, address), asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(*address)
             for number in range(1, 4):
                 writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
@@ -129,7 +129,7 @@ def test_head_and_body_of_an_answer_leave_together() -> None:
 
 def test_every_kind_of_answer_arrives_whole_and_in_order() -> None:
     async def steps() -> None:
-        async with serving(echo) as (_, address), asyncio.timeout(10):
+        async with serving(echo) as (_, address), asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -164,7 +164,7 @@ def test_trailers_are_no_headers() -> None:
             seen.append(scope["headers"])
             await refuse(scope, receive, send)
 
-        async with serving(read) as (_, address), asyncio.timeout(10):
+        async with serving(read) as (_, address), asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(*address)
             with contextlib.closing(writer):
                 writer.write(CHUNKED + b"2;x=y\r\nhi\r\n0\r\nAuthorization: Bearer a\r\n\r\n")
@@ -180,7 +180,7 @@ def test_trailers_are_no_headers() -> None:
 @pytest.mark.parametrize("begun", [b"0\r\na: ", b"2\r\nhi\r\n0\r\na: ", b"2;"])
 def test_what_a_chunked_body_has_beside_its_data_is_bounded(begun: bytes, endless: bytes) -> None:
     async def steps() -> None:
-        async with serving(echo) as (crowd, address), asyncio.timeout(10):
+        async with serving(echo) as (crowd, address), asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(*address)
             with contextlib.closing(writer):
                 writer.write(CHUNKED + begun)
@@ -208,7 +208,7 @@ def test_data_in_many_small_chunks_arrives_whole() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
-        async with serving(count) as (_, address), asyncio.timeout(10):
+        async with serving(count) as (_, address), asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(*address)
             with contextlib.closing(writer):
                 writer.write(CHUNKED + 100_000 * b"1\r\nx\r\n" + b"0\r\n\r\n")
@@ -227,7 +227,7 @@ def test_an_empty_line_between_requests_begins_none(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0.3)  # far longer than a head may take
             await refuse(scope, receive, send)
 
-        async with serving(answer) as (crowd, address), asyncio.timeout(10):
+        async with serving(answer) as (crowd, address), asyncio.timeout(60):
             looking = asyncio.create_task(crowd.look_on())
             reader, writer = await asyncio.open_connection(*address)
             with contextlib.closing(writer):
@@ -261,7 +261,7 @@ def test_a_client_that_is_refused_while_it_sends_reads_why(run: Any, begun: str)
     sent, status = BEGUN[begun]
 
     async def steps() -> None:
-        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(10):
+        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(60):
             loop = asyncio.get_running_loop()
             with socket.socket() as client:
                 client.setblocking(False)
@@ -295,7 +295,7 @@ def test_a_client_that_goes_on_sending_after_it_was_refused_is_closed(
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
     async def steps() -> None:
-        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(10):
+        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(60):
             looking = asyncio.create_task(crowd.look_on())
             _, writer = await asyncio.open_connection(*address)
             with contextlib.suppress(ConnectionError):
@@ -321,7 +321,7 @@ def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run:
             await refuse(scope, _receive, send)
             sent.append(await scope["toc.connection"].sent())
 
-        async with serving(hand_out) as (crowd, address), asyncio.timeout(10):
+        async with serving(hand_out) as (crowd, address), asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             await asked.wait()
@@ -348,7 +348,7 @@ def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run:
 
 def test_of_too_many_connections_one_that_was_refused_goes_before_one_that_is_idle() -> None:
     async def steps() -> None:
-        async with serving(refuse) as (crowd, address), asyncio.timeout(10):
+        async with serving(refuse) as (crowd, address), asyncio.timeout(60):
             crowd.most = 2
             idle, idle_writer = await asyncio.open_connection(*address)
             refused, refused_writer = await asyncio.open_connection(*address)

@@ -60,7 +60,7 @@ def test_a_producer_and_a_consumer_get_every_mail_sent_once(
             job_ids = [found[0].job_id for found in rows]
             assert until(lambda: not system.pending(job_ids), 60), log.read_text()
             consumer.send_signal(signal.SIGTERM)
-            assert consumer.wait(30) == 0, log.read_text()
+            assert consumer.wait(60) == 0, log.read_text()
         finally:
             consumer.kill()
             consumer.wait()

@@ -408,14 +408,14 @@ def test_clients_of_both_go_on_with_their_jobs(system: System, other: redis.Redi
         client = Client(
             port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("lmstfy.ns.*",))
         )
-        job = client.consume("moved", ttr=60, timeout=20)
+        job = client.consume("moved", ttr=60, timeout=30)
         assert (job["job_id"], data_of(job), job["remain_tries"]) == (job_id, b"from there", 1)
         assert job["attributes"] == {"color": "red"}
         assert client.call("DELETE", f"/api/ns/moved/job/{job_id}").status == 204
         assert client.call("GET", f"/api/ns/moved/job/{job_id}").status == 404
         assert client.call("GET", "/api/ns/moved/deadletter").content["deadletter_head"] == buried
         assert client.call("PUT", "/api/ns/moved/deadletter").content["count"] == 1
-        assert client.consume("moved", timeout=20)["job_id"] == buried
+        assert client.consume("moved", timeout=30)["job_id"] == buried
         popped = youzan(gateway, "pop", {"topic": "order"})
         assert popped == {"code": 0, "message": "操作成功", "data": {"id": "order-7", "body": "pay"}}
         assert youzan(gateway, "finish", {"id": "order-7"})["code"] == 0

@@ -264,7 +264,7 @@ def test_a_job_comes_again_when_its_ttr_has_ended_and_not_before(client: Client)
     job_id = client.publish("again", tries=3)
     began = time.monotonic()
     first = client.consume("again", ttr=2, timeout=30)
-    second = client.consume("again", ttr=60, timeout=10)
+    second = client.consume("again", ttr=60, timeout=30)
     took = time.monotonic() - began
     assert first["job_id"] == second["job_id"] == job_id
     assert (first["remain_tries"], second["remain_tries"]) == (2, 1)
@@ -309,7 +309,7 @@ def test_a_delayed_job_waits_for_its_second(client: Client) -> None:
     assert client.consume("later") is None
     assert client.call("GET", "/api/ns/later/size").content["size"] == 0
     assert client.call("GET", f"/api/ns/later/job/{job_id}").status == 200
-    job = client.consume("later", timeout=10)
+    job = client.consume("later", timeout=30)
     assert job["job_id"] == job_id
     assert time.monotonic() - began >= 2.0
 
@@ -336,7 +336,7 @@ def test_a_consumer_may_name_any_number_of_queues(client: Client) -> None:
 
 def test_a_queue_that_is_not_there_yet_is_waited_for(gateway: Gateway, client: Client) -> None:
     found: list[object] = []
-    waiting = threading.Thread(target=lambda: found.append(client.consume("born,unborn", timeout=20)))
+    waiting = threading.Thread(target=lambda: found.append(client.consume("born,unborn", timeout=30)))
     waiting.start()
     job_id = client.publish("born")
     waiting.join(30)
@@ -389,7 +389,7 @@ def test_a_job_is_not_lost_to_clients_that_left_while_they_waited(client: Client
     for one in waiting:
         one.close()
     job_id = client.publish("left", tries=1)
-    job = client.consume("left", timeout=20)
+    job = client.consume("left", timeout=30)
     assert (job["job_id"], job["remain_tries"]) == (job_id, 0)
 
 

@@ -297,7 +297,7 @@ def test_a_conflict_names_the_other_task(shared: Gateway) -> None:
     ],
 )
 def test_what_is_no_http_is_answered_and_closed(shared: Gateway, sent: bytes, status: int) -> None:
-    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=60) as client:
         client.sendall(sent)
         answer = b""
         while part := client.recv(65536):

@@ -164,7 +164,7 @@ def test_submits_behind_a_dedup_key_of_an_open_transaction_are_answered_in_time(
         many = Batcher(system.center)
         try:
             locker.batch(["BEGIN", insert.sql % tuple(map(locker.escape, insert.params))])
-            async with asyncio.timeout(30):  # four at once wait for the lock, for 10 s each
+            async with asyncio.timeout(60):  # four at once wait for the lock, for 10 s each
                 asked = [many.submit(task) for _ in range(40)]
                 found = await asyncio.gather(*asked, return_exceptions=True)
             kinds = Counter(type(one) for one in found)
@@ -189,13 +189,13 @@ def test_whoever_reads_the_topics_sees_those_that_were_there_before(
     def read(*, real: Callable[[], list[Topic]] = catalog._read) -> list[Topic]:
         found = real()
         has_read.set()
-        answers.wait(30)
+        answers.wait(60)
         return found
 
     async def steps() -> None:
         many = Batcher(system.center)  # it reads them at once
         try:
-            assert await asyncio.to_thread(has_read.wait, 30)
+            assert await asyncio.to_thread(has_read.wait, 60)
             topics.create(Topic("new", 4711, 1))
             reading = asyncio.ensure_future(many.read_topics())
             await asyncio.sleep(0)  # it has begun to wait

@@ -98,7 +98,7 @@ def test_a_store_that_is_closed_while_a_table_is_probed_is_not_marked_by_that_pr
 
     def probed(*_args: object, **_how: object) -> list[Result]:
         begun.set()
-        answer.wait(30)
+        answer.wait(60)
         if (outcome := next(outcomes)) is not None:
             raise outcome
         return []
@@ -108,12 +108,12 @@ def test_a_store_that_is_closed_while_a_table_is_probed_is_not_marked_by_that_pr
     for _ in range(3):
         health = mysql_store._shards.health[server]
         health._mark(0, Locked("locked"), None, writes=False)
-        assert begun.wait(30)
+        assert begun.wait(60)
         thread = health._thread
         mysql_store.close()
         answer.set()
         assert thread
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         assert (health.away, health.troubled, ends) == (None, False, [])
         begun.clear()
@@ -517,7 +517,7 @@ def test_a_server_that_was_killed_and_started_again_has_every_acknowledged_row(
 
     thread = threading.Thread(target=submit)
     thread.start()
-    assert enough.wait(30)
+    assert enough.wait(60)
     server.kill()
     thread.join()
     with pytest.raises(StoreUnavailable):

@@ -113,7 +113,7 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
             monkeypatch.setattr(store, "insert_each", broken)
             monkeypatch.setattr(submits, "_given_up", lambda _: 1 / 0)
         with pytest.raises((RuntimeError, ZeroDivisionError)):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await one.submit(NewTask("test.sync", 1, 60))
         answered.set()
         monkeypatch.setattr(submits, "_together", together)

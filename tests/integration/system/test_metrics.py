@@ -27,7 +27,7 @@ Numbers = dict[tuple[str, ...], float]
 def ask(daemon: DaemonProcess, path: str, accept: str = "") -> tuple[int, str]:
     request = urllib.request.Request(f"http://{address(daemon.told())}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as refused:
         with refused:

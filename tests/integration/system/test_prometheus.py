@@ -73,7 +73,7 @@ def test_prometheus_collects_from_the_daemons_and_no_rule_or_panel_fails(
         asked = {name for query in dashboard_queries() for name in re.findall(r"\btoc_\w+", query)}
 
         def unseen() -> set[str]:
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
                 types = re.findall(r"^# TYPE (\w+) (\w+)", answer.read().decode(), re.MULTILINE)
             histograms = {name for name, kind in types if kind == "histogram"}
             parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}

@@ -56,7 +56,7 @@ def run(steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def entered(gateway: Pulls, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(gateway) < count:
             await asyncio.sleep(0.01)
 
@@ -130,11 +130,11 @@ def test_a_consumer_that_never_waits_gets_what_no_message_told_of(system: System
         assert await gateway.pull([TOPIC]) == []
         taker = gateway._taker
         taker._listener.stop()
-        taker._listens.join(30)
+        taker._listens.join(60)
         taker._watch_loop.stop(30)
         job_id = system.center.submit(TOPIC, biz_id=1, delay=0.01)
         got: list[Delivered] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not got:
                 got = await gateway.pull([TOPIC])
                 taker.watch()  # it hardly ever runs just while such a pull is there

@@ -56,7 +56,7 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     _pause(hosts, "test.sync")
     paused_again = time.monotonic()
     end.touch()
-    waiting.join(30)
+    waiting.join(60)
     assert time.monotonic() - paused_again > NOTICED_SECONDS, "no worker may take by what it read before"
     assert [topic.delivery for topic in changed] == [Delivery.PULL]
     assert not hosts.pending([running])

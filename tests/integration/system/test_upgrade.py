@@ -87,7 +87,7 @@ def ready(daemon: DaemonProcess, since: int = 0) -> bool:
     if "metrics_served" not in log:
         return False
     try:
-        with urllib.request.urlopen(f"http://{address(log)}/readyz", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{address(log)}/readyz", timeout=60) as answer:
             return bool(answer.status == 200)
     except urllib.error.URLError:
         return False

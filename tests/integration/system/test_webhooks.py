@@ -243,7 +243,7 @@ def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
 
     def reply(_got: Got) -> Reply:
         first_is_here.set()
-        may_answer.wait(30)
+        may_answer.wait(60)
         return Reply()
 
     receiver = receive(reply)
@@ -264,7 +264,7 @@ def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
 
     async def whole(webhooks: Webhooks) -> tuple[object, str]:
         first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
-        assert await asyncio.to_thread(first_is_here.wait, 30)
+        assert await asyncio.to_thread(first_is_here.wait, 60)
         second = asyncio.ensure_future(webhooks.deliver(routed(2, target="shop")))
         await asyncio.sleep(0)  # now it waits for its place
         secret = await asyncio.to_thread(change, webhooks)
@@ -290,7 +290,7 @@ def test_a_task_that_expires_as_it_waits_for_a_place_is_not_sent(hook: Hook, rec
 
     def reply(_got: Got) -> Reply:
         first_is_here.set()
-        may_answer.wait(30)
+        may_answer.wait(60)
         return Reply()
 
     receiver = receive(reply)
@@ -299,7 +299,7 @@ def test_a_task_that_expires_as_it_waits_for_a_place_is_not_sent(hook: Hook, rec
 
     async def whole(webhooks: Webhooks) -> object:
         first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
-        assert await asyncio.to_thread(first_is_here.wait, 30)
+        assert await asyncio.to_thread(first_is_here.wait, 60)
         expires_at = datetime.now(UTC) + timedelta(milliseconds=5)
         second = routed(2, target="shop")._replace(expires_at=expires_at)
         waiting = asyncio.ensure_future(webhooks.deliver(second))
@@ -735,7 +735,7 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
     def lookup(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
         if host != "shop.test":
             hanging.release()
-            over.wait(60)
+            over.wait(600)
             raise OSError
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
@@ -748,8 +748,8 @@ def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
         ]
         try:
             for _ in range(YOUNG):  # all that there are for such names
-                assert await asyncio.to_thread(hanging.acquire, timeout=30)
-            async with asyncio.timeout(10):
+                assert await asyncio.to_thread(hanging.acquire, timeout=60)
+            async with asyncio.timeout(60):
                 while not receiver.got:
                     with suppress(Postponed):
                         await webhooks.deliver(routed(1, target="shop"))
