@@ -175,7 +175,7 @@ def run_bytes(
     module: str | None = None,
     directory: Path | str | None = None,
     given: bytes = b"",
-    timeout: float = 60,
+    timeout: float = 240,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end; ``given`` is what it reads.
 
@@ -206,7 +206,7 @@ def run(
     module: str | None = None,
     directory: Path | str | None = None,
     given: str = "",
-    timeout: float = 60,
+    timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end, with text for bytes.
 

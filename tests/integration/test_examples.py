@@ -290,7 +290,7 @@ class Dev:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"

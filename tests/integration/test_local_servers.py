@@ -315,7 +315,7 @@ def test_a_local_cluster_survives_the_command_that_started_it_until_it_is_stoppe
         command = [sys.executable, "-c", START, str(local.directory)]
         # not through a pipe: what survives must not hold the command's output open
         with (tmp_path / "out").open("w") as out:
-            subprocess.run(command, check=True, stdout=out, stderr=subprocess.STDOUT, timeout=100)
+            subprocess.run(command, check=True, stdout=out, stderr=subprocess.STDOUT, timeout=240)
         assert (tmp_path / "out").read_text() == "prepared local\n"
 
         status = {part["name"]: part for part in local.status()}

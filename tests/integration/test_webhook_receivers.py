@@ -62,7 +62,7 @@ def test_the_reference_library_of_javascript_accepts_signatures_also_during_a_ro
         input=json.dumps(told),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.stdout.strip() == "verified", done.stderr

@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Nothing is asserted of how long an example takes, or its making: on a busy machine either takes long.
+settings.register_profile("toc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("toc")
 
 
 @pytest.fixture

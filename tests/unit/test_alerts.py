@@ -103,7 +103,7 @@ def test_promtool_finds_nothing_wrong_and_every_alert_is_raised(tmp_path: Path) 
             env=env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

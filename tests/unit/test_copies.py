@@ -25,5 +25,5 @@ assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_a_copy_that_is_terminated_as_it_begins_ends() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)
     assert not ended.returncode, ended.stderr

@@ -142,7 +142,7 @@ def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
 
     def analyze(*words: str) -> subprocess.CompletedProcess[str]:
         command = [systemd_analyze, *words, str(unit)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     verified = analyze("verify", "--man=no")
     assert verified.returncode == 0, verified.stderr

@@ -209,5 +209,5 @@ os.waitpid(pid, 0)
 def test_what_a_handler_forks_writes_as_it_always_did(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
-        subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], stderr=file, timeout=60, check=True)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], stderr=file, timeout=240, check=True)
     assert sorted(path.read_text().splitlines()) == ["a child's last words", "ours"]

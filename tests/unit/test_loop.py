@@ -111,7 +111,7 @@ def test_errors_of_the_application_do_not(where: str) -> None:
 def run(*code: str) -> subprocess.CompletedProcess[str]:
     program = "\n".join(map(textwrap.dedent, (BEGIN, *code)))
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -190,7 +190,7 @@ def test_jitter_follows_from_the_name_and_keeps_the_nominal_time() -> None:
     assert (fire.due - fire.nominal) / timedelta(milliseconds=1) == definition.offset
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     every=st.integers(1, 5000),
     jitter=st.integers(0, 400),

@@ -627,7 +627,7 @@ def test_parent_and_child_of_a_fork_both_go_on(store: Store, place: Any, new_row
         [sys.executable, "-W", "error", "-c", FORK, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
