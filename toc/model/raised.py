@@ -6,12 +6,18 @@ converted on the handler's thread, and no other thread touches the exception.
 
 from __future__ import annotations
 
+import os
+import traceback
+from bdb import BdbQuit
 from datetime import timedelta
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
 
 MAX_ERROR_CHARS = 1000
+_LIBRARIES = (f"{Path(os.__file__).parent}/", f"{Path(__file__).parents[1]}/", "<frozen ")
+"""Where Python's and toc's own modules are."""
 
 
 class Sent(NamedTuple):
@@ -49,6 +55,8 @@ class Raised(NamedTuple):
     """The try did not take place (``Postponed``): the task waits until then (ms)."""
     sent: Sent | None = None
     """The request that the try made, if it was a webhook's."""
+    at: str = ""
+    """Where it was raised, as FILE:LINE; empty if it was not."""
 
 
 EXPIRED = Raised("Expired", "", expired=True)
@@ -89,21 +97,43 @@ class Undelivered(Exception):
 def raised(error: BaseException) -> Raised:
     """Convert an exception to text, however it misbehaves. May take as long as the exception's own code
     does."""
+    # Nothing asks the exception itself, not even isinstance: its attributes may be properties that raise.
     kind = type(error)
-    if isinstance(error, Postponed):
-        return Raised("Postponed", str(error), until=error.until)
-    if isinstance(error, Undelivered):
+    if kind is Postponed:
+        return Raised("Postponed", str(error), until=error.until)  # type: ignore[attr-defined]
+    if kind is Undelivered:
+        assert isinstance(error, Undelivered)  # noqa: S101 - toc's own
         return Raised(
             "Undelivered", str(error)[:MAX_ERROR_CHARS], error.dead, error.after_ms, sent=error.sent
         )
-    name = type.__dict__["__name__"].__get__(kind)[:MAX_ERROR_CHARS]  # a metaclass may give any name
+    name = _cut(type.__dict__["__name__"].__get__(kind))  # a metaclass may give any name
     dead, retry = issubclass(kind, Dead), issubclass(kind, Retry)
     text = _text(error)
     disturbed = kind is Disturbed
+    if kind is BdbQuit:
+        text = "a debugger needs a terminal, which a worker does not have"
     if not dead and not retry and not disturbed:
         text = f"{name}: {text}" if text else name
-    text = text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
-    return Raised(name, text, dead, _after_ms(error) if retry else None, disturbed=disturbed)
+    after_ms = _after_ms(error) if retry else None
+    return Raised(name, _cut(text), dead, after_ms, disturbed=disturbed, at=where(error))
+
+
+def field_of(error: BaseException, name: str) -> Any:
+    """A field as BaseException keeps it. The error's class may have a property of this name that raises."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def where(error: BaseException) -> str:
+    """Return the innermost line of the application that this exception passed, as FILE:LINE: of no library,
+    unless it passed nothing else. Empty if it was not raised."""
+    found = ""
+    own = False
+    for frame, line in traceback.walk_tb(field_of(error, "__traceback__")):
+        file = frame.f_code.co_filename
+        outside = not file.startswith(_LIBRARIES) and "site-packages" not in file
+        if outside or not own:
+            found, own = f"{file}:{line}", outside
+    return _cut(found)
 
 
 def overran(max_runtime: float) -> Raised:
@@ -113,9 +143,14 @@ def overran(max_runtime: float) -> Raised:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)[:MAX_ERROR_CHARS]
+        return _cut(str(error))
     except BaseException:
         return "(its text cannot be made)"
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text as a plain str, of which UTF-8 can encode every character."""
+    return str.encode(str.__getitem__(text, slice(MAX_ERROR_CHARS)), "utf-8", "replace").decode()
 
 
 def _after_ms(error: BaseException) -> int | None:

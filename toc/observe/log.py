@@ -22,6 +22,7 @@ from typing import Any, TextIO, TypeGuard, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from toc.model.raised import field_of
 from toc.observe.logwriter import LogWriter
 from toc.observe.metrics import LOG_LINES_DROPPED
 
@@ -134,9 +135,10 @@ def stack(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        frames = "".join(traceback.format_tb(cause.__traceback__))
-        parts.append(f"{frames}{type(cause).__name__}")
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        frames = "".join(traceback.format_tb(field_of(cause, "__traceback__")))
+        parts.append(f"{frames}{type.__dict__['__name__'].__get__(type(cause))}")
+        above, hidden = field_of(cause, "__cause__"), field_of(cause, "__suppress_context__")
+        cause = above if above is not None or hidden else field_of(cause, "__context__")
     return "\nfrom\n".join(parts)
 
 

@@ -227,7 +227,7 @@ class Tracing:
 
     def _end_try(self, span: Span, error: BaseException | None) -> None:
         kinds = {type(None): "processed", Dead: "dead", Retry: "retry", Postponed: "postponed"}
-        outcome = next((name for kind, name in kinds.items() if isinstance(error, kind)), "failed")
+        outcome = next((name for kind, name in kinds.items() if issubclass(type(error), kind)), "failed")
         span.set_attribute("toc.outcome", outcome)
         if error is not None and outcome != "postponed":
             self._fail(span, error)

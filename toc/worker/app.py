@@ -7,6 +7,7 @@ import os
 import sys
 
 from toc.model.errors import AppNotFound, UnknownTopic
+from toc.model.raised import raised, where
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 
@@ -43,9 +44,11 @@ def load_app(path: str) -> TimeoutCenter:
                 f"--app {path!r}: there is no module {missing!r}; run from the directory that holds it, "
                 f"or install it"
             ) from exc
-        raise AppNotFound(f"--app {path!r}: importing it failed: there is no module {missing!r}") from exc
+        raise AppNotFound(
+            f"--app {path!r}: importing it failed: there is no module {missing!r}{_at(exc)}"
+        ) from exc
     except (Exception, SystemExit) as exc:
-        raise AppNotFound(f"--app {path!r}: importing it failed: {type(exc).__name__}: {exc}") from exc
+        raise AppNotFound(f"--app {path!r}: importing it failed: {raised(exc).text}{_at(exc)}") from exc
     if os.getcwd() != here:  # noqa: PTH109
         _left.append(here)
     center = getattr(module, attribute, None)
@@ -53,6 +56,25 @@ def load_app(path: str) -> TimeoutCenter:
         what = "has no such name" if center is None else f"is a {type(center).__name__}"
         raise AppNotFound(f"--app {path!r}: {attribute!r} {what}; it must be a toc.TimeoutCenter")
     return center
+
+
+def _at(error: BaseException) -> str:
+    at = where(error)
+    return f" (at {at})" if at else ""
+
+
+def skip_breakpoints() -> None:
+    """Log a breakpoint() of a handler and go on: its debugger would find no terminal here and fail the try.
+
+    One that PYTHONBREAKPOINT names is started.
+    """
+
+    def skip(*_args: object, **_kwargs: object) -> None:
+        caller = sys._getframe(1)
+        log.warning("breakpoint_skipped", at=f"{caller.f_code.co_filename}:{caller.f_lineno}")
+
+    if not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = skip
 
 
 def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:

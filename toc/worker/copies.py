@@ -67,8 +67,9 @@ def end_if_copy(error: BaseException | None) -> None:
     if _original is None or os.getpid() == _original:
         return
     code = 0 if error is None else 1
-    if isinstance(error, SystemExit):  # the exit code of a program that ends itself
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if issubclass(type(error), SystemExit):  # the exit code of a program that ends itself
+        given = vars(SystemExit)["code"].__get__(error)
+        code = given if type(given) is int else int(given is not None)
     try:
         last_words = threading.Thread(target=_say, args=[code], daemon=True)
         last_words.start()

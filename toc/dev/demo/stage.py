@@ -84,8 +84,13 @@ def of_cluster(config: Path) -> Iterator[Stage]:
 
 @contextmanager
 def only_config(path: Path) -> Iterator[None]:
-    """Within the block, settings come from this file alone, not from TOC_* variables of the caller."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("TOC_")}
+    """Within the block, settings come from this file alone, not from TOC_* variables of the caller, but for
+    those of the log."""
+    before = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("TOC_") and not name.startswith("TOC_LOG_")
+    }
     for name in before:
         del os.environ[name]
     os.environ["TOC_CONFIG"] = str(path)

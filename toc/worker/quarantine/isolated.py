@@ -18,6 +18,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Mapping
+from contextvars import Context
 from typing import Any
 
 from toc.loop import leave_process
@@ -29,7 +30,7 @@ from toc.model.task import TryRow
 from toc.observe.log import configure, detach
 from toc.observe.metrics import LOG_LINES_DROPPED
 from toc.worker import copies, damage
-from toc.worker.app import load_app
+from toc.worker.app import load_app, skip_breakpoints
 from toc.worker.control import ControlPipe
 from toc.worker.copies import end_if_copy
 from toc.worker.silence import BEAT_SECONDS
@@ -50,9 +51,10 @@ def run(
     error: BaseException | None = None
     try:
         task = row.to_task(handler.topic, body)
-        outcome = handler.call(task if handler.batch is None else [task])
+        context = Context()  # what other tries have set is not seen here
+        outcome = context.run(handler.call, task if handler.batch is None else [task])
         if handler.is_async:
-            outcome = _await(outcome, runner.get_loop(), seconds)
+            outcome = _await(outcome, runner.get_loop(), seconds, context)
         else:
             check_done(outcome)
         if handler.batch is not None:
@@ -63,11 +65,11 @@ def run(
     return {"kind": "processed"} if error is None else _failure(error)
 
 
-def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: float) -> Any:
+def _await(outcome: Awaitable[Any], loop: asyncio.AbstractEventLoop, seconds: float, context: Context) -> Any:
     async def awaited() -> Any:
         return await outcome
 
-    task = loop.create_task(awaited())
+    task = loop.create_task(awaited(), context=context)
     timer = loop.call_later(seconds, task.cancel, "max_runtime is over")
     task.add_done_callback(lambda _: loop.stop())
     while not task.done():
@@ -144,6 +146,7 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     sock = socket.socket(fileno=arguments.link)
     sock.set_inheritable(False)
+    skip_breakpoints()
     try:
         center = load_app(arguments.app)
     except TocError as exc:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 
 from toc.observe.log import get_logger
@@ -39,7 +39,7 @@ class HandlerTask(asyncio.Task[None]):
         self.entry = entry
         self.disturbed = False
         self.begun = False
-        super().__init__(call, loop=loop)
+        super().__init__(call, loop=loop, context=Context())  # what other tries have set is not seen here
 
     def begin(self) -> None:
         """The first step, called inside the task."""

@@ -359,6 +359,7 @@ class Flusher:
 
 
 def _about(entry: Entry, error: Raised) -> dict[str, Any]:
-    """Return what log lines tell about a failed try. Only the error's class: its text may hold a
+    """Return what log lines tell about a failed try. Only the error's class and place: its text may hold a
     payload."""
-    return {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name}
+    at = {"at": error.at} if error.at else {}
+    return {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name, **at}

@@ -145,7 +145,7 @@ def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseEx
     if outcome is None:
         return {}
     if not isinstance(outcome, Mapping) or not all(
-        error is None or isinstance(error, BaseException) for error in outcome.values()
+        error is None or issubclass(type(error), BaseException) for error in outcome.values()
     ):
         raise TypeError("a batch handler must return None or a dict of job_id to an exception or None")
     if not outcome.keys() <= {entry.job_id for entry in batch}:

@@ -317,7 +317,7 @@ class HandlerLoop:
 
     def _judged(self, error: BaseException | None, task: HandlerTask) -> BaseException | None:
         """The error to report: Disturbed if another handler caused it."""
-        if task.disturbed and isinstance(error, asyncio.CancelledError):
+        if task.disturbed and issubclass(type(error), asyncio.CancelledError):
             return Disturbed("another handler of its process cancelled it")
         if self._lacks_executor(error):
             return Disturbed("a handler of its process shut the default executor down")
@@ -325,7 +325,7 @@ class HandlerLoop:
 
     def _lacks_executor(self, error: BaseException | None) -> bool:
         """Whether the error came from a shutdown of the default executor, which cannot be undone."""
-        if not isinstance(error, RuntimeError) or "shutdown" not in raised(error).text:
+        if not issubclass(type(error), RuntimeError) or error is None or "shutdown" not in raised(error).text:
             return False
         gone = executor_gone(self._loop)
         if gone:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -242,7 +243,7 @@ class HandlerThreads:
 
     def _run_one(self, entry: Entry, bodies: TaskBodies) -> None:
         try:
-            check_done(entry.handler.call(task_for(entry, bodies)))
+            check_done(Context().run(entry.handler.call, task_for(entry, bodies)))
         except BaseException as exc:
             self._calls.returned([entry], {entry.job_id: exc})
         else:
@@ -251,7 +252,7 @@ class HandlerThreads:
     def _run_batch(self, batch: list[Entry], bodies: TaskBodies) -> None:
         unreadable: dict[int, BaseException | None] = {}
         try:
-            outcome = batch[0].handler.call(tasks_for(batch, bodies, unreadable))
+            outcome = Context().run(batch[0].handler.call, tasks_for(batch, bodies, unreadable))
             check_done(outcome)
             errors = {**per_task(outcome, batch), **unreadable}
         except BaseException as exc:
