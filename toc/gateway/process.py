@@ -18,12 +18,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from ipaddress import ip_network
 from typing import Any
 
 import uvloop
 
 from toc.config import Settings
+from toc.coordination.assignment import PROTOCOL
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd
 from toc.gateway.intake import client_address
@@ -112,7 +114,8 @@ class Gateway:
         # time, every two seconds under load.
         gc.collect()
         gc.freeze()
-        self._link.send("ready", worker_id=arguments.worker_id)
+        release = {"version": version("timeout-center"), "protocol": PROTOCOL}
+        self._link.send("ready", worker_id=arguments.worker_id, **release)
         serving = [one.serve([listener]) for one, listener in zip(self._servers, listeners, strict=True)]
         await asyncio.gather(*serving)
         self._link.send("leaving", recycle="")
