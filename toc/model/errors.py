@@ -7,7 +7,7 @@ password is never passed on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toc.model.task import CancelOutcome
@@ -24,10 +24,24 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
+def reduced(error: Exception) -> tuple[Any, ...]:
+    """What pickle and copy make an error from again. By default they would call its class with the message,
+    which fails where it takes something else."""
+    return _made, (type(error), error.args), vars(error)
+
+
+def _made(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    """Make an error with these ``args`` and no field yet."""
+    return kind.__new__(kind, *args)
+
+
 class TocError(Exception):
     """Base of all errors below. ``exit_code`` is the exit code of the command line."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 # --- invalid input; nothing was written

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from toc.model.body import Body
 from toc.model.clock import from_ms
 from toc.model.documents import MAX_DEPTH, check_depth, parse_object
-from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask
+from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask, reduced
 from toc.model.wire import instant
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ class Retry(Exception):
             raise ValueError(f"Retry(after=...) must be 0 s to 10 years, not {after!r}")
         super().__init__(reason or f"retry after {seconds:g} s")
         self.after = timedelta(seconds=seconds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduced(self)
 
 
 class Dead(Exception):
