@@ -33,8 +33,8 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the dri
 _LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
 """Gone away, lost, killed, shut down, malformed answer, or failed at COMMIT: the outcome of the batch is
 unknown."""
-_TRANSIENT = frozenset({1020, 1040, 1153, 1203, 1213})
-"""Deadlock, too many connections, larger than a packet may be: certainly rolled back."""
+_TRANSIENT = frozenset({1020, 1040, 1203, 1213})
+"""Deadlock, too many connections: certainly rolled back."""
 _READ_ONLY = frozenset({1290, 1792, 1836})
 """The server is read-only, as during a failover, and after it if it was the primary: rolled back."""
 _LOCKED = frozenset({1205, 3572})

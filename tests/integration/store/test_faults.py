@@ -120,6 +120,20 @@ def test_a_store_that_is_closed_while_a_table_is_probed_is_not_marked_by_that_pr
         answer.clear()
 
 
+def test_failures_that_are_no_packet_together_are_written_in_parts(launch: Any, new_row: NewRow) -> None:
+    server = launch(MariaDB, config=["max_allowed_packet=4M"])
+    Migrator([server.url], databases=1, tables=4).upgrade()
+    store = Store([server.url], databases=1, tables=4, clock=Clock())
+    try:
+        rows = [new_row() for _ in range(1500)]
+        store.insert_many(rows)
+        error = "\\'🕰" * 340
+        failures = [Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, error) for row in rows]
+        assert store.fail(failures) == dict.fromkeys([row.job_id for row in rows], Guard.APPLIED)
+    finally:
+        store.close()
+
+
 def told(logs: Sequence[Any]) -> set[str]:
     """The events that were logged."""
     return {line["event"] for line in logs}
