@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toc.model.handler import Handler
-from toc.model.topic import Delivery, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.worker.deliveries import Deliveries
 
 
@@ -48,11 +48,13 @@ def test_a_topic_waits_for_its_new_handler_while_another_changes() -> None:
     parts: Any = Topics(hook, wide), Busy(), Webhooks()
     catalog, dispatcher, webhooks = parts
     handlers: dict[str, Handler] = {}
+    looks: list[Slot] = []
     deliveries = Deliveries(
         catalog=catalog,
         handlers=handlers,
         dispatcher=dispatcher,
         webhooks=webhooks,
+        look_at=lambda slot, _due: looks.append(slot),
     )
     catalog.now = hook, Topic("wide", 2, 16)
     deliveries.run_once()
@@ -61,5 +63,11 @@ def test_a_topic_waits_for_its_new_handler_while_another_changes() -> None:
     deliveries.run_once()
     assert handlers["hook"].delivery is Delivery.WEBHOOK
     changes = dispatcher.changes
+    looks.clear()
     deliveries.run_once()
     assert dispatcher.changes == changes, "it has followed"
+    assert not looks
+    new = Topic("new", 3, 2, delivery=Delivery.WEBHOOK)
+    catalog.now = (*catalog.now, new)
+    deliveries.run_once()
+    assert looks == list(new.slots()), "the first task of a new topic does not wait for the next look"

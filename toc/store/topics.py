@@ -34,6 +34,10 @@ class TopicTable(UnshardedTable):
         """Return all topics, by name."""
         return sorted((topic for topic, _version in self._select("1=1")), key=lambda topic: topic.name)
 
+    def state(self) -> tuple[int, int]:
+        """Return what is another pair if a topic has changed: their number and the sum of their versions."""
+        return self._state("version")
+
     def get(self, name: str) -> Topic | None:
         """Return the topic of a name, or None."""
         return next((topic for topic, _version in self._select("name=%s", name)), None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
 from toc.model.errors import TocError
 from toc.model.handler import Handler
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.worker.stages.dispatch import Dispatcher
 
@@ -31,6 +32,7 @@ class Deliveries:
     """Follows the topic table. ``run_once`` reads it again.
 
     ``handlers`` has the application's at the start. The stages read it, and this keeps it up to date.
+    ``look_at`` has the poller look at a slot.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Deliveries:
         handlers: dict[str, Handler],
         dispatcher: Dispatcher,
         webhooks: WebhookHandlers | None,
+        look_at: Callable[[Slot, int], None],
     ) -> None:
         self._catalog = catalog
         self._handlers = handlers
@@ -47,6 +50,7 @@ class Deliveries:
         """Those of the application."""
         self._dispatcher = dispatcher
         self._webhooks = webhooks
+        self._look_at = look_at
         self._topics = catalog.known()
         self._refused = False
         """Whether a topic still has its former handler, because entries of it are held."""
@@ -60,9 +64,13 @@ class Deliveries:
             log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
         if topics != self._topics or self._refused:
+            changed = [topic for name, topic in topics.items() if topic != self._topics.get(name)]
             self._topics = topics
             self._serve_webhooks()
             self._dispatcher.topics_changed()
+            for topic in changed:  # new, or resumed: its slots may have been looked at too early
+                for slot in topic.slots():
+                    self._look_at(slot, 0)
         return REFRESH_SECONDS
 
     def _serve_webhooks(self) -> None:

@@ -123,7 +123,9 @@ class Worker:
             handlers=center.handlers,
             dispatcher=self.pipeline.dispatcher,
             webhooks=webhooks,
+            look_at=self.pipeline.inbox.look_at,
         )
+        self._catalog = Loop("catalog", deliveries.run_once)
         self.watch = IndexWatch(
             # With the patience of all others: a node that is too slow for them must count as out of reach.
             queues=open_queues(settings, PROBE_TIMEOUT_SECONDS).within(PATIENCE_SECONDS),
@@ -172,7 +174,7 @@ class Worker:
             *self.services.loops,
             self.watch.loop,
             *self.fallback.loops,
-            Loop("catalog", deliveries.run_once),
+            self._catalog,
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
         self.beat = Beat(
@@ -285,6 +287,7 @@ class Worker:
             self.reclaimer.look_now()
         elif kind == "take":
             self.handover.take(unpack(message["slots"]))
+            self._catalog.wake()  # their topic may be new
         elif kind == "drop":
             self.handover.drop(unpack(message["slots"]))
         elif kind == "stop":

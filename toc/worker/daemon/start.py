@@ -48,6 +48,7 @@ def run_daemon(
             app,
             settings,
             catalog=center.catalog,
+            topics_state=center.store.topics.state,
             identity=center.store.identity.get(),
             lease_secret=center.store.identity.lease_secret(),
             topics=frozenset(center.handlers),
