@@ -35,8 +35,7 @@ check: $(STAMP) ## ruff and mypy
 servers: ## as root on Debian: install the servers that tests need; else say which are missing
 	scripts/servers
 
-# Most tests wait; each of the ten processes has servers of its own. With fewer, on a machine that others share, a test
-# loses less often for want of a processor, and the whole takes longer.
+# Most tests wait; each of the ten processes has servers of its own.
 AT_ONCE := 10
 
 # mypy takes half a minute of one core where it has not run before: it runs beside the first tests, and what it says

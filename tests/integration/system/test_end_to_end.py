@@ -6,10 +6,8 @@ import json
 import os
 import random
 import signal
-import time
 from datetime import UTC, datetime, timedelta
 
-from fault.kit.load import Load
 from harness.system import System, buried
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
@@ -88,55 +86,3 @@ def test_a_task_that_fails_sixteen_times_is_dead_and_a_redrive_runs_it_again(sys
     center.queues.redrive({slot: [(row.job_id, store_score(row.next_time, 16, 0)) for row in rows]})
     system.wait(lambda: len(system.starts(job_id)) == 32, "it ran sixteen times more", 20)
     system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "it is dead again", 5)
-
-
-def test_cancels_at_the_due_instant_are_answered_honestly(system: System) -> None:
-    system.create_topics()
-    system.start()
-    center = system.center
-    dice = random.Random(19)
-    both = {CancelOutcome.CANCELLED, CancelOutcome.TOO_LATE}
-    seen: set[CancelOutcome] = set()
-    for spread in (0.01, 0.05, 0.2, 0.8):  # the first will do, unless the machine is slow
-        base = time.time() + 3
-        due = [base + n * 0.004 for n in range(500)]
-        job_ids = center.submit_many(
-            NewTask("test.sync", n, action_time=datetime.fromtimestamp(at, UTC)) for n, at in enumerate(due)
-        )
-        plan = sorted(
-            (at + dice.uniform(-spread, spread), job_id) for at, job_id in zip(due, job_ids, strict=True)
-        )
-        outcomes = {}
-        for at, job_id in plan:
-            time.sleep(max(0.0, at - time.time()))
-            outcomes[job_id] = center.cancel(job_id)
-        system.wait(lambda: not system.pending(job_ids), "all have ended", 10)  # noqa: B023
-        ran = {event.job_id for event in system.history() if event.event == "start"}
-        for job_id, outcome in outcomes.items():
-            if outcome is CancelOutcome.CANCELLED:
-                assert job_id not in ran
-            elif outcome is CancelOutcome.TOO_LATE:
-                assert job_id in ran
-            assert center.cancel(job_id) is outcome
-        seen |= set(outcomes.values())
-        if both <= seen:
-            break
-    assert both <= seen
-
-
-def test_a_new_host_takes_its_fair_share_and_a_killed_one_is_replaced(cluster: System) -> None:
-    cluster.create_topics(slots=16, prepare_timeout=3)
-    first = cluster.start("host-a", processes=1)
-    with Load(cluster.client, rate=100, ahead=(1.0, 4.0), cancel=0.0, fail=0.0) as load:
-        cluster.wait(lambda: bool(cluster.history()), "the first host works", 20)
-        cluster.start("host-b", processes=1)
-        cluster.wait(lambda: len({event.pid for event in cluster.history()}) == 2, "both hosts work", 20)
-        with cluster.recorder.fault("kill", pids=first.workers()):
-            killed = first.kill()
-        count = len(load.job_ids)
-        cluster.wait(lambda: len(load.job_ids) > count + 200, "the load goes on", 20)
-    cluster.wait(lambda: not cluster.pending(load.job_ids), "everything has ended", 30)
-    assert set(killed) < {event.pid for event in cluster.history()}
-    verdict = cluster.verdict()
-    assert verdict.clean, verdict
-    assert set(verdict.duplicates) <= {"kill"}, "more than was in flight on the killed host"

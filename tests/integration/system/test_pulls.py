@@ -376,11 +376,10 @@ def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
 
     async def steps() -> None:
         for _ in range(2):
-            base = datetime.now(UTC) + timedelta(seconds=0.5)
-            job_ids = [
-                pulled.center.submit(TOPIC, biz_id=n, action_time=base + timedelta(milliseconds=10 * n))
-                for n in range(40)
-            ]
+            base = datetime.now(UTC) + timedelta(seconds=1)
+            job_ids = pulled.center.submit_many(
+                [NewTask(TOPIC, n, action_time=base + timedelta(milliseconds=10 * n)) for n in range(40)]
+            )
             await due(pulled, job_ids)
             got = [await one((gateway, other)[n % 3 == 1]) for n in range(20)]
             assert [delivered.task.job_id for delivered in got] == job_ids[:20]
