@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from toc.dialects.lines import Lines
 from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING, MOST_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
@@ -33,6 +34,7 @@ class DialectTasks:
 
     def __init__(self, service: Service, name: str, templates: Sequence[Template]) -> None:
         self._service = service
+        self._lines = Lines(service)
         self.name = name
         self._templates = templates
         self._made = asyncio.Event()
@@ -129,7 +131,7 @@ class DialectTasks:
         """Return its tasks of a biz_id, with this dedup_key or any, oldest first. Raises StoreUnavailable."""
         biz, store = BizId.of(biz_id), self._service.center.store
         look = partial(store.find, biz, dedup_key=dedup_key)
-        rows = await self._service.at_server_for_dialect(store.server_of_biz(biz), look)
+        rows = await self._lines.at_server(store.server_of_biz(biz), look)
         if (error := await self._service.read_through(rows)) is not None:
             raise error
         return [row for row in rows if self.topic_of(row) is not None]
@@ -162,9 +164,7 @@ class DialectTasks:
         if self.topic_of(row) is None:
             return CancelOutcome.UNKNOWN
         center = self._service.center
-        return await self._service.at_server_for_dialect(
-            center.store.server_of(row.job_id), center.cancel, row.job_id
-        )
+        return await self._lines.at_server(center.store.server_of(row.job_id), center.cancel, row.job_id)
 
     # --- bodies
 
@@ -180,7 +180,7 @@ class DialectTasks:
                 raise BodyGone(f"the body of task {of.job_id} is gone: the task was purged or replaced")
             return content
 
-        return (await self._service.at_server_for_dialect(store.server_of(of.job_id), read)).data
+        return (await self._lines.at_server(store.server_of(of.job_id), read)).data
 
     async def bodies(self, got: Sequence[Delivered]) -> list[tuple[Delivered, bytes]]:
         """Return tasks that were handed out with their bodies, the first ones, as many as one answer holds.

@@ -254,7 +254,7 @@ class Lmstfy(Dialect):
         """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
         ids = [row.job_id for row in dead]
         purge = partial(bulk.purge_dead, self.service.center, ids)
-        counts = await self.service.at_length_for_dialect(bulk.last_counts, purge)
+        counts = await self.lines.at_length(bulk.last_counts, purge)
         if counts["left"]:
             raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
         return counts["purged"]
@@ -291,9 +291,7 @@ class Lmstfy(Dialect):
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(asked, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.service.at_length_for_dialect(
-                bulk.last_counts, partial(bulk.cancel, self.service.center, ids)
-            )
+            await self.lines.at_length(bulk.last_counts, partial(bulk.cancel, self.service.center, ids))
         return reply(None, 204, asked.where.call)
 
     async def _peek_dead(self, asked: Asked) -> Reply:
@@ -316,7 +314,7 @@ class Lmstfy(Dialect):
             if not dead:
                 break
             now = center.clock.now_ms()
-            done = await self.service.at_length_for_dialect(
+            done = await self.lines.at_length(
                 admin.redrive,
                 center.store,
                 center.queues,
@@ -362,7 +360,7 @@ class Lmstfy(Dialect):
             topic = asked.tasks.topic_known(asked.topic)
         if topic is None:
             return None
-        await self.service.at_all_for_dialect(end_without_pull, self.service.center.store, topic)
+        await self.lines.at_all(end_without_pull, self.service.center.store, topic)
         ready = status is TaskStatus.PENDING
         before = self.service.center.clock.now_ms() + 1 if ready else None
         return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)
@@ -374,7 +372,7 @@ class Lmstfy(Dialect):
             return []
         selections, cursor = self.service.center.store.selections, None
         while True:
-            page = await self.service.at_all_for_dialect(selections.page, wanted, cursor, limit)
+            page = await self.lines.at_all(selections.page, wanted, cursor, limit)
             if page.rows or page.next is None:
                 return page.rows
             cursor = page.next
@@ -383,7 +381,7 @@ class Lmstfy(Dialect):
         wanted = await self._selection(asked, status)
         if wanted is None:
             return 0
-        return await self.service.at_all_for_dialect(self.service.center.store.selections.count, wanted)
+        return await self.lines.at_all(self.service.center.store.selections.count, wanted)
 
     async def _job(self, asked: Asked, row: TaskRow) -> wire.Job:
         now, said = self.service.center.clock.now_ms(), decode_attribute(row.attribute)

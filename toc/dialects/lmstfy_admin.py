@@ -123,7 +123,7 @@ class LmstfyAdmin(Dialect):
             with suppress(Unavailable):
                 for status in TaskStatus:
                     wanted = Selection(status, biz_type=topic.biz_type, dedup_key=DEDUP_KEY)
-                    for row in (await self.service.at_all_for_dialect(page, wanted, None, 1)).rows:
+                    for row in (await self.lines.at_all(page, wanted, None, 1)).rows:
                         if (names := names_of(row.attribute)) and topic_of(*names) == topic.name:
                             self._told[topic.name] = names
                             return names

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from toc.dialects.dialect_tasks import DialectTasks
+from toc.dialects.lines import Lines
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, Connection
 from toc.gateway.intake import ESCAPED, Intake, Receive, client_address
@@ -89,6 +90,7 @@ class Dialect(ABC):
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.lines = Lines(service)
         self.tasks = DialectTasks(service, self.name, self.templates)
 
     @property

@@ -30,8 +30,6 @@ THREADS = 4
 """Calls that wait for one server at once."""
 MOST_WAITING = 64
 """Most calls that wait for a thread of one server; further ones are refused."""
-MOST_IN_LINE = 5_000
-"""Most requests of dialects that wait for a thread of one server."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,23 +59,11 @@ class Service:
 
     async def at_server(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks one database server, by number."""
-        self._check_there(server)
+        self.check_there(server)
         return await self._run(f"server-{server}", do, *args, **kwargs)
 
-    async def at_server_for_dialect(
-        self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        """Run a call of a dialect to one database server, on threads of its own.
-
-        Thousands of calls may wait: the protocols of dialects have no answer that means "try
-        later".
-        """
-        self._check_there(server)
-        if self._asked[f"line-{server}"] >= MOST_IN_LINE:
-            raise Busy("too many requests wait for a server; try again in a moment")
-        return await self._begin(f"line-{server}", partial(do, *args, **kwargs))
-
-    def _check_there(self, server: int) -> None:
+    def check_there(self, server: int) -> None:
+        """Raise StoreUnavailable if a database server, by number, is known to be away."""
         if (error := self.center.store.away(server)) is not None:
             raise StoreUnavailable(str(error))
 
@@ -99,18 +85,6 @@ class Service:
         """Run what asks all database servers."""
         return await self._run("all", do, *args, **kwargs)
 
-    async def at_all_for_dialect(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a call of a dialect to all database servers, on threads of its own.
-
-        While a server hangs, clients that ask for the sizes of queues do not hold up the searches
-        of other protocols.
-        """
-        return await self._run("line-all", do, *args, **kwargs)
-
-    async def at_length_for_dialect(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what takes many steps for a dialect, on threads that no other call needs."""
-        return await self._run("line-long", do, *args, **kwargs)
-
     async def at_bodies(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what reads the bodies of tasks that are handed out, so that no waiting search holds it up."""
         return await self._run("bodies", do, *args, **kwargs)
@@ -124,9 +98,13 @@ class Service:
         return await self._run("cluster", do, *args, **kwargs)
 
     async def _run(self, pool: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._asked[pool] >= THREADS + MOST_WAITING:
+        return await self.within(pool, partial(do, *args, **kwargs))
+
+    async def within(self, pool: str, do: Callable[[], R], *, most: int = MOST_WAITING) -> R:
+        """Run it on one of the threads of a pool, which others wait for too: at most so many, else Busy."""
+        if self._asked[pool] >= THREADS + most:
             raise Busy("too many requests wait for a server; try again in a moment")
-        return await self._begin(pool, partial(do, *args, **kwargs))
+        return await self._begin(pool, do)
 
     async def _begin(self, pool: str, do: Callable[[], R]) -> R:
         threads = self._threads.get(pool)
