@@ -45,6 +45,10 @@ IDLE_SECONDS = 2.0
 used: a proxy in between may have forgotten it, and what is sent over it then vanishes."""
 PING_SECONDS = 0.5
 """Longest wait for that answer."""
+TURN_SECONDS = 0.002
+"""How often a caller without a connection of its own looks whether another one has given one back."""
+_CLIENTS_FULL = "max number of clients reached"
+"""Redis's words for a connection beyond its ``maxclients``, for which the driver has no class."""
 FRESH_SECONDS = 0.05
 """A connection that was used within these seconds is reused without a check, unless another one to its server
 has just broken. A check releases the interpreter, which other threads may then keep for a while."""
@@ -52,6 +56,10 @@ has just broken. A check releases the interpreter, which other threads may then 
 
 class IndexSlow(IndexUnavailable):
     """The node has not answered yet, and the caller serves other nodes too. It may answer in a moment."""
+
+
+class ClientsFull(IndexUnavailable):
+    """The node serves as many clients as its ``maxclients``. The connections that are open work."""
 
 
 class Wire:
@@ -200,7 +208,17 @@ class RedisNode:
             wire.close()
             if idle >= IDLE_SECONDS:
                 self._close_idle()  # the others were idle for even longer
-        return self.open() if patience is None else self._open_within(patience)
+        try:
+            return self.open() if patience is None else self._open_within(patience)
+        except ClientsFull as exc:
+            # The connections that this process has must do: the node is not out of reach.
+            until = time.monotonic() + (PING_SECONDS if patience is None else patience)
+            while time.monotonic() < until:
+                with suppress(IndexError):
+                    return self._idle.pop()
+                time.sleep(TURN_SECONDS)
+            self.failed(str(exc))
+            raise
 
     def open(self) -> Wire:
         """Open a new connection. Raises IndexUnavailable."""
@@ -208,7 +226,8 @@ class RedisNode:
         try:
             return self._opened()
         except IndexUnavailable as exc:
-            if not none_left():  # without a free descriptor, open connections still work
+            # Without a free descriptor or place, open connections still work.
+            if not isinstance(exc, ClientsFull) and not none_left():
                 self.failed(str(exc))
             raise
 
@@ -234,6 +253,11 @@ class RedisNode:
             ) from None
         except (RedisError, OSError, *NONSENSE) as exc:
             connection.disconnect()
+            if _CLIENTS_FULL in str(exc):
+                raise ClientsFull(
+                    f'Redis at {self.address} said "{_CLIENTS_FULL}": raise its maxclients, or see in CLIENT '
+                    f"LIST who has that many connections"
+                ) from exc
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
 
     def _open_within(self, patience: float) -> Wire:
@@ -323,6 +347,8 @@ class RedisNode:
                 try:
                     self.give(self._opened())
                 except IndexUnavailable as exc:
+                    if isinstance(exc, ClientsFull) and self._idle:
+                        return  # one has been given back since
                     self.failure = str(exc)
                 else:
                     return

@@ -531,3 +531,24 @@ def test_a_unix_socket_works(launch: Launch) -> None:
     assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
     assert repr(queues.nodes) == f"Nodes({server.socket})"
     queues.close()
+
+
+def test_a_server_with_all_the_clients_that_it_takes_is_used_over_the_connections_that_are_open(
+    launch: Launch,
+) -> None:
+    server = launch(RedisServer)
+    queues, late = Queues(server.url), Queues(server.url)
+    with contextlib.closing(queues), contextlib.closing(late), contextlib.ExitStack() as stack:
+        assert not isinstance(queues.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable)  # one is open
+        server.call("CONFIG", "SET", "maxclients", 4)
+        while True:
+            other = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
+            other.sendall(b"PING\r\n")
+            if b"max number of clients" in other.recv(100):
+                break
+        with ThreadPoolExecutor(8) as threads:
+            replies = list(threads.map(lambda n: queues.add({SLOT: [(n, 1.0)]})[SLOT], range(2, 400)))
+        assert not [reply for reply in replies if isinstance(reply, IndexUnavailable)]
+        refused = late.add({SLOT: [(400, 1.0)]})[SLOT]
+        assert isinstance(refused, IndexUnavailable)
+        assert 'said "max number of clients reached": raise its maxclients' in str(refused)
