@@ -14,7 +14,7 @@ from toc.dialects.lines import Lines
 from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING, MOST_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
-from toc.model.errors import BodyGone, Busy, NameTaken, TocError
+from toc.model.errors import BodyGone, Busy, NameTaken, TocError, TooManyTopics
 from toc.model.pattern import matches
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease
 from toc.model.sharding import BizId
@@ -25,6 +25,8 @@ from toc.pull.delivered import Delivered, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.store.bodies import bounded
 
+MOST_TEMPLATES = 100
+"""How many templates a dialect makes unasked: one for each of its namespaces, if it has any."""
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
 
@@ -66,8 +68,14 @@ class DialectTasks:
     def _make_templates(self) -> None:
         center = self._service.center
         stored = {template.pattern for template in center.store.templates.list()}
+        own = sum(pattern.startswith(f"{self.name}.") for pattern in stored)
         for template in self._templates:
             if template.pattern not in stored:
+                if own >= MOST_TEMPLATES:
+                    raise TooManyTopics(
+                        f"template {template.pattern!r} was not created: the dialect has {own}; "
+                        f"`toc template create` makes more"
+                    )
                 try:
                     center.store.templates.create(template)
                 except NameTaken:  # another process was faster
@@ -83,7 +91,6 @@ class DialectTasks:
         Works like ``Pulls.pull``. A topic that does not exist yet is not created,
         but its tasks are handed out if another call creates it during the wait.
         """
-
         names = list(dict.fromkeys(topics))
         pulls, loop = self._service.pulls, asyncio.get_running_loop()
         end = loop.time() + wait

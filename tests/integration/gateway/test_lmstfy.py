@@ -17,6 +17,7 @@ from harness.patience import until
 from harness.system import small_system
 
 from toc.dev.local.servers import MariaDB, RedisServer
+from toc.dialects.lmstfy_tasks import template_of
 from toc.index.messages import Peek
 
 JSON = "application/json; charset=utf-8"
@@ -407,3 +408,18 @@ def test_a_consumer_of_several_jobs_gets_as_many_as_are_ready(gateway: Gateway, 
         # A publish is answered before Redis knows of the job.
         assert until(lambda: ready(queue) == 5)  # noqa: B023
         assert len(client.consume(queue, count=4, timeout=30)) == 4
+
+
+def test_a_token_for_all_namespaces_makes_no_templates_without_end(gateway: Gateway) -> None:
+    templates = gateway.system.center.store.templates
+    made = [template_of(f"many-{number}") for number in range(100)]
+    for template in made:
+        templates.create(template)
+    wide = Client(
+        port_of(gateway, "lmstfy"), gateway.make_token("wide", "produce", topics=("lmstfy.*",)), "new"
+    )
+    refused = wide.call("PUT", "/api/new/q", b"x")
+    assert (refused.status, refused.content) == (400, {"error": "too many queues"})
+    for template in made:
+        templates.delete(template.pattern)
+    wide.publish("q")
