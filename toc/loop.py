@@ -9,8 +9,10 @@ ends its process.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -131,10 +133,24 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
             time.sleep(2 * LAST_WORDS_SECONDS)
         else:
             last_words = threading.Thread(target=say, daemon=True)
-            last_words.start()
+            try:
+                last_words.start()
+            except RuntimeError:
+                _say_alone(thread, error)
             last_words.join(LAST_WORDS_SECONDS)
     finally:
         os._exit(EXIT_THREAD_DIED)
+
+
+def _say_alone(thread: str, error: BaseException) -> None:
+    """Say what ``end_process`` says if no thread can be started, as without memory: in one write, if stderr
+    takes it at once."""
+    why = f"{type(error).__name__}; no thread can be started: look at the limits of memory and processes"
+    line = json.dumps({"event": "thread_died", "level": "critical", "thread": thread, "error": why})
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    if poll.poll(0):
+        os.write(2, f"{line}\n".encode())
 
 
 _ending = threading.Lock()

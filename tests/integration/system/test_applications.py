@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from harness.system import TOPICS, System
@@ -180,3 +183,37 @@ def test_an_application_in_the_working_directory_may_leave_it(
     elsewhere.mkdir()
     run(HEAD + NOTHING + f"os.chdir({str(elsewhere)!r})")
     done(system)
+
+
+LIMITED = """
+import resource, sys
+if "toc.worker.process" in sys.orig_argv:
+    pages = int(open("/proc/self/statm").read().split()[0])
+    most = pages * resource.getpagesize() + (32 << 20)  # as ulimit -v does: too little for the threads
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+"""
+
+
+def test_a_daemon_whose_processes_end_in_a_loop_says_so_and_is_not_ready(system: System, run: Run) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    run(HEAD + NOTHING + LIMITED, TOC_METRICS_ADDRESS=address)
+
+    def readiness() -> str:
+        try:
+            with urlopen(f"http://{address}/readyz", timeout=10) as answer:
+                return str(answer.read())
+        except HTTPError as exc:
+            with exc:
+                return f"{exc.code} {exc.read()!r}"
+        except OSError:
+            return ""
+
+    system.wait(
+        lambda: re.match(r"503 .*worker process 0 has ended \d+ times in a row", readiness()),
+        "it is not ready:\n" + log_of(system),
+        60,
+    )
+    assert '"event": "workers_keep_dying"' in log_of(system)
+    assert '"event": "thread_died"' in log_of(system), "and they say why"

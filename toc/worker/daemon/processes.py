@@ -36,6 +36,7 @@ class WorkerProcess:
         self.index = index
         self.pidfd = os.pidfd_open(process.pid)
         self.born = time.monotonic()
+        """When it was started, and from its first message on, when that came (monotonic)."""
         self.beat = self.born
         self.silence = Silence()
         self.member = False

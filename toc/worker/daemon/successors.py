@@ -12,7 +12,9 @@ RESTART_CAP_SECONDS = 10.0
 SERVED_CAP_SECONDS = 1.0
 """Longest backoff if the process has served and no other can serve in its place."""
 LIVED_SECONDS = 10.0
-"""A process that lived this long is replaced at once when it dies."""
+"""A process that served for this long is replaced at once when it dies."""
+MOST_DEATHS = 3
+"""More deaths in a row, each soon after the start, are no task's fault: after three, a task runs alone."""
 
 
 class Successors:
@@ -46,6 +48,15 @@ class Successors:
         """When to start the next one (monotonic); infinite if none is missing."""
         return min(self._at.values(), default=float("inf"))
 
+    def lived(self, index: int) -> None:
+        """Record that the present process with this index has served for LIVED_SECONDS."""
+        self._deaths[index] = 0
+
+    def keep_dying(self) -> dict[int, int]:
+        """Return how many processes in a row died soon after their start, for the indexes where it is too
+        many."""
+        return {index: deaths for index, deaths in enumerate(self._deaths) if deaths > MOST_DEATHS}
+
     def backoff(self, ended: WorkerProcess, *, replaceable: bool) -> float | None:
         """Return the seconds before the successor of a process starts. None: only an operator can help.
 
@@ -55,7 +66,7 @@ class Successors:
         """
         if ended.unfit is not None and ended.unfit["wrong"] and not self.loaded:
             return None
-        lived = self._monotonic() - ended.born
+        lived = self._monotonic() - ended.born if ended.heard else 0.0
         self._deaths[ended.index] = 0 if lived > LIVED_SECONDS else self._deaths[ended.index] + 1
         cap = SERVED_CAP_SECONDS if ended.heard and not replaceable else RESTART_CAP_SECONDS
         return min(0.1 * (2.0 ** min(self._deaths[ended.index], 10) - 1), cap)

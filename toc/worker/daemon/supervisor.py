@@ -37,7 +37,7 @@ from toc.worker.control import pack, texts, unpack
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, debugged, doing, start
 from toc.worker.daemon.state import State
-from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
+from toc.worker.daemon.successors import LIVED_SECONDS, RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS, patience
 
 log = get_logger(__name__)
@@ -226,7 +226,8 @@ class Daemon:
             return
         child.beat = time.monotonic()
         child.silence.broken()
-        child.heard = True
+        if not child.heard:
+            child.heard, child.born = True, child.beat
         if kind == "beat":
             self._on_beat(child, message)
         elif kind == "ready":
@@ -332,6 +333,7 @@ class Daemon:
                 now,
                 self._processes,
                 workers=Counter(doing(child, silent) for child in children),
+                dying=self._successors.keep_dying(),
                 silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=owned,
@@ -415,6 +417,8 @@ class Daemon:
             log.info("worker_left", **about)
         elif child.unfit is None:
             log.error("worker_died", exit_code=code, again_in_seconds=again, **about)
+            if times := self._successors.keep_dying().get(child.index):
+                log.error("workers_keep_dying", number=child.index, times=times, exit_code=code)
         else:
             log.error("worker_unfit", error=child.unfit["error"], again_in_seconds=again, **about)
         if self._stop_at is not None:
@@ -446,6 +450,8 @@ class Daemon:
         late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
         for child in self._children.values():
             silent = child.silence.look() if child.heard else 0.0  # not yet heard: it loads the application
+            if child.heard and now - child.born > LIVED_SECONDS:
+                self._successors.lived(child.index)
             if late:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
