@@ -41,6 +41,7 @@ SHARDED: Tables = {
         last_error VARCHAR(1024),
         lease_owner {u64},
         lease_until {ms},
+        lease_since {ms},
         history VARCHAR(4000),
         tries {u16} DEFAULT 0 NOT NULL,
         expires_at {ms},

@@ -113,6 +113,7 @@ def task_table(metadata: MetaData, table: int) -> Table:
         Column("last_error", String(ERROR_COLUMN_CHARS)),
         Column("lease_owner", _U64),
         Column("lease_until", _INSTANT),
+        Column("lease_since", _INSTANT),
         Column("history", String(MAX_HISTORY_CHARS)),
         Column("tries", _U16, nullable=False, server_default=text("0")),
         Column("expires_at", _INSTANT),
