@@ -191,7 +191,7 @@ def find(
 
     if biz is None:
         if topic is None:
-            raise InvalidInput("give --biz-id or --topic, as in `toc find --biz-id 42`")
+            raise InvalidInput("--biz-id is missing, or --topic: write `toc find --biz-id 42`")
         filters = Filters(topic, after=after, before=before, error=error)
         _find_by_time(status or Status.PENDING, filters, limit, next, as_json=as_json)
         return
