@@ -70,6 +70,7 @@ SHARDED: Tables = {
         """
         name VARCHAR(128) NOT NULL,
         schedule_id {u64} NOT NULL,
+        topic VARCHAR(128) NOT NULL,
         definition TEXT NOT NULL,
         version {u32} NOT NULL,
         change_id {u64} NOT NULL,
@@ -87,7 +88,7 @@ SHARDED: Tables = {
         gmt_modified {ms} NOT NULL,
         PRIMARY KEY (name)
         """,
-        ("ix_look_{n}", "look_time"),
+        ("ix_look_{n}", "look_time,topic"),
     ),
 }
 IN_EACH_DATABASE: Tables = {
