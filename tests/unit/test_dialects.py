@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_network
 from types import SimpleNamespace
@@ -131,7 +132,10 @@ def test_a_task_too_many_in_a_second_is_refused_with_a_reason_of_its_own() -> No
     async def checked(task: NewTask, **_: object) -> Submission:
         return Submission(cast("Any", None), task.topic)
 
-    service = SimpleNamespace(batcher=SimpleNamespace(checked=checked, store=taken))
+    async def parsed(_: bytes, parse: Callable[[], object]) -> object:
+        return parse()
+
+    service = SimpleNamespace(batcher=SimpleNamespace(checked=checked, store=taken), parsed=parsed)
     dialect = DelayTask(cast("Any", service))
     dialect.tasks = cast("Any", SimpleNamespace(prefix="delay-task:", make_topic=_nothing))
     request = Request("POST", ADD, b"", [], b'{"topic":"t","timing_moment":2000000000,"content":"{}"}')

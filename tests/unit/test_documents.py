@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toc.model.documents import MAX_DEPTH, check_depth, is_bounded, parse, parse_object
+from toc.model.documents import MAX_DEPTH, check_depth, check_values, is_bounded, parse, parse_object
 from toc.model.errors import InvalidDocument
 
 
@@ -99,3 +99,19 @@ def test_values_in_a_circle_are_not_bounded() -> None:
     assert not is_bounded(circle)
     assert is_bounded(wide)
     assert is_bounded("text")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('{"a": [1, 2, {"b": []}]}', 6),
+        ('["a,b,[c]{", "\\\\", "\\",[,"]', 4),
+        ("[" + "[]," * 500, 1001),
+        ('["' + '","' * 500 + '"]', 501),
+    ],
+)
+def test_values_are_counted_before_any_is_made_and_texts_count_once(text: str, values: int) -> None:
+    data = text.encode() + b" " * 2000
+    check_values(data, values + 1)
+    with pytest.raises(InvalidDocument, match="values"):
+        check_values(data, values // 2 - 1)

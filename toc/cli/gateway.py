@@ -40,6 +40,19 @@ def gateway(
     plain_from: list[str] | None = option(
         "CIDR", "Networks that may connect without TLS, such as a proxy's; may be repeated."
     ),
+    per_address: int = option(
+        "N",
+        "Most connections of one client's address to one process.",
+        default=3000,
+        min=2,
+        max=1_000_000,
+        envvar="TOC_GATEWAY_PER_ADDRESS",
+    ),
+    proxy: list[str] | None = option(
+        "CIDR",
+        "A proxy, whose address may have any number of connections; may be repeated.",
+        envvar="TOC_GATEWAY_PROXY",
+    ),
     youzan: str | None = _port("YOUZAN", "Speak Youzan's delay queue here."),
     redis_delayed: str | None = _port("REDIS_DELAYED", "Speak redis-delayed here."),
     delay_task: str | None = _port("DELAY_TASK", "Speak delay/task here."),
@@ -73,6 +86,7 @@ def gateway(
         "lmstfy": lmstfy,
         "lmstfy-admin": lmstfy_admin,
     }
+    beside = with_bounds(beside, per_address, proxy or [])
     beside = with_dialects(
         beside, {name: at for name, at in named.items() if at}, dialect_from or [], dialect_host or []
     )
@@ -124,6 +138,17 @@ def http_processes(
     return SideProcesses(
         "http", processes, tuple(command), (listener.detach(),), frozenset({Delivery.PULL.value})
     )
+
+
+def with_bounds(beside: SideProcesses, per_address: int, proxies: Sequence[str]) -> SideProcesses:
+    """Return what serves with these bounds on connections. Raises InvalidInput."""
+    command = [*beside.command, "--per-address", str(per_address)]
+    for text in proxies:
+        try:
+            command += ["--proxy", str(ip_network(text))]
+        except ValueError as exc:
+            raise InvalidInput(f"--proxy: {exc}; write a network such as 10.0.0.7/32") from exc
+    return replace(beside, command=tuple(command))
 
 
 def with_dialects(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -72,7 +73,7 @@ class DelayTask(Dialect):
         if request.method != "POST":
             reply = Reply(b"405 method not allowed\n", 405, "text/plain; charset=utf-8")
             return reply._replace(headers=((b"allow", b"POST"),))
-        values = parsed(request.body)
+        values = await self.service.parsed(request.body, partial(parsed, request.body))
         topic = text(values, "topic")
         if not topic:
             raise NotUnderstood("topic is empty")

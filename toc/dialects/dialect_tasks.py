@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from toc.dialects.lines import Lines
-from toc.gateway.pull_calls import BODY_MISSING, MOST_ANSWERING, MOST_BODY_BYTES
+from toc.gateway.pull_calls import BODY_MISSING, MOST_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
-from toc.model.errors import BodyGone, Busy, NameTaken, TocError, TooManyTopics
+from toc.model.errors import BodyGone, NameTaken, TocError, TooManyTopics
 from toc.model.pattern import matches
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease
 from toc.model.sharding import BizId
@@ -27,6 +27,8 @@ from toc.store.bodies import bounded
 
 MOST_TEMPLATES = 100
 """How many templates a dialect makes unasked: one for each of its namespaces, if it has any."""
+MOST_TOPICS = 1000
+"""Most topics that a pull of a dialect names."""
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
 
@@ -196,14 +198,10 @@ class DialectTasks:
         another version. Raises Busy or StoreUnavailable, and takes back all.
         """
         part = next(bounded(((one, one.row.body_length) for one in got), MOST_BODY_BYTES), [])
-        size = sum(one.task.body_length or 0 for one in part)
         service = self._service
-        if size and service.answering + size > MOST_ANSWERING:
-            service.pulls.release(got)
-            raise Busy("too many bytes are being sent")
         found: list[tuple[Delivered, bytes]] = []
-        service.answering += size
         try:
+            service.hold(sum(one.task.body_length or 0 for one in part))
             for one in part:
                 try:
                     found.append((one, await self.body(one.task)))
@@ -212,7 +210,5 @@ class DialectTasks:
         except BaseException:
             service.pulls.release(got)
             raise
-        finally:
-            service.answering -= size  # the port counts the answer's bytes, without a pause before it
         service.pulls.release(got[len(part) :])
         return found

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from toc.dialects import lmstfy_wire as wire
-from toc.dialects.dialect_tasks import DialectTasks
+from toc.dialects.dialect_tasks import MOST_TOPICS, DialectTasks
 from toc.dialects.lmstfy_replies import (
     attributes_of,
     handed_job,
@@ -141,6 +141,8 @@ class Lmstfy(Dialect):
             raise Refused(401, "token not found")
         token = self.service.book.find(secret_of(secret))
         queues = where.queue.split(",") if where.call is Call.CONSUME else [where.queue]
+        if len(queues) > MOST_TOPICS:
+            raise Refused(400, "invalid queue name(s)")
         topics = [topic_of(where.namespace, queue) for queue in queues]
         if token is None or not all(_may(token, where.call, topic) for topic in topics):
             raise Refused(401, "invalid token")
@@ -163,7 +165,9 @@ class Lmstfy(Dialect):
 
     async def _bulk(self, asked: Asked) -> Reply:
         wanted = wire.publishing(asked.query)
-        job_ids = await self._store(asked, wanted, wire.bulk_jobs(asked.request.body))
+        body = asked.request.body
+        jobs = await self.service.parsed(body, partial(wire.bulk_jobs, body))
+        job_ids = await self._store(asked, wanted, jobs)
         return reply({"msg": "published", "job_ids": job_ids}, 201, asked.where.call)
 
     async def _store(self, asked: Asked, wanted: wire.Publishing, bodies: Sequence[bytes]) -> list[str]:

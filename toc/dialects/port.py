@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
@@ -20,11 +20,12 @@ from urllib.parse import urlsplit
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.dialects.lines import Lines
 from toc.failpoint import failpoint
-from toc.gateway.connections import ClientGone, Connection
-from toc.gateway.intake import ESCAPED, Intake, Receive, client_address
+from toc.gateway.connections import ClientGone, client_address
+from toc.gateway.exchange import ESCAPED, Exchange, Headers, Memory, Receive, Scope, Send
+from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Token
-from toc.model.errors import BodyTooLarge, Busy, TocError
+from toc.model.errors import Busy, TocError
 from toc.model.template import Template
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
@@ -38,10 +39,6 @@ ACK_AGAIN_SECONDS = 0.25
 pause between two attempts, in seconds."""
 BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
-
-Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Request(NamedTuple):
@@ -118,66 +115,64 @@ class Dialect(ABC):
 
 
 class Port:
-    """The ASGI application of one dialect. ``intake`` is that of all dialects."""
+    """The ASGI application of one dialect. ``memory`` is that of all dialects."""
 
-    def __init__(self, dialect: Dialect, guard: Guard, intake: Intake) -> None:
+    def __init__(self, dialect: Dialect, guard: Guard, memory: Memory) -> None:
         self._dialect = dialect
         self._guard = guard
-        self._intake = intake
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             return
         began = time.perf_counter()
-        connection: Connection = scope["toc.connection"]
-        client = scope["client"][0] if scope.get("client") else ""
+        exchange = Exchange(scope, receive, send, self._memory)
+        exchange.sender = scope["client"][0] if scope.get("client") else ""
         request = Request(
-            scope["method"], scope["path"], scope["query_string"], scope["headers"], client=client
+            scope["method"], scope["path"], scope["query_string"], scope["headers"], client=exchange.sender
         )
         close = False
+        handed: Sequence[Delivered] = ()
         try:
             if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:
-                reply, close = _forbidden(refused), True
+                reply, close = _plain(refused, 403), True
             else:
+                exchange.check()
                 token = self._dialect.token(request)
-                most, declared = self._dialect.most_bytes, request.header(b"content-length")
-                body = await self._intake.body(receive, client, most, declared)
+                body = await exchange.body(self._dialect.most_bytes)
                 request = request._replace(body=body, token=token)
-                with connection.leaving_cancels():
+                exchange.begin(*(() if token is None else (f"token {token.name}",)))
+                with exchange.waiting():
                     reply = await self._dialect.answer(request)
+            handed = reply.handed
+            if handed:
+                exchange.check_there()
         except ClientGone:
-            connection.unanswered()
+            self._dialect.service.pulls.release(handed)
+            exchange.end()
             return
         except asyncio.CancelledError:  # the gateway stops
             reply, close = self._dialect.failed(request, Busy("the gateway stops")), True
+        except Problem as exc:
+            reply = _plain(exc.detail, exc.kind.status)
         except Exception as exc:
             reply = self._failed(request, exc)
-            close = isinstance(exc, (BodyTooLarge, Busy))  # perhaps not all of it was received
-        if reply.handed:
-            if connection.left:  # no byte was sent
-                self._dialect.service.pulls.release(reply.handed)
-                connection.unanswered()
-                return
-            await self._hand(reply, send)
-        else:
-            await _send(send, reply, close=close)
+        try:
+            await exchange.answer(reply.status, _head(reply), reply.body, close=close)
+        finally:
+            exchange.end()
+        if reply.ends:
+            await self._processed(reply.handed)
         name = f"{self._dialect.name} {reply.name}"
         REQUESTS.of(name, f"{reply.status // 100}xx").add()
         REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
 
-    async def _hand(self, reply: Reply, send: Send) -> None:
-        """Send an answer with tasks, and end them if the reply says so."""
+    async def _processed(self, handed: Sequence[Delivered]) -> None:
+        """Mark tasks as processed: their answer was given to a client not known to be gone."""
         service = self._dialect.service
-        service.answering += len(reply.body)
-        try:
-            await _send(send, reply, close=False)
-        finally:
-            service.answering -= len(reply.body)
-        if not reply.ends:
-            return
         failpoint("pull.sent")
-        leases = [one.key for one in reply.handed]
+        leases = [one.key for one in handed]
         for _ in range(ACKS):
             outcomes = await service.pulls.ack(leases)
             leases = [
@@ -269,17 +264,14 @@ _ACCEPT_OF_JAVA = b"text/html, image/gif, image/jpeg, "
 """How the Accept begins that Java's HttpURLConnection sends by default."""
 
 
-def _forbidden(why: str) -> Reply:
-    return Reply(f"{why}\n".encode(), 403, "text/plain; charset=utf-8", name="refused")
+def _plain(why: str, status: int) -> Reply:
+    return Reply(f"{why}\n".encode(), status, "text/plain; charset=utf-8", name="refused")
 
 
-async def _send(send: Send, reply: Reply, *, close: bool) -> None:
+def _head(reply: Reply) -> Headers:
     headers = [(b"cache-control", b"no-store"), *reply.headers]
     if reply.status != 204:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     if reply.media_type:
         headers.append((b"content-type", reply.media_type.encode()))
-    if close:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+    return headers

@@ -10,19 +10,19 @@ from ipaddress import ip_network
 from toc.dialects.port import Guard, Port
 from toc.dialects.registry import DIALECTS
 from toc.gateway import process
-from toc.gateway.intake import Intake
+from toc.gateway.exchange import Memory
 from toc.gateway.service import Service
 
 
-def ports(service: Service, arguments: argparse.Namespace) -> list[tuple[Port, socket.socket]]:
-    """Return the ports of the dialects that are served, each with its socket."""
+def ports(service: Service, arguments: argparse.Namespace) -> list[tuple[str, Port, socket.socket]]:
+    """Return the ports of the dialects that are served, each with its name and socket."""
     guard = Guard([ip_network(text) for text in arguments.dialect_from], arguments.dialect_host)
-    intake = Intake()
+    memory = Memory()
     found = []
     for text in arguments.dialect:
         name, _, descriptor = text.partition("=")
-        port = Port(DIALECTS[name](service), guard, intake)
-        found.append((port, socket.socket(fileno=int(descriptor))))
+        port = Port(DIALECTS[name](service), guard, memory)
+        found.append((name, port, socket.socket(fileno=int(descriptor))))
     return found
 
 

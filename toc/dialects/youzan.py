@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
+from toc.dialects.dialect_tasks import MOST_TOPICS
 from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
 from toc.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json
 from toc.dialects.names import template_of
 from toc.dialects.port import Dialect, Reply, Request
-from toc.gateway.service import Service
+from toc.gateway.service import SMALL_TEXT, Service
 from toc.model.errors import InvalidInput
 from toc.model.template import Template
 from toc.pull.delivered import Delivered
@@ -55,7 +58,9 @@ class Youzan(Dialect):
 
     async def answer(self, request: Request) -> Reply:
         """Answer a command or a path."""
-        values = _folded(request.body) if _is_command(request) or request.path[1:] in FAILED else {}
+        values: dict[str, Any] = {}
+        if _is_command(request) or request.path[1:] in FAILED:
+            values = await self.service.parsed(request.body, partial(_folded, request.body))
         call = _call(request, values)
         if call is None:
             if _is_command(request):
@@ -71,6 +76,8 @@ class Youzan(Dialect):
             topic = text(values, "topic").strip()
             if not topic:
                 raise Mistake(NO_TOPIC_TO_POP)
+            if topic.count(",") >= MOST_TOPICS:
+                raise NotUnderstood(f"a pop may name {MOST_TOPICS} topics")
             topics = [name for one in topic.split(",") if (name := one.strip())]
             got = await self._jobs.pop(topics, wait=HOLD_SECONDS)
             if got is not None:
@@ -105,10 +112,9 @@ class Youzan(Dialect):
 
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer a mistake or a failure in the words of the original."""
-        try:
-            call = _call(request, _folded(request.body)) or "other"
-        except InvalidInput:
-            call = "other"
+        call = "other"
+        with suppress(InvalidInput):
+            call = _call(request, _folded(request.body) if len(request.body) <= SMALL_TEXT else {}) or call
         if isinstance(error, Mistake):
             message = str(error)
         else:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query
-from toc.model.access import Action, Role, Token
+from toc.model.access import MOST_PATTERNS, Action, Role, Token
 from toc.model.clock import to_ms
 from toc.model.pattern import matches
 from toc.model.template import Template
@@ -24,7 +24,7 @@ class NewToken(Model):
 
     name: str
     roles: list[Annotated[Role, Field(strict=False)]] = Field(min_length=1, max_length=len(Role))
-    topics: list[str] = Field(min_length=1, max_length=100, description="Patterns, such as shop.*")
+    topics: list[str] = Field(min_length=1, max_length=MOST_PATTERNS, description="Patterns, such as shop.*")
     expires: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds; null: no end.")
     rate: float | None = Field(
         None,
@@ -36,8 +36,12 @@ class NewToken(Model):
 
 async def list_tokens(asked: Asked) -> Answer:
     """List the tokens that have no more than the caller's; never the secrets."""
-    found = await asked.service.at_topics(asked.service.center.store.tokens.list)
-    return Answer({"tokens": [token_record(one) for one in found if asked.token.covers(one)]})
+    table, covers = asked.service.center.store.tokens, asked.token.covers
+
+    def found() -> list[dict[str, Any]]:
+        return [token_record(one) for one in table.list() if covers(one)]
+
+    return Answer({"tokens": await asked.service.at_topics(found)})
 
 
 async def create_token(asked: Asked) -> Answer:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl
@@ -33,8 +33,8 @@ from toc.gateway import (
     topics,
 )
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
-from toc.gateway.connections import ClientGone, Connection
-from toc.gateway.intake import ESCAPED, Intake, Receive
+from toc.gateway.connections import ClientGone
+from toc.gateway.exchange import ESCAPED, Exchange, Memory, Receive, Scope, Send
 from toc.gateway.problems import (
     BUSY,
     INTERNAL,
@@ -51,7 +51,8 @@ from toc.gateway.problems import (
 )
 from toc.gateway.service import Service
 from toc.model.access import Access, Token
-from toc.model.errors import BodyTooLarge, Busy, TocError
+from toc.model.documents import check_values
+from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
@@ -76,11 +77,7 @@ MOST_NAME = 255
 """Longest Idempotency-Key."""
 OUT_OF_TIME = "the gateway stops and did not finish this in time; it may or may not be done"
 
-Scope = MutableMapping[str, Any]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-Sent = Mapping[bytes, bytes]
-"""The headers of a request, by name."""
 
 _COMMON: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")]
@@ -98,7 +95,7 @@ class App:
             "/openapi.json": lambda: Answer(openapi.document(CALLS)),
             "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
         }
-        self._intake = Intake()
+        self._memory = Memory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -108,9 +105,9 @@ class App:
         name = "other"
         headers: Headers = []
         handed: Sequence[Delivered] = ()
-        connection: Connection = scope["toc.connection"]
+        exchange = Exchange(scope, receive, send, self._memory)
         try:
-            await connection.earlier_read()
+            exchange.check()
             page = self._pages.get(scope["path"])
             if page is not None:
                 name = scope["path"]
@@ -118,94 +115,71 @@ class App:
             else:
                 call, path = self._find(scope)
                 name = call.name
-                answer = await self._call(call, path, scope, receive)
+                answer = await self._call(call, path, scope, exchange)
             status, media_type, handed = answer.status, answer.media_type, answer.handed
             body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
             headers = _encoded(answer.headers)
+            if handed:
+                exchange.check_there()
         except ClientGone:
-            connection.unanswered()
+            self._service.pulls.release(handed)
+            exchange.end()
             return
         except (Exception, asyncio.CancelledError) as exc:
             self._service.pulls.release(handed)
-            handed = ()
             problem = self._problem(exc, name)
             status, media_type = problem.kind.status, "application/problem+json"
             body = to_json(problem.body())
             headers = _encoded(problem.headers)
-        if handed:
-            if connection.left:  # no byte was sent
-                self._service.pulls.release(handed)
-                connection.unanswered()
-                return
-            self._service.answering += len(body)
         try:
-            await self._send(send, status, media_type, headers, body)
+            await exchange.answer(status, [*_head(media_type, body, headers), *headers], body)
         finally:
-            if handed:
-                self._service.answering -= len(body)
+            exchange.end()
         REQUESTS.of(name, f"{status // 100}xx").add()
         REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
 
-    async def _send(self, send: Send, status: int, media_type: str, headers: Headers, body: bytes) -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [
-                    (b"content-type", media_type.encode()),
-                    (b"content-length", b"%d" % len(body)),
-                    *_COMMON,
-                    *(_PAGE if media_type.startswith("text/html") and not headers else ()),
-                    *headers,
-                ],
-            }
-        )
-        await send({"type": "http.response.body", "body": body})
-
     # --- one call
 
-    async def _call(self, call: HttpCall, path: dict[str, str], scope: Scope, receive: Receive) -> Answer:
-        headers = dict(reversed(scope["headers"]))  # the first of each name counts
-        token = self._token(headers)
+    async def _call(self, call: HttpCall, path: dict[str, str], scope: Scope, exchange: Exchange) -> Answer:
+        token = self._token(exchange)
+        exchange.sender = token.name
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden()
         body: Any = None
         query = _query(call, scope["query_string"])
         raw = content_type = request = None
         model = call.body
-        if model is None and _holds_something(headers):  # ignored, it would mislead its sender
+        if model is None and exchange.has_body:  # ignored, it would mislead its sender
             model = NoFields
         if model is not None:
-            content_type = _header(headers, b"content-type")
+            content_type = exchange.header(b"content-type")
             is_json = _is_json(content_type)
             is_raw = call.takes_raw and (query.raw or not is_json)
             if not is_json and not is_raw:
                 raise Problem(MEDIA_TYPE, "send application/json")
-            if headers.get(b"content-encoding", b"identity") != b"identity":
-                raise Problem(MEDIA_TYPE, "send the body without a content encoding")
-            data = await self._body(call, token, headers, receive)
-            if call.named and (name := _header(headers, b"idempotency-key")) is not None:
+            data = await self._body(call, exchange)
+            if call.named and (name := exchange.header(b"idempotency-key")) is not None:
                 request = _request(token, scope, content_type, name, data)
             if is_raw:
                 raw = data
             else:
-                body = _parsed(model, data)
+                body = await self._service.parsed(data, partial(_parsed, model, data, call.most_values))
             del data  # it may be much longer than what was read of it
+        exchange.begin(f"token {token.name}")
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
         tracing = self._service.center.tracing
         if tracing is None and not call.waits:
             return await call.handler(asked)
-        parent = None if tracing is None else _header(headers, b"traceparent")
+        parent = None if tracing is None else exchange.header(b"traceparent")
         answering = (
             nullcontext() if tracing is None or parent is None else tracing.answering(call.name, parent)
         )
-        watching = scope["toc.connection"].leaving_cancels() if call.waits else nullcontext()
-        with answering, watching:
+        with answering, exchange.waiting() if call.waits else nullcontext():
             return await call.handler(asked)
 
-    def _token(self, headers: Sent) -> Token:
+    def _token(self, exchange: Exchange) -> Token:
         """Return the token of a request, and count the request against its rate. Raises Problem."""
-        words = (_header(headers, b"authorization") or "").split(" ")
+        words = (exchange.header(b"authorization") or "").split(" ")
         token = (
             self._service.book.find(words[1]) if len(words) == 2 and words[0].lower() == "bearer" else None
         )
@@ -224,16 +198,15 @@ class App:
             )
         return token
 
-    async def _body(self, call: HttpCall, token: Token, headers: Sent, receive: Receive) -> bytes:
+    async def _body(self, call: HttpCall, exchange: Exchange) -> bytes:
         """Return the whole body of a request. Raises Problem."""
         most = call.most_bytes
         if call.takes_raw:
             most += ESCAPED * self._service.center.settings.max_body
         try:
-            return await self._intake.body(receive, token.name, most, _header(headers, b"content-length"))
-        except (BodyTooLarge, Busy) as exc:
-            kind = TOO_LARGE if isinstance(exc, BodyTooLarge) else BUSY
-            raise Problem(kind, str(exc), headers={"connection": "close"}) from None
+            return await exchange.body(most)
+        except BodyTooLarge as exc:
+            raise Problem(TOO_LARGE, str(exc)) from None
 
     # --- routing
 
@@ -283,9 +256,13 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:\\n]+)", re.escape(path)))
 
 
-def _header(headers: Sent, name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
+def _head(media_type: str, body: bytes, headers: Headers) -> Headers:
+    return [
+        (b"content-type", media_type.encode()),
+        (b"content-length", b"%d" % len(body)),
+        *_COMMON,
+        *(_PAGE if media_type.startswith("text/html") and not headers else ()),
+    ]
 
 
 def _encoded(headers: Mapping[str, str]) -> Headers:
@@ -299,11 +276,6 @@ def _request(token: Token, scope: Scope, content_type: str | None, name: str, da
         raise Problem(INVALID, detail, field="Idempotency-Key")
     payload = b"\0".join(((content_type or "").encode("latin-1"), scope["query_string"], data))
     return Request.of(f"{token.name} {scope['path']}", name, payload)
-
-
-def _holds_something(headers: Sent) -> bool:
-    """Whether a request has a body that may be more than empty."""
-    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 def _is_json(content_type: str | None) -> bool:
@@ -346,12 +318,15 @@ def _without(query: type[Query]) -> Any:
         raise _invalid(exc) from None
 
 
-def _parsed(model: type[BaseModel], data: bytes) -> BaseModel:
+def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
     """Return the body of a request. No body counts as one without fields. Raises Problem."""
     if not data and takes_nothing(model):
         data = b"{}"
     try:
+        check_values(data, most)
         return model.model_validate_json(data)
+    except InvalidDocument as exc:
+        raise Problem(TOO_LARGE, f"{exc}; send less at once") from None
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":

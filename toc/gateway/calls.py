@@ -182,9 +182,9 @@ Handler = Callable[[Asked], Awaitable[Answer]]
 class HttpCall:
     """The declaration of a call. ``path`` has parameters in braces; ``access`` says which roles may make it.
 
-    ``gives`` describes the answer for the document. ``most_bytes`` bounds the body of a request. ``waits``:
-    its handler is cancelled when the client leaves. ``takes_raw``: a request may be a task's body.
-    ``named``: it may have an Idempotency-Key.
+    ``gives`` describes the answer for the document. ``most_bytes`` and ``most_values`` bound the body of a
+    request. ``waits``: its handler is cancelled when the client leaves. ``takes_raw``: a request may be a
+    task's body. ``named``: it may have an Idempotency-Key.
     """
 
     method: str
@@ -197,6 +197,7 @@ class HttpCall:
     gives: Any = dict[str, Any]
     status: int = 200
     most_bytes: int = SMALL_BYTES
+    most_values: int = 10_000
     waits: bool = False
     takes_raw: bool = False
     named: bool = False

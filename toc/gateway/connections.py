@@ -1,139 +1,212 @@
-"""Bounds on connections of clients, which uvicorn lacks.
+"""Connections of clients: bounds on their number, and on the time and bytes until the application is called.
 
-uvicorn does not bound the size of headers, the time that a request may take to arrive, the time that its
-answer may take to be read, or the number of idle connections and TLS handshakes. Here all connections are
-checked once a second.
+uvicorn bounds neither. A Connection is a protocol of ours around an unmodified one of uvicorn's: it passes on
+what arrives, and counts. What begins with the call of the application is bounded in ``exchange``.
 
-    TLS handshake ──▶
-     │ HEAD_SECONDS
-    idle ── first byte ──▶ arriving ── complete ──▶ answered by the app ── answer read ──▶ idle
-     │ KEEP_ALIVE_SECONDS     │ HEAD_SECONDS, BODY_SECONDS       │ READ_SECONDS
-     └────────────────────────┴──────────────── closed ──────────┘
+    HEAD ── line and headers ──▶ BODY ── complete ──▶ WORK ── answered ──▶ IDLE ── first byte ──▶ HEAD
+     └─────────────┴─ refused: the last answer is written ─▶ LEAVING ── the client closes ──▶ (closed)
 
-A request that is refused before it has arrived whole ends its connection: the gateway answers, closes its
-own end, and drops what the client still sends, for LINGER_SECONDS at most. If it closed at once, the kernel
-would answer those bytes by a reset, and the client could lose the answer (RFC 9112, section 9.6).
+Beyond a bound on connections the oldest goes of those that are still arriving, or of those that rest if there
+are more of these; never the new one, and never a request that waits for its answer, of which there are fewer
+than places (``Places``).
+
+A request that is refused before it has arrived whole ends its connection: the gateway answers, closes its own
+end, and drops what the client still sends. If it closed at once, the kernel would answer those bytes by a
+reset, and the client could lose the answer (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import re
 import socket
 import struct
-import termios
-from collections import deque
-from collections.abc import Iterator
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
-import httptools
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from toc.gateway.answer_writer import AnswerWriter
-from toc.gateway.handshake import Handshake
 from toc.gateway.problems import HEADERS, SYNTAX, TIMEOUT, Kind, Problem
+from toc.model.errors import Busy
 from toc.observe.metrics import CONNECTIONS, CONNECTIONS_CLOSED
 
-KEEP_ALIVE_SECONDS = 75
-HEAD_SECONDS = 10.0
-"""How long the line and headers of a request may take to arrive."""
-BODY_SECONDS = 30.0
-"""How long the rest of a request may take to arrive."""
-READ_SECONDS = 30.0
-"""How long a client may leave an answer unread."""
+MOST_CONNECTIONS = 4096
+"""Most connections of a process."""
+MOST_PER_ADDRESS = 3000
+"""Most of them from one address that is no proxy, unless the gateway's option says otherwise."""
 HEAD_BYTES = 32 << 10
-"""Most bytes of a request's line and headers, and of what a chunked body has beside its data: the sizes of
-chunks, their extensions, trailers."""
-LINGER_SECONDS = 5.0
-"""How long a client may continue to send, or leave its end open, after a last answer."""
+"""Most bytes of a request's line and headers."""
+BESIDE_BYTES = 512 << 10
+"""Most bytes of a body that bring the application no data: sizes of chunks, their extensions, trailers. More
+than uvicorn and the event loop read ahead of the application."""
 MOST_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together may leave unread. Beyond it, the connection
 whose client has read nothing for longest is closed."""
-MOST_CONNECTIONS = 4096
-"""Most connections of a process. One more closes a connection that is leaving, or else the longest idle
-one."""
 LOOK_SECONDS = 1.0
-TCP_ESTABLISHED = 1
-"""The kernel's state of a connection of which neither end is closed."""
-TCP_CLOSE_WAIT = 8
-"""The state of a connection whose client has closed its end."""
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+STATE = "toc.connection"
+"""The connection of a request, in the ``state`` of its scope."""
 
 
-_DROPPED: Any = deque(maxlen=0)
-"""A list of headers that stays empty."""
+class Phase(Enum):
+    """What a connection waits for."""
+
+    HEAD = "head"
+    """The rest of a request's line and headers, also the first byte of the first request."""
+    BODY = "body"
+    """The rest of a body."""
+    WORK = "work"
+    """The application."""
+    UNREAD = "unread"
+    """Beside another phase: the client reads nothing of an answer."""
+    IDLE = "idle"
+    """Another request."""
+    LEAVING = "leaving"
+    """Its last answer is written; the client may go on sending, which is dropped."""
+
+
+SECONDS = {Phase.HEAD: 10.0, Phase.BODY: 40.0, Phase.UNREAD: 30.0, Phase.IDLE: 75.0, Phase.LEAVING: 5.0}
+"""How long a phase may last. The application has less time for a body (``exchange.BODY_SECONDS``)."""
 
 
 class ClientGone(Exception):
     """The client has left before it was answered."""
 
 
-class Connection(HttpToolsProtocol):
+class Connection(asyncio.Protocol):
     """One connection of a client."""
 
     crowd: Crowd
-    below: asyncio.Transport | None = None
-    """Over TLS: the transport below, to which ``transport`` passes what it has encrypted."""
+    port: str
+    """The name of the port."""
+
+    def __init__(self, *, app_state: dict[str, Any], **about: Any) -> None:
+        self._inner = HttpToolsProtocol(app_state={**app_state, STATE: self}, **about)
+        self._loop = asyncio.get_running_loop()
+        self.phase = Phase.HEAD
+        self._lost = False
+        self._in_head = True
+        """Whether what arrives is a head."""
+        self._begun = b""
+        """A head that has not arrived whole: nothing of it is passed on before."""
+        self._fields = -1
+        """How many headers the next request to be answered has, -1 if that is not known."""
+        self._beside = 0
+        """Bytes of a body since the application was last given any of its data."""
+        self.sending = 0
+        """Bytes of an answer that the transport has not been given yet."""
+        self._waiting: set[asyncio.Task[Any]] = set()
+
+    # --- what the event loop tells
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in."""
-        super().connection_made(transport)
-        if self.below is not None:
-            self.below.set_write_buffer_limits(0)  # so it reports when the socket has taken the last byte
-        self.head_bytes = 0
-        """Bytes that have arrived since the last that were a body's or completed a head."""
-        self.arriving_since = 0.0
-        """When the first byte of an incomplete request came; 0.0 while there is none."""
-        self.in_head = True
-        self.unread_since = 0.0
-        """Since when the client reads nothing of an answer; 0.0 while it reads."""
-        self.idle_since = self.loop.time()
-        """Since when it is idle: no request is under way or arriving; 0.0 otherwise."""
-        self.leaving_since = 0.0
-        """Since when the last answer is written and further bytes are dropped; 0.0 before."""
-        self.lost = False
-        """Whether the client has left or was sent away, so that unread bytes are lost."""
-        self._took_all = False
-        """Whether the client had received every byte of its answers when it left."""
-        self._closed = asyncio.Event()
-        self._waiting: set[asyncio.Task[Any]] = set()
-        self._writer = AnswerWriter(transport, self.below, self._leave)
-        self.crowd.joined(self)
+        self.transport = transport
+        self.address = self.crowd.address_of(transport)
+        self.names = (f"port {self.port}", f"address {self.address}")[: 2 if self.address else 1]
+        """What its requests count for (``Places``)."""
+        self.outlet = _Outlet(transport, self)
+        self._inner.connection_made(self.outlet)
+        self.crowd.join(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
-        # Without an error it was closed after everything was sent, or a client left without TLS's farewell.
-        self.lost = self.lost or exc is not None or not (self.below is None or self._writer.closed)
-        self._closed.set()
+        self._lost = True
         self.crowd.left(self)
-        super().connection_lost(exc)
+        self._inner.connection_lost(exc)
         for task in self._waiting:
             task.cancel()
 
     def eof_received(self) -> None:
-        """Note that the client has left; after the last answer, only that it sends nothing more."""
-        if not self.leaving_since:
-            self._took_all = self._answered_all() and _took_all(self.transport)
-            self.lost = True
-        super().eof_received()
+        """Let the transport close itself."""
+        self._inner.eof_received()
 
-    def on_message_begin(self) -> None:
-        """Let the application ask whether the client is still there."""
-        super().on_message_begin()
-        self.scope["toc.connection"] = self  # type: ignore[typeddict-unknown-key]
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived."""
+        if self.phase is Phase.LEAVING:
+            return
+        if self._in_head:
+            data = self._arrives(data)
+        elif self.phase is Phase.BODY:
+            self._beside += len(data)
+        if len(self._begun) > HEAD_BYTES or self._beside > BESIDE_BYTES:
+            self.refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
+        elif data:
+            self.outlet.feeding = True
+            self._inner.data_received(data)
+            self.outlet.feeding = False
+
+    def _arrives(self, data: bytes) -> bytes:
+        """Take bytes of a head. Returns what can be passed on: nothing before the head is whole."""
+        known = len(self._begun)
+        data = self._begun + data if known else data.lstrip(b"\r\n")  # RFC 9112, 2.2
+        end = data.find(b"\r\n\r\n", max(0, known - 3), HEAD_BYTES + 4)
+        if end < 0 and (known or data[:1].isalpha() or not data):
+            if data and not known and self.phase is not Phase.WORK:
+                self._enter(Phase.HEAD)
+            self._begun = data
+            return b""
+        head = data[: end + 4]
+        self._begun, self._in_head = b"", False
+        if self.phase is not Phase.WORK:
+            self._enter(Phase.BODY)
+        # Java's client asks for HTTP/2 at first. The parser would take the body for that protocol.
+        if b"\r\nupgrade:" in head.lower():
+            head = _UPGRADE.sub(b"", head)
+            data = head + data[end + 4 :]
+        self._fields = head.count(b"\r\n") - 2
+        return data
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        self.crowd.now_in(Phase.UNREAD, self)
+        self._inner.pause_writing()
+        self.crowd.bound_unread()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        self.crowd.no_longer_in(Phase.UNREAD, self)
+        self._inner.resume_writing()
+
+    # --- what the application tells
+
+    def called(self) -> int:
+        """The application is called with the next request. Returns how many headers that has, -1 if it is
+        not known: uvicorn adds the trailers of a body to the headers."""
+        fields, self._fields = self._fields, -1
+        self._in_head, self._beside = False, 0
+        if self.phase is not Phase.BODY and self.phase is not Phase.LEAVING:
+            self._enter(Phase.BODY)
+        return fields
+
+    def given(self) -> None:
+        """The application was given data of the body."""
+        self._lines = 0
+        """How many of its lines have arrived."""
+        self._fields = -1
+        """How many headers the next request to be answered has, -1 if that is not known."""
+        self._beside = 0
+
+    def complete(self) -> None:
+        """The request is there whole: what arrives now is the head of another."""
+        self._in_head = True
+        if self.phase is not Phase.LEAVING:
+            self._enter(Phase.WORK)
+
+    def answered(self) -> None:
+        """The whole answer is written."""
+        if self.phase is not Phase.LEAVING:
+            self._enter(Phase.HEAD if self._begun else Phase.IDLE if self._in_head else Phase.BODY)
 
     @property
     def left(self) -> bool:
-        """Whether unsent bytes are lost because the client has left, which the kernel knows first."""
-        return self.lost or self.transport.is_closing() or _hung_up(self.transport)
-
-    async def earlier_read(self) -> None:
-        """Wait until the client has read earlier answers, so that its next requests take no memory until
-        then."""
-        if self.flow.write_paused:
-            await self.flow.drain()
+        """Whether the client is known to have left, or was sent away."""
+        return self._lost or self.phase is Phase.LEAVING or self.transport.is_closing()
 
     @contextlib.contextmanager
     def leaving_cancels(self) -> Iterator[None]:
@@ -152,281 +225,245 @@ class Connection(HttpToolsProtocol):
         finally:
             self._waiting.discard(task)
 
-    def unanswered(self) -> None:
-        """Answer nothing: the client has left. uvicorn would write an answer of its own."""
-        self._writer.end()
+    # --- its end
 
     @property
     def kept_back(self) -> int:
-        """How many bytes of its answers the socket has not taken yet."""
-        below = 0 if self.below is None else self.below.get_write_buffer_size()
-        return self.transport.get_write_buffer_size() + below
+        """How many bytes of its answers the client has not taken yet."""
+        return self.sending + self.transport.get_write_buffer_size()
 
-    async def sent(self) -> bool:
-        """Wait until the socket has taken the whole answer. Returns whether the client is still there, or
-        left after it had received everything."""
-        await asyncio.sleep(0)  # lets the loop write and read once more
-        if not self._over:
-            if self.below is None:  # otherwise the first byte kept back counts
-                self.transport.set_write_buffer_limits(0)
-            await self.flow.drain()
-            if not self._over:
-                if self.below is None:
-                    self.transport.set_write_buffer_limits()
-                return not self.left or self._took_all or _took_all(self.transport)
-        if self.below is not None and not (self.kept_back or self.lost or _hung_up(self.below)):
-            return True  # TLS waits only for the client's farewell, which many do not send
-        with contextlib.suppress(TimeoutError):  # an answer after which its connection ends
-            async with asyncio.timeout(READ_SECONDS):
-                await self._closed.wait()
-        if not self._closed.is_set():
+    def refuse(self, kind: Kind, detail: str) -> None:
+        """Answer beside the application, which has not begun to answer, and close."""
+        if self.phase not in (Phase.HEAD, Phase.BODY):  # the answer to an earlier request is under way
             self.close("slow")
-        return not self.lost or self._took_all
-
-    def _answered_all(self) -> bool:
-        answered = self.cycle is not None and self.cycle.response_complete
-        return answered and not self.kept_back
-
-    def data_received(self, data: bytes) -> None:
-        """Take what has arrived."""
-        if self.leaving_since:
             return
-        if not self.arriving_since:
-            if not data.lstrip(b"\r\n"):  # some clients send an empty line after a body (RFC 9112, 2.2)
-                return
-            self.arriving_since = self.loop.time()
-            self.idle_since = 0.0
-            self.crowd.idle.pop(self, None)
-        self.head_bytes += len(data)
-        self._unset_keepalive_if_required()
-        self._parse(data)
-        # Only a head that is still incomplete is checked, and what follows the last data of a body.
-        if self.head_bytes > HEAD_BYTES:
-            self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
+        if self._begun or self.phase is Phase.BODY:
+            body = to_json(Problem(kind, detail).body())
+            head = (
+                b"content-type: application/problem+json\r\ncache-control: no-store\r\n"
+                b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            )
+            self.transport.write(STATUS_LINE[kind.status] + head + body)
+        self.leave()
 
-    def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as exc:
-            if self._over:
-                return
-            # The request also asks for another protocol, as Java's client does at first. The parser
-            # takes all further bytes for that protocol. So the request is parsed again, without its
-            # Upgrade header.
-            line = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-            others = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-            self._parse(b"".join((b"%b %b HTTP/%b\r\n" % line, *others, b"\r\n", data[exc.args[0] :])))
-        except httptools.HttpParserError:
-            self.send_400_response("")
+    def leave(self) -> None:
+        """Close it after its last answer. While more may arrive, close this end alone.
 
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the request's line."""
-        super().on_url(url)
-        if len(self.url) > HEAD_BYTES:
-            self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
-
-    def on_headers_complete(self) -> None:
-        """Begin with a request."""
-        if self.parser.get_method() == b"CONNECT":
-            self._refuse(SYNTAX, "this is not a proxy")
-        if self.parser.should_upgrade():
+        TLS does so by itself: it waits for the client's farewell.
+        """
+        if self.phase is Phase.LEAVING:
             return
-        self.in_head = False
-        self.head_bytes = 0
-        if self._over:
-            return
-        if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
-            self._refuse(HEADERS, f"at most {HEAD_BYTES} bytes are allowed")
-            return
-        super().on_headers_complete()
-        self.cycle.transport = self._writer  # its task has not begun
-        self.headers = _DROPPED  # trailers are no headers
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
-        self.head_bytes = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Note that a request is complete."""
-        if self.parser.should_upgrade():
-            return
-        self.head_bytes = 0
-        self.in_head = True
-        self.arriving_since = 0.0
-        super().on_message_complete()
-        self._rest()
-
-    def on_response_complete(self) -> None:
-        """Note that a request is answered."""
-        self._writer.flush()
-        if not self.leaving_since:
-            super().on_response_complete()
-            self._rest()
-
-    def _rest(self) -> None:
-        """Become idle if no request is under way. A request may be answered before all of it has arrived."""
-        answered = self.cycle is None or self.cycle.response_complete
-        if answered and not self.arriving_since and not self.pipeline and not self.leaving_since:
-            self.idle_since = self.loop.time()
-            self.crowd.idle[self] = None
-
-    def pause_writing(self) -> None:
-        """Note that the client does not read."""
-        self.unread_since = self.loop.time()
-        super().pause_writing()
-        self.crowd.unread.pop(self, None)
-        self.crowd.unread[self] = None
-        self.crowd.bound_unread()
-
-    def resume_writing(self) -> None:
-        """Note that the client reads."""
-        if self.below is not None:
-            if self.below.get_write_buffer_size():  # what was written meanwhile is kept back again
-                self.transport.set_write_buffer_limits(0)
-                return
-            self.transport.set_write_buffer_limits()
-        self.unread_since = 0.0
-        self.crowd.unread.pop(self, None)
-        super().resume_writing()
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - its signature
-        """Answer bytes that are not HTTP."""
-        self._refuse(SYNTAX, "this is no HTTP/1.1 request")
-
-    def look(self, now: float) -> None:
-        """Close it if its client is too slow."""
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if self.leaving_since and now - self.leaving_since > LINGER_SECONDS and not self.unread_since:
+        arriving = self.phase is Phase.BODY or self._begun or not self._in_head
+        if not arriving or self.transport.is_closing() or not self.transport.can_write_eof():
             self.transport.close()
             return
-        # uvicorn's own time-out is cancelled by late bytes of a request that was answered early.
-        if (self.unread_since and now - self.unread_since > READ_SECONDS) or (
-            self.idle_since and now - self.idle_since > KEEP_ALIVE_SECONDS
-        ):
-            self.close("slow")
-        elif self.arriving_since and now - self.arriving_since > (
-            HEAD_SECONDS if self.in_head else BODY_SECONDS
-        ):
-            CONNECTIONS_CLOSED.of("slow").add()
-            if answering and self.cycle.response_started:
-                self.lost = True
-                self.transport.abort()
-            else:
-                self._refuse(TIMEOUT, "the request did not arrive in time")
+        self._enter(Phase.LEAVING)
+        self.transport.resume_reading()
+        self.transport.write_eof()
+        for task in self._waiting:
+            task.cancel()
 
     def close(self, reason: str) -> None:
         """Close it without an answer."""
-        self.lost = True
         CONNECTIONS_CLOSED.of(reason).add()
-        if self.unread_since:  # reset: else the kernel keeps megabytes for a client that does not read
+        if self.transport.get_write_buffer_size():  # else the kernel keeps megabytes for who does not read
             with contextlib.suppress(OSError):
                 peer = self.transport.get_extra_info("socket")
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.crowd.left(self)
         self.transport.abort()
 
-    def _refuse(self, kind: Kind, detail: str) -> None:
-        """Answer beside the app, and close."""
-        if self._over:
-            return
-        self.lost = True
-        body = to_json(Problem(kind, detail).body())
-        head = (
-            b"content-type: application/problem+json\r\ncache-control: no-store\r\n"
-            b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        )
-        self.transport.write(STATUS_LINE[kind.status] + head + body)
-        self.pipeline.clear()
-        if self.cycle is not None:  # as if the connection were lost: what the app still sends is dropped
-            self.cycle.disconnected = not self.cycle.response_complete
-            self.cycle.message_event.set()
-        for task in self._waiting:
-            task.cancel()
-        self._linger()
-
-    @property
-    def _over(self) -> bool:
-        """Whether nothing is read or answered any more."""
-        return bool(self.leaving_since) or self.transport.is_closing()
-
-    def _leave(self) -> None:
-        """Close it after its last answer, so that a client that still sends can read the answer."""
-        if self.arriving_since:
-            self._linger()
-        elif not self.leaving_since:
+    def late(self, phase: Phase) -> None:
+        """Close it: its phase has lasted too long."""
+        if phase is Phase.HEAD and self._begun:
+            CONNECTIONS_CLOSED.of("slow").add()
+            self.refuse(TIMEOUT, "the request did not arrive in time")
+        elif phase is Phase.LEAVING:
             self.transport.close()
+        else:
+            self.close("slow")
 
-    def _linger(self) -> None:
-        """Close this end alone. TLS does so by itself: it waits for the client's farewell."""
-        if self._over:
+    def _enter(self, phase: Phase) -> None:
+        if self._lost:
             return
-        if not self.transport.can_write_eof():
-            self.transport.close()
-            return
-        self.leaving_since = self.loop.time()
-        self.arriving_since = self.idle_since = 0.0
-        self.crowd.idle.pop(self, None)
-        self.crowd.leaving[self] = None
-        self.flow.resume_reading()
-        self._writer.end()
-        self.transport.write_eof()
+        self.crowd.no_longer_in(self.phase, self)
+        self.phase = phase
+        self.crowd.now_in(phase, self)
 
 
-def _hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed its end, even if the event loop has not noticed it yet."""
-    with contextlib.suppress(OSError):
-        state: bytes = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        return state[0] != TCP_ESTABLISHED
-    return True
+def client_address(text: str) -> IPv4Address | IPv6Address:
+    """Return the address of a client; one of IPv4 as such, although a socket of IPv6 shows it as mapped."""
+    address = ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
-def _took_all(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed its end in good order, and its kernel has acknowledged all bytes.
+class _Outlet(asyncio.Transport):
+    """What uvicorn takes for the transport. Its close lets a client that still sends read its last answer.
 
-    A client that leaves bytes unread does not close in good order: its kernel resets the connection.
+    While it is ``corked`` it keeps what is written: head and body of a short answer leave in one call of the
+    kernel, which a second one would make a quarter dearer. What is written while uvicorn is ``feeding`` on
+    what has arrived is its answer to bytes that are no HTTP: ours takes its place.
     """
-    with contextlib.suppress(OSError):
-        peer = transport.get_extra_info("socket")
-        state: bytes = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        unacknowledged = fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, bytes(4))
-        return state[0] == TCP_CLOSE_WAIT and not any(unacknowledged)
-    return False
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        super().__init__()
+        self._transport = transport
+        self._connection = connection
+        self.corked = self.feeding = False
+        self._kept: list[bytes] = []
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def write(self, data: Any) -> None:
+        """Drop what comes after the last answer: uvicorn does not tell the application of earlier requests
+        of the pipeline."""
+        if self._connection.phase is Phase.LEAVING:
+            return
+        if self.feeding:
+            self._connection.refuse(SYNTAX, "this is no HTTP/1.1 request")
+        elif self.corked:
+            self._kept.append(data)
+        else:
+            self._transport.write(data)
+
+    def uncork(self) -> None:
+        """Write what was kept, and keep nothing more."""
+        self.corked = False
+        if self._kept:
+            self.write(b"".join(self._kept))
+            self._kept.clear()
+
+    def close(self) -> None:
+        self.uncork()
+        self._connection.leave()
+
+    def is_closing(self) -> bool:
+        return self._connection.phase is Phase.LEAVING or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        if self._connection.phase is not Phase.LEAVING:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+
+class Places:
+    """Places for requests, ``most`` in all. One address, token or port gets only a part, so that there is
+    always a place for another."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.each = most * 7 // 8
+        self._taken: Counter[str] = Counter()
+
+    def take(self, *names: str) -> None:
+        """Take a place in all these names. Raises Busy."""
+        taken = self._taken
+        if taken[""] >= self.most or any(taken[name] >= self.each for name in names):
+            raise Busy("too many requests are being answered; try again in a moment")
+        taken[""] += 1
+        for name in names:
+            taken[name] += 1
+
+    def give(self, *names: str) -> None:
+        """Give it back."""
+        for name in ("", *names):
+            self._taken[name] -= 1
+            if not self._taken[name]:
+                del self._taken[name]
 
 
 class Crowd:
-    """All connections of a process. ``most`` bounds their number."""
+    """All connections of a process. ``most`` bounds their number, ``per_address`` that of one address; not of
+    ``proxies``, each of which speaks for many clients."""
 
-    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        most: int = MOST_CONNECTIONS,
+        per_address: int = MOST_PER_ADDRESS,
+        proxies: Iterable[IPv4Network | IPv6Network] = (),
+    ) -> None:
         self.most = most
-        self.all: set[Connection | Handshake] = set()
-        self.idle: dict[Connection | Handshake, None] = {}
-        """Idle connections, the longest idle first."""
-        self.leaving: dict[Connection, None] = {}
-        """Connections whose last answer is written and whose clients have not closed their ends."""
-        self.unread: dict[Connection, None] = {}
-        """Connections whose clients do not read, the longest first."""
+        self.per_address = per_address
+        self._proxies = tuple(proxies)
+        self.per_port = most * 7 // 8
+        self.all: set[Connection] = set()
+        self.work = Places(most * 7 // 8)
+        """For requests that are being worked on, whose connections cannot be closed for others."""
+        self.waits = Places(self.work.each)
+        """For those among them that wait for tasks."""
+        self._phases: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
+        """The connections in each phase and since when, the longest first."""
+        self._addresses: Counter[str] = Counter()
+        self._ports: Counter[str] = Counter()
 
-    def joined(self, connection: Connection | Handshake) -> None:
-        """Add a new connection. If there are too many, close one that is leaving or idle, or else the new
-        one."""
-        if len(self.all) >= self.most:
-            victim = next(chain(self.leaving, self.idle), connection)
-            self.left(victim)
-            victim.close("crowded")
-            if victim is connection:
+    @property
+    def unread(self) -> dict[Connection, float]:
+        """The connections whose clients do not read."""
+        return self._phases[Phase.UNREAD]
+
+    def join(self, new: Connection) -> None:
+        """Add a new connection. If there are too many, another one goes."""
+        self.all.add(new)
+        self._addresses[new.address] += 1
+        self._ports[new.port] += 1
+        self.now_in(new.phase, new)
+        if new.address and self._addresses[new.address] > self.per_address:
+            self._close_one(new, address=new.address)
+        elif self._ports[new.port] > self.per_port:
+            self._close_one(new, port=new.port)
+        elif len(self.all) > self.most:
+            self._close_one(new)
+
+    def address_of(self, transport: asyncio.Transport) -> str:
+        """Return whom a connection counts for: the client's address, of IPv6 the network that one client
+        has (/64); nothing for a proxy."""
+        name = transport.get_extra_info("peername")
+        if not isinstance(name, tuple):
+            return ""
+        address = client_address(name[0])
+        if any(address in network for network in self._proxies):
+            return ""
+        return str(address) if address.version == 4 else str(ip_network((address, 64), strict=False))
+
+    def _close_one(self, new: Connection, **like: str) -> None:
+        """Close the oldest of those that arrive, leave or do not read, or else of those that rest: of
+        whichever there are more."""
+        others = [self._phases[phase] for phase in SECONDS if phase is not Phase.IDLE]
+        resting = [self._phases[Phase.IDLE]]
+        order = [others, resting] if sum(map(len, others)) > len(resting[0]) else [resting, others]
+        for groups in order:
+            oldest: list[tuple[float, int, Connection]] = []
+            for group in groups:
+                for one, since in group.items():
+                    if one is not new and all(getattr(one, name) == value for name, value in like.items()):
+                        oldest.append((since, len(oldest), one))
+                        break
+            if oldest:
+                min(oldest)[2].close("crowded")
                 return
-        self.all.add(connection)
-        self.idle[connection] = None
+        new.close("crowded")
 
-    def left(self, connection: Connection | Handshake) -> None:
+    def left(self, connection: Connection) -> None:
         """Forget a connection."""
-        self.all.discard(connection)
-        self.idle.pop(connection, None)
-        if isinstance(connection, Connection):
-            self.leaving.pop(connection, None)
-            self.unread.pop(connection, None)
+        self.no_longer_in(connection.phase, connection)
+        self.no_longer_in(Phase.UNREAD, connection)
+        if connection in self.all:
+            self.all.discard(connection)
+            for count, name in ((self._addresses, connection.address), (self._ports, connection.port)):
+                count[name] -= 1
+                if not count[name]:
+                    del count[name]
+
+    def now_in(self, phase: Phase, connection: Connection) -> None:
+        """Note that a phase of a connection begins."""
+        self._phases[phase][connection] = asyncio.get_running_loop().time()
+
+    def no_longer_in(self, phase: Phase, connection: Connection) -> None:
+        """Note that a phase of a connection has ended."""
+        self._phases[phase].pop(connection, None)
 
     def bound_unread(self) -> None:
         """Close connections whose clients have read nothing for longest, until few enough bytes are
@@ -437,15 +474,17 @@ class Crowd:
             if total <= MOST_UNREAD:
                 return
             total -= size
-            self.left(victim)
             victim.close("unread")
 
     async def look_on(self) -> None:
-        """Check all connections once a second, until cancelled."""
+        """Close what lasts too long, once a second, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
-            for connection in list(self.all):
-                connection.look(now)
+            for phase, seconds in SECONDS.items():
+                for connection, since in list(self._phases[phase].items()):
+                    if now - since <= seconds:
+                        break
+                    connection.late(phase)
             CONNECTIONS.of().set(len(self.all))

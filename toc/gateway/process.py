@@ -14,6 +14,7 @@ import gc
 import logging
 import mmap
 import os
+import resource
 import signal
 import socket
 import sys
@@ -27,8 +28,7 @@ import uvloop
 from toc.config import Settings
 from toc.coordination.assignment import PROTOCOL
 from toc.gateway.app import App
-from toc.gateway.connections import Crowd
-from toc.gateway.intake import client_address
+from toc.gateway.connections import MOST_CONNECTIONS, MOST_PER_ADDRESS, Crowd, client_address
 from toc.gateway.server import GatewayServer, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
@@ -49,8 +49,12 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 event loop."""
 
 
-FurtherPorts = Callable[[Service, argparse.Namespace], Iterable[tuple[Any, socket.socket]]]
-"""Makes, on the event loop, the applications of further ports, each with the socket on which it listens."""
+FurtherPorts = Callable[[Service, argparse.Namespace], Iterable[tuple[str, Any, socket.socket]]]
+"""Makes, on the event loop, the applications of further ports, each with its name and the socket on which it
+listens."""
+
+OTHER_FILES = 256
+"""Files that a process opens beside its clients' connections, at most."""
 
 
 class Gateway:
@@ -86,7 +90,7 @@ class Gateway:
         app: Any = App(self._service)
         if arguments.allow:
             app = only_from(app, arguments.allow)
-        crowd = Crowd()
+        crowd = Crowd(most_connections(), arguments.per_address, map(ip_network, arguments.proxy))
         listeners = [socket.socket(fileno=arguments.listen)]
         self._servers = [
             server(
@@ -97,9 +101,10 @@ class Gateway:
                 key=arguments.tls_key,
             )
         ]
-        for port, listener in self._further(self._service, arguments):
+        for name, port, listener in self._further(self._service, arguments):
             listeners.append(listener)
-            self._servers.append(server(port, crowd, shutdown_deadline=settings.shutdown_deadline))
+            deadline = settings.shutdown_deadline
+            self._servers.append(server(port, crowd, shutdown_deadline=deadline, port=name))
         loop.add_reader(self._link.fileno(), self._listen)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # on Ctrl-C the daemon says what to do
         loop.add_signal_handler(signal.SIGTERM, self._stop)
@@ -151,6 +156,16 @@ class Gateway:
             one.should_exit = True
 
 
+def most_connections() -> int:
+    """Return how many connections this process may have, after raising its limit of open files."""
+    wanted = MOST_CONNECTIONS + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(most - OTHER_FILES, OTHER_FILES)
+
+
 def only_from(app: Any, networks: list[str]) -> Any:
     """Return the application for clients of these networks alone; the connections of others are closed."""
     allowed = [ip_network(text) for text in networks]
@@ -174,7 +189,8 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
-    for name in ("allow", "dialect", "dialect-from", "dialect-host"):
+    parser.add_argument("--per-address", type=int, default=MOST_PER_ADDRESS)
+    for name in ("allow", "proxy", "dialect", "dialect-from", "dialect-host"):
         parser.add_argument(f"--{name}", action="append", default=[])
     arguments = parser.parse_args()
     write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))

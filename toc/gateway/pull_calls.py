@@ -13,7 +13,6 @@ from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.gateway.problems import (
-    BUSY,
     INVALID,
     LEASE_ENDED,
     UNAUTHENTICATED,
@@ -31,13 +30,11 @@ from toc.model.task import MAX_RETRY_SECONDS, Task
 from toc.model.wire import instant
 from toc.operate.records import STATUS
 from toc.pull.delivered import Delivered
-from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_WAIT_SECONDS
+from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
 from toc.store.bodies import bounded
 
 MOST_BODY_BYTES = 8 << 20
 """Bytes of bodies in one answer, or the first body if that is longer. Further tasks go to the next pull."""
-MOST_ANSWERING = 64 << 20
-"""Bodies are read only while the answers being sent have fewer bytes than this."""
 MOST_LEASES = 1000
 BODY_MISSING = "its body is missing"
 
@@ -87,6 +84,8 @@ class Pulled(TypedDict):
 async def pull(asked: Asked) -> Answer:
     """Hand out due tasks of the first of these topics (a list with commas) that has any."""
     names, wanted, pulls = asked.path["topics"].split(","), asked.body, asked.service.pulls
+    if len(names) > MAX_TOPICS:
+        raise Problem(INVALID, f"a pull may name {MAX_TOPICS} topics", field="topics")
     for name in names:
         if not asked.may(name):
             raise Problem(UNKNOWN_TOPIC, "there is no such topic")
@@ -117,9 +116,7 @@ async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Del
     if all(length < 0 for _, length in sizes):
         return [(one, None) for one in got]
     part = next(bounded(sizes, MOST_BODY_BYTES), [])
-    size = sum(max(length, 0) for _, length in sizes[: len(part)])
-    if size and asked.service.answering + size > MOST_ANSWERING:
-        raise Problem(BUSY, "too many bytes are being sent")
+    asked.service.hold(sum(max(length, 0) for _, length in sizes[: len(part)]))
     wanted = {one.key.job_id: one.key.version for one in part if one.row.body_length >= 0}
     contents: dict[int, Content] = {}
     if wanted:

@@ -1,17 +1,14 @@
-"""The HTTP server of a gateway process: uvicorn, with our connections."""
+"""The HTTP server of a gateway process: uvicorn, with a protocol of ours around its own."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.server import Server
 
-from toc.gateway import connections
-from toc.gateway.connections import Connection, Crowd
-from toc.gateway.handshake import Handshake
+from toc.gateway.connections import SECONDS, Connection, Crowd, Phase
 
 
 class GatewayServer(Server):
@@ -28,14 +25,15 @@ def server(
     crowd: Crowd,
     *,
     shutdown_deadline: float,
+    port: str = "native",
     certificate: str | None = None,
     key: str | None = None,
 ) -> GatewayServer:
-    """Return a server for the application. Raises OSError or ssl.SSLError for a bad certificate."""
-    protocol: type[asyncio.Protocol] = type("OwnConnection", (Connection,), {"crowd": crowd})
+    """Return a server for the application; ``port`` names it. Raises OSError or ssl.SSLError for a bad
+    certificate."""
     config = Config(
         app,
-        http=protocol,
+        http=type("OwnConnection", (Connection,), {"crowd": crowd, "port": port}),
         ws="none",
         loop="none",
         lifespan="off",
@@ -43,13 +41,10 @@ def server(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=connections.KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=round(SECONDS[Phase.IDLE]),
         timeout_graceful_shutdown=max(1, round(shutdown_deadline)),
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
     config.load()
-    if config.ssl is not None:  # uvicorn would leave handshakes, and what is below TLS, to the event loop
-        about = {"crowd": crowd, "context": config.ssl, "secured": protocol}
-        config.http_protocol_class, config.ssl = type("OwnHandshake", (Handshake,), about), None
     return GatewayServer(config)

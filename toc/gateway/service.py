@@ -6,14 +6,14 @@ Each server has its own threads, so a server that hangs holds up only calls that
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, UnknownTopic
+from toc.gateway.exchange import CURRENT
+from toc.gateway.lines import Line
+from toc.model.errors import SchemaBehind, StoreUnavailable, TocError, UnknownTopic
 from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native
@@ -26,10 +26,8 @@ from toc.sdk.client import TimeoutCenter
 if TYPE_CHECKING:
     from toc.gateway.calls import Asked
 
-THREADS = 4
-"""Calls that wait for one server at once."""
-MOST_WAITING = 64
-"""Most calls that wait for a thread of one server; further ones are refused."""
+SMALL_TEXT = 64 << 10
+"""Bytes of JSON that are parsed on the event loop."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,12 +41,9 @@ class Service:
         self.book = book
         self.batcher = Batcher(center)
         self.pulls = Pulls(center, lease_secret)
-        self.answering = 0
-        """Bytes of answers with tasks that are being sent."""
         self.stopping = False
         self._loop = asyncio.get_running_loop()
-        self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._asked: Counter[str] = Counter()
+        self._lines: dict[str, Line] = {}
         self._making: dict[tuple[Callable[..., Topic], str], asyncio.Task[Topic]] = {}
 
     # --- work that waits for servers
@@ -75,7 +70,7 @@ class Service:
         """Run what follows a change that was made, at the first database. It is never refused, and its
         failure is not reported as a failure of the change."""
         with suppress(TocError):
-            await self._begin("first", partial(do, *args, **kwargs))
+            await self.within("first", partial(do, *args, **kwargs), refusable=False)
 
     async def at_target(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks a receiver of webhooks, which may take long."""
@@ -97,37 +92,31 @@ class Service:
         """Run what asks ZooKeeper and Redis."""
         return await self._run("cluster", do, *args, **kwargs)
 
+    async def parsed(self, data: bytes, parse: Callable[[], R]) -> R:
+        """Parse the body of a request: what is large off the event loop, one after the other."""
+        if len(data) <= SMALL_TEXT:
+            return parse()
+        return await self.within("parse", parse, threads=1)
+
     async def _run(self, pool: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self.within(pool, partial(do, *args, **kwargs))
 
-    async def within(self, pool: str, do: Callable[[], R], *, most: int = MOST_WAITING) -> R:
-        """Run it on one of the threads of a pool, which others wait for too: at most so many, else Busy."""
-        if self._asked[pool] >= THREADS + most:
-            raise Busy("too many requests wait for a server; try again in a moment")
-        return await self._begin(pool, do)
+    async def within(self, pool: str, do: Callable[[], R], *, refusable: bool = True, **more: int) -> R:
+        """Run it on one of the threads of a pool, when it is the turn of who sent the current request.
 
-    async def _begin(self, pool: str, do: Callable[[], R]) -> R:
-        threads = self._threads.get(pool)
-        if threads is None:
-            threads = self._threads[pool] = ThreadPoolExecutor(THREADS, f"toc-{pool}")
-        refused = False
+        ``more`` are the bounds of the pool's ``Line``. Raises Busy.
+        """
+        line = self._lines.get(pool)
+        if line is None:
+            line = self._lines[pool] = Line(pool, **more)
+        exchange = CURRENT.get(None)
+        found: R = await line.run("" if exchange is None else exchange.sender, do, refusable=refusable)
+        return found
 
-        def run() -> R:
-            if refused:  # no thread could be started, but the call is in the queue
-                raise Busy("nobody waits for it")
-            return do()
-
-        try:
-            work = self._loop.run_in_executor(threads, run)
-        except RuntimeError as exc:  # can't start new thread
-            refused = True
-            raise Busy("this process can start no further thread; try again in a moment") from exc
-        self._asked[pool] += 1
-        work.add_done_callback(lambda _: self._ended(pool))
-        return await asyncio.shield(work)
-
-    def _ended(self, pool: str) -> None:
-        self._asked[pool] -= 1
+    def hold(self, size: int) -> None:
+        """Take memory for bodies that will be read, until the current request is answered. Raises Busy."""
+        if (exchange := CURRENT.get(None)) is not None:
+            exchange.hold(size)
 
     # --- topics
 
@@ -211,5 +200,5 @@ class Service:
     async def close(self) -> None:
         """End the threads once their present work is done."""
         await asyncio.gather(self.batcher.close(), asyncio.to_thread(self.pulls.stop))
-        for threads in self._threads.values():
-            threads.shutdown(wait=False, cancel_futures=True)
+        for line in self._lines.values():
+            line.close()

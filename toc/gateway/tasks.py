@@ -21,7 +21,8 @@ from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
 from toc.model.topic import Topic
 from toc.sdk.submission import Submission
-from toc.store.select import END_OF_TIME, Selection, cursor_text, parse_cursor
+from toc.store.ended import Cursor
+from toc.store.select import END_OF_TIME, Selection
 from toc.store.select import Page as Found
 
 MOST_IN_BATCH = 1000
@@ -221,6 +222,7 @@ async def body(asked: Asked) -> Answer:
     row, _ = await asked.row()
     if row.body_length is None:
         raise Problem(NO_BODY, "the task has no body")
+    asked.service.hold(row.body_length)
     content = await asked.service.at_task(row.job_id, asked.service.center.store.body_of, row)
     return Answer(content.data, media_type=content.content_type, headers=_DOWNLOAD)
 
@@ -349,6 +351,22 @@ def _within(instant: int) -> int:
     return min(max(0, instant), END_OF_TIME)
 
 
+def cursor_text(at: Cursor | None) -> str | None:
+    """Write where the next page begins, for ``parse_cursor``."""
+    return None if at is None else f"{at[0]}.{at[1]}"
+
+
+def parse_cursor(text: str | None) -> Cursor | None:
+    """Return where a page begins. Raises Problem."""
+    if text is None:
+        return None
+    moment, _, job_id = text.partition(".")
+    digits = text.isascii() and moment.isdecimal() and job_id.isdecimal() and len(job_id) < 20
+    if not digits or len(moment) > 15 or int(moment) > END_OF_TIME:
+        raise Problem(INVALID, "next is not a value that a page returned", field="next")
+    return int(moment), int(job_id)
+
+
 # --- change
 
 
@@ -402,7 +420,8 @@ CALLS = (
     ),
     HttpCall(
         "POST", "/v1/topics/{topic}/tasks:batch", Action.SUBMIT, submit_batch, "Submit up to 1,000 tasks",
-        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, named=True,
+        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, most_values=64 * MOST_IN_BATCH,
+        named=True,
     ),
     HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=show.TaskShown),
     HttpCall("GET", "/v1/tasks/{job_id}/body", Action.GET_BODY, body, "Download a task's body", gives=bytes),

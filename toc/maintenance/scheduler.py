@@ -173,8 +173,7 @@ class Scheduler:
         soonest, failed = self._schedules.soonest(unknown)
         for table in unknown - failed.keys():
             self._agenda.pop(table, None)
-        # Those come after all other tables that wait now.
-        self._agenda |= dict.fromkeys(due.more, self._clock.now_ms()) | soonest
+        self._agenda |= soonest
         if len(moved.refused) <= MOST_NAMED:
             for name, error in moved.refused.items():
                 if self._complains(("row", name)):

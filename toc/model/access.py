@@ -18,7 +18,7 @@ from toc.model.errors import InvalidInput, NotGranted, shown
 from toc.model.pattern import EVERYTHING, any_matches, check_pattern, covers
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MOST_PATTERNS = 100
+MOST_PATTERNS = 20
 LEAST_RATE, MOST_RATE = 0.001, 1_000_000.0
 
 
@@ -214,7 +214,12 @@ def _beyond(
     """Return what exceeds the rights of ``giver``, as text for a message; empty if nothing does."""
     had = frozenset(Role) if Role.ADMIN in giver.roles else giver.roles
     found = [f"role {role.value}" for role in sorted(set(roles) - had)]
-    found += [f"topics {wanted}" for wanted in topics if not any(covers(own, wanted) for own in giver.topics)]
+    own = frozenset(giver.topics)
+    found += [
+        f"topics {wanted}"
+        for wanted in topics
+        if wanted not in own and not any(covers(wider, wanted) for wider in own)
+    ]
     if giver.expires_at is not None and (expires_at is None or expires_at > giver.expires_at):
         found.append("a later end")
     if giver.rate is not None and (rate is None or rate > giver.rate):

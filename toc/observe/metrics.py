@@ -180,7 +180,7 @@ REQUEST_SECONDS = _histogram(
 CONNECTIONS = _gauge("toc_connections", "Open connections of clients of the gateway.")
 CONNECTIONS_CLOSED = _counter(
     "toc_closed_connections",
-    "Connections that the gateway closed: too slow to send or to read, or idle while too many were open.",
+    "Connections that the gateway closed: too slow, or arriving or idle while too many were open.",
     "reason",
 )
 

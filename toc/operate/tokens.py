@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from toc.model.access import Role, Token, check_grant
 from toc.model.clock import Clock
-from toc.model.errors import InvalidInput, TocError, TokensUnavailable, UnknownToken
+from toc.model.errors import InvalidInput, NotGranted, TocError, TokensUnavailable, UnknownToken
 from toc.observe.log import get_logger
 from toc.store.store import Store
 from toc.store.tokens import State, TokenTable
@@ -26,6 +26,8 @@ SECRET_BYTES = 32
 LONGEST = 200
 """Characters. A longer text is not a token of ours, and is not hashed."""
 
+MOST_GIVEN = 200
+"""Most tokens that are made by the holder of one: all are read whenever one has changed."""
 REFRESH_SECONDS = 0.4
 """Seconds between two looks at the table: a change is in force everywhere within 1 s."""
 KEPT_SECONDS = 600.0
@@ -68,6 +70,9 @@ def create_token(
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:
         check_grant(giver, roles, topics, expires_at, rate)
+        given = sum(one.created_by.partition(": ")[0] == giver.name for one in store.tokens.list())
+        if given >= MOST_GIVEN:
+            raise NotGranted(f"token {giver.name!r} has made {given} tokens: an operator may make more")
     secret = secret or PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     store.tokens.create(token, digest(secret))
     return Made(token, secret)

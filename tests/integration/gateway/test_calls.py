@@ -171,8 +171,6 @@ def test_operators_do_their_work_over_http(shared: Gateway) -> None:
     slots = shared.call("GET", "/v1/slots?topic=of.http").body["slots"]
     assert [one["slot"] for one in slots] == [f"of.http_{n}" for n in range(4)]
     assert shared.call("GET", "/v1/workers").status == 200
-    assert shared.call("GET", "/v1/running?limit=2").body.keys() == {"tasks", "next"}
-    assert shared.call("GET", "/v1/running?next=x").status == 422
     assert shared.call("POST", "/v1/cluster:rebalance", {"dry_run": True}).body["type"] == "/docs#no-cluster"
     template = {"pattern": "of.*", "policies": {"slot_amount": 2}, "most_topics": 3}
     assert shared.call("POST", "/v1/templates", template).status == 201
@@ -389,6 +387,19 @@ def test_a_topic_that_another_process_has_just_made_is_known_and_what_has_none_i
     assert shared.call("GET", f"/v1/tasks/{orphan}", token="narrow").status == 404
     assert shared.call("DELETE", f"/v1/tasks/{orphan}", token="narrow").status == 404
     assert shared.call("GET", f"/v1/tasks/{orphan}").body["topic"] == "biz_type-999"
+
+
+def test_what_a_request_holds_is_counted_before_it_is_made(shared: Gateway) -> None:
+    lists = b'{"tasks":[{"biz_id":[' + b"[]," * 100_000 + b"[]]}]}"
+    refused = shared.call("POST", "/v1/topics/test.sync/tasks:batch", lists)
+    assert (refused.status, refused.body["type"]) == (413, "/docs#too-large")
+    assert "more than 64000 values" in refused.body["detail"]
+    text = {"tasks": [{"biz_id": 1, "delay": 3600, "body": "[,{" * 100_000}]}
+    assert shared.call("POST", "/v1/topics/test.sync/tasks:batch", text).status == 200
+    refused = shared.call("POST", f"/v1/topics/{','.join(['a'] * 101)}:pull", {})
+    assert (refused.status, refused.body["field"]) == (422, "topics")
+    wanted = {"name": "wide", "roles": ["read"], "topics": ["a.*"] * 21}
+    assert shared.call("POST", "/v1/tokens", wanted).status == 422
 
 
 def test_a_task_that_expires_is_moved_with_a_later_end(shared: Gateway) -> None:

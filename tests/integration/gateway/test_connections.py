@@ -1,57 +1,333 @@
-"""Connections that no request uses any more end, however their last request came."""
+"""Connections: what is bounded of them, which one goes first, and that answers arrive whole."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
 import uvloop
+from harness.secured import Tls
 
-from toc.gateway import connections
+from toc.gateway import connections, exchange
+from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase, Places
+from toc.gateway.exchange import Exchange, Memory
+from toc.gateway.problems import Problem
 from toc.gateway.server import server as server_for
+from toc.model.errors import BodyTooLarge, Busy
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Do = Callable[[Exchange], Awaitable[tuple[int, bytes]]]
+
+ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+LARGE = 30 << 20  # of which sockets hold a few
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 
 
-async def refuse(_scope: Any, _receive: Any, send: Any) -> None:
-    """Answer without reading the body."""
-    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+def app(do: Do) -> Any:
+    """The application whose answers ``do`` gives, as status and body."""
+    memory = Memory()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        one = Exchange(scope, receive, send, memory)
+        try:
+            try:
+                one.check()
+                status, body = await do(one)
+            except Problem as exc:
+                status, body = exc.kind.status, b""
+            await one.answer(status, [(b"content-length", b"%d" % len(body))], body)
+        except ClientGone:
+            return
+        finally:
+            one.end()
+
+    return answer
+
+
+async def refuse(_: Exchange) -> tuple[int, bytes]:
+    """Answer without a look at the body."""
+    return 401, b""
+
+
+async def echo(one: Exchange) -> tuple[int, bytes]:
+    return 200, await one.body(1 << 20)
+
+
+async def large(_: Exchange) -> tuple[int, bytes]:
+    return 200, bytes(LARGE)
+
+
+class Served:
+    """A server on a port of its own."""
+
+    def __init__(self, address: Any, tls: bool) -> None:
+        self.address = address
+        self._context = ssl.create_default_context(cafile=Tls.shared().ca) if tls else None
+
+    async def connect(self, buffer: int | None = None) -> Streams:
+        client = socket.socket()
+        if buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, self.address)
+        name = None if self._context is None else "127.0.0.1"
+        return await asyncio.open_connection(sock=client, ssl=self._context, server_hostname=name, limit=1024)
+
+
+@contextlib.asynccontextmanager
+async def serving(do: Do, crowd: Crowd | None = None, *, tls: bool = False) -> AsyncIterator[Served]:
+    """Serve for a minute at most."""
+    crowd = crowd or Crowd()
+    files = (str(Tls.shared().certificate), str(Tls.shared().key)) if tls else (None, None)
+    server = server_for(app(do), crowd, shutdown_deadline=1, certificate=files[0], key=files[1])
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    address = listener.getsockname()
+    looking = asyncio.create_task(crowd.look_on())
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        async with asyncio.timeout(60):
+            yield Served(address, tls)
+    finally:
+        looking.cancel()
+        server.should_exit = True
+        await task
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+async def answer_to(streams: Streams, request: bytes) -> bytes:
+    """The status and headers of an answer."""
+    streams[1].write(request)
+    return await streams[0].readuntil(b"\r\n\r\n")
+
+
+async def ended(streams: Streams) -> bytes:
+    """What came until the end."""
+    with contextlib.suppress(ConnectionError):
+        return await streams[0].read()
+    return b""
+
+
+# --- who goes first
+
+
+@pytest.mark.parametrize("begun", [b"", b"G", POST, POST + b"Content-Length: 9\r\n\r\nx"])
+def test_who_is_still_arriving_goes_before_new_ones_and_before_who_rests(begun: bytes) -> None:
+    async def steps() -> None:
+        crowd = Crowd(most=20)
+        async with serving(echo, crowd) as served:
+            resting = await served.connect()
+            assert b" 200 " in await answer_to(resting, ASK)
+            arriving = []
+            for number in range(100):
+                arriving.append(await served.connect())
+                arriving[-1][1].write(begun)
+                if not number % 10:
+                    new = await served.connect()
+                    assert b" 200 " in await answer_to(new, ASK)
+                    new[1].close()
+            for streams in arriving[:70]:  # the oldest are closed
+                assert await ended(streams) == b""
+            assert b" 200 " in await answer_to(resting, ASK)
+            assert len(crowd.all) <= 20
+            for _, writer in (resting, *arriving):
+                writer.close()
+
+    uvloop.run(steps())
+
+
+def test_of_many_that_rest_the_longest_goes_and_not_who_arrives() -> None:
+    async def steps() -> None:
+        async with serving(echo, Crowd(most=10)) as served:
+            resting = []
+            for _ in range(9):
+                resting.append(await served.connect())
+                assert b" 200 " in await answer_to(resting[-1], ASK)
+            await asyncio.sleep(1.0)  # what makes the difference: rests count less than arrivals
+            slow = await served.connect()
+            slow[1].write(ASK[:10])
+            for _ in range(5):
+                resting.append(await served.connect())
+                assert b" 200 " in await answer_to(resting[-1], ASK)
+            assert b" 200 " in await answer_to(slow, ASK[10:])
+            for streams in resting[:5]:
+                assert await ended(streams) == b""
+            for _, writer in (slow, *resting):
+                writer.close()
+
+    uvloop.run(steps())
+
+
+def test_an_address_has_a_bound_of_its_own_unless_it_is_a_proxy() -> None:
+    async def steps(proxies: list[Any], left: int) -> None:
+        crowd = Crowd(most=100, per_address=10, proxies=proxies)
+        async with serving(echo, crowd) as served:
+            opened = [await served.connect() for _ in range(30)]
+            await until(lambda: len(crowd.all) == left)
+            assert b" 200 " in await answer_to(opened[-1], ASK)
+            for _, writer in opened:
+                writer.close()
+
+    uvloop.run(steps([], 10))
+    uvloop.run(steps([ip_network("127.0.0.0/8")], 30))
+
+
+def test_what_is_worked_on_leaves_places_for_others_and_no_port_takes_all() -> None:
+    places = Places(16)
+    for _ in range(14):
+        places.take("port a", "address x")
+    for names in (["port a"], ["address x", "port b"]):
+        with pytest.raises(Busy):
+            places.take(*names)
+    places.take("port b", "address y")
+    places.take("port b", "address y")
+    with pytest.raises(Busy):
+        places.take("port c")
+    places.give("port a", "address x")
+    places.take("port c", "address x")
+    crowd = Crowd(most=4096)
+    assert crowd.per_port < crowd.most
+    assert crowd.waits.most < crowd.work.most < crowd.most
+    assert crowd.waits.each > 2000, "waiting pulls of one consumer"
+
+
+def test_a_waiting_request_is_never_closed_for_a_new_one_and_the_last_places_are_not_for_waiting() -> None:
+    async def steps() -> None:
+        crowd = Crowd(most=16)
+        over = asyncio.Event()
+
+        async def wait(one: Exchange) -> tuple[int, bytes]:
+            if one.header(b"wait") is None:
+                return 200, b""
+            try:
+                one.begin("token t")
+                with one.waiting():
+                    await over.wait()
+            except Busy:
+                return 503, b""
+            return 200, b""
+
+        async with serving(wait, crowd) as served:
+            held = [await served.connect() for _ in range(40)]
+            for _, writer in held:
+                writer.write(ASK[:-2] + b"wait: 1\r\n\r\n")
+            await asyncio.sleep(0.1)
+            new = await served.connect()
+            assert b" 200 " in await answer_to(new, ASK), "there is a place for a probe"
+            waiting = sum(crowd.waits._taken[name] for name in ("",))
+            assert waiting == crowd.waits.each < crowd.work.each < crowd.per_port
+            over.set()
+            for _, writer in (new, *held):
+                writer.close()
+            await until(lambda: not crowd.all)
+        assert not crowd.work._taken
+        assert not crowd.waits._taken
+
+    uvloop.run(steps())
+
+
+# --- time
 
 
 @pytest.mark.parametrize("rest", [b"{}", b""], ids=["the body comes after the answer", "no body"])
-def test_a_connection_whose_request_was_answered_before_it_was_complete_ends_too(
-    monkeypatch: pytest.MonkeyPatch, rest: bytes
-) -> None:
-    monkeypatch.setattr(connections, "KEEP_ALIVE_SECONDS", 1)
+def test_a_connection_ends_that_rests(monkeypatch: pytest.MonkeyPatch, rest: bytes) -> None:
+    monkeypatch.setitem(SECONDS, Phase.IDLE, 1.0)
 
     async def steps() -> None:
-        crowd = connections.Crowd()
-        server = server_for(refuse, crowd, shutdown_deadline=1, certificate=None, key=None)
-        listener = socket.create_server(("127.0.0.1", 0))
-        tasks = [asyncio.create_task(crowd.look_on()), asyncio.create_task(server.serve([listener]))]
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(rest))
-        assert await reader.readuntil(b"\r\n\r\n")
-        writer.write(rest)
-        async with asyncio.timeout(60):
-            assert await reader.read() == b""
-        assert not crowd.all
-        writer.close()
-        server.should_exit = True
-        await tasks[1]
-        tasks[0].cancel()
+        crowd = Crowd()
+        async with serving(refuse, crowd) as served:
+            streams = await served.connect()
+            await answer_to(streams, POST + b"Content-Length: %d\r\n\r\n" % len(rest))
+            streams[1].write(rest)
+            assert await ended(streams) == b""
+            streams[1].close()
+            await until(lambda: not crowd.all)
 
     asyncio.run(steps())
 
 
-async def answer_large(_scope: Any, _receive: Any, send: Any) -> None:
-    size = 30 << 20  # of which sockets hold a few
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
-    await send({"type": "http.response.body", "body": bytes(size)})
+@pytest.mark.parametrize("begun", [b"G", POST, POST + b"Content-Length: 9\r\n\r\nx"])
+def test_a_request_that_does_not_arrive_is_told_so(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setitem(SECONDS, Phase.HEAD, 0.2)
+    monkeypatch.setattr(exchange, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+
+    async def steps() -> None:
+        async with serving(echo) as served:
+            streams = await served.connect()
+            streams[1].write(begun)
+            assert b"HTTP/1.1 408 " in await ended(streams)
+            streams[1].close()
+            silent = await served.connect()
+            assert await ended(silent) == b""
+            silent[1].close()
+
+    uvloop.run(steps())
+
+
+def test_an_empty_line_between_requests_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SECONDS, Phase.HEAD, 0.05)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+
+    async def slow(one: Exchange) -> tuple[int, bytes]:
+        body = await one.body(9)
+        one.begin()
+        await asyncio.sleep(0.3)  # far longer than a head may take
+        return 200, body
+
+    async def steps() -> None:
+        async with serving(slow) as served:
+            streams = await served.connect()
+            for _ in range(2):
+                streams[1].write(POST + b"Content-Length: 2\r\n\r\nhi")
+                await asyncio.sleep(0.05)
+                assert b"HTTP/1.1 200 " in await answer_to(streams, b"\r\n")
+                assert await streams[0].readexactly(2) == b"hi"
+            streams[1].close()
+
+    uvloop.run(steps())
+
+
+# --- answers that are not read
+
+
+@TLS
+def test_who_does_not_read_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
+    monkeypatch.setitem(SECONDS, Phase.UNREAD, 1.0)
+
+    async def steps() -> None:
+        crowd = Crowd()
+        async with serving(large, crowd, tls=tls) as served:
+            slow = await served.connect(buffer=4096)
+            assert b"200 OK" in await answer_to(slow, ASK)
+            await until(lambda: crowd.unread)
+            (one,) = crowd.all
+            assert LARGE // 2 < one.kept_back < 2 * LARGE
+            await until(lambda: not crowd.all)
+            slow[1].transport.abort()
+            reader, writer = await served.connect()
+            for _ in range(2):
+                assert b"200 OK" in await answer_to((reader, writer), ASK)
+                left = LARGE
+                while left:
+                    left -= len(await reader.read(left))
+            await until(lambda: not crowd.unread)
+            writer.close()
+
+    uvloop.run(steps())
 
 
 def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_for_longest(
@@ -60,51 +336,22 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
     monkeypatch.setattr(connections, "MOST_UNREAD", 70 << 20)
 
     async def steps() -> None:
-        crowd = connections.Crowd()
-        server = server_for(answer_large, crowd, shutdown_deadline=1, certificate=None, key=None)
-        listener = socket.create_server(("127.0.0.1", 0))
-        serving = asyncio.create_task(server.serve([listener]))
-        clients = []
-        for number in range(1, 5):
-            client = socket.socket()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(client, listener.getsockname())
-            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            clients.append((client, client.getsockname()))
-            async with asyncio.timeout(60):
-                while len(crowd.unread) != min(number, 2) or len(crowd.all) != min(number, 2):
-                    await asyncio.sleep(0.01)
-        left = {one.transport.get_extra_info("peername") for one in crowd.all}
-        assert left == {name for _, name in clients[2:]}, "the last two"
-        for client, _ in clients:
-            client.close()
-        server.should_exit = True
-        await serving
+        crowd = Crowd()
+        async with serving(large, crowd) as served:
+            clients = []
+            for number in range(1, 5):
+                clients.append(await served.connect(buffer=4096))
+                clients[-1][1].write(ASK)
+                await until(lambda: len(crowd.unread) == len(crowd.all) == min(number, 2))  # noqa: B023
+            left = {one.transport.get_extra_info("peername") for one in crowd.all}
+            assert left == {one.get_extra_info("sockname") for _, one in clients[2:]}, "the last two"
+            for _, writer in clients:
+                writer.transport.abort()
 
-    asyncio.run(steps())
+    uvloop.run(steps())
 
 
-@contextlib.asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[tuple[connections.Crowd, Any]]:
-    """A server of an application, and its address."""
-    crowd = connections.Crowd()
-    server = server_for(app, crowd, shutdown_deadline=1)
-    listener = socket.create_server(("127.0.0.1", 0))
-    task = asyncio.create_task(server.serve([listener]))
-    try:
-        yield crowd, listener.getsockname()
-    finally:
-        server.should_exit = True
-        await task
-
-
-async def echo(scope: Any, receive: Any, send: Any) -> None:
-    body = (await receive())["body"] * int(scope["query_string"] or b"1")
-    head = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
-    await send(head)
-    await send({"type": "http.response.body", "body": body})
+# --- answers that arrive
 
 
 def data_segments(client: Any) -> int:
@@ -115,167 +362,188 @@ def data_segments(client: Any) -> int:
 
 def test_head_and_body_of_an_answer_leave_together() -> None:
     async def steps() -> None:
-        async with serving(echo) as (_, address), asyncio.timeout(60):
-            reader, writer = await asyncio.open_connection(*address)
+        async with serving(echo) as served:
+            streams = await served.connect()
             for number in range(1, 4):
-                writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
-                assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-                assert await reader.readexactly(2) == b"hi"
-                assert data_segments(writer.get_extra_info("socket")) == number
-            writer.close()
+                assert b"200 OK" in await answer_to(streams, POST + b"Content-Length: 2\r\n\r\nhi")
+                assert await streams[0].readexactly(2) == b"hi"
+                assert data_segments(streams[1].get_extra_info("socket")) == number
+            streams[1].close()
 
     uvloop.run(steps())
 
 
-def test_every_kind_of_answer_arrives_whole_and_in_order() -> None:
+@TLS
+def test_every_kind_of_answer_arrives_whole_and_in_order(tls: bool) -> None:
+    async def repeated(one: Exchange) -> tuple[int, bytes]:
+        return 200, await one.body(9) * int(one.header(b"times") or "1")
+
     async def steps() -> None:
-        async with serving(echo) as (_, address), asyncio.timeout(60):
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"HTTP/1.1 ")
-            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        crowd = Crowd()
+        async with serving(repeated, crowd, tls=tls) as served:
+            reader, writer = streams = await served.connect()
+            head = await answer_to(streams, POST + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+            assert head == b"HTTP/1.1 100 Continue\r\n\r\n"
+            assert b"200 OK" in await answer_to(streams, b"HTTP/1.1 ")
             assert await reader.readexactly(9) == b"HTTP/1.1 "
-            writer.write(b"HEAD / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
-            assert b"content-length: 2" in await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"POST /?90000 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
-            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            head = await answer_to(streams, b"HEAD / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
+            assert b"content-length: 2" in head
+            head = await answer_to(streams, POST + b"times: 90000\r\nContent-Length: 2\r\n\r\nhi")
+            assert b"200 OK" in head
             assert await reader.readexactly(180_000) == b"hi" * 90_000
-            writer.write(2 * b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")  # one waits for the other
-            for _ in range(2):
+            writer.write(3 * ASK)  # one waits for the other
+            for _ in range(3):
                 assert b"content-length: 0" in await reader.readuntil(b"\r\n\r\n")
+            # As Java's client asks at first, and goes on when nobody switches.
+            upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+            for _ in range(2):
+                head = await answer_to(streams, POST + upgrade + b"Content-Length: 2\r\n\r\nhi")
+                assert b"200 OK" in head
+                assert await reader.readexactly(2) == b"hi"
+                assert b"200 OK" in await answer_to(streams, ASK[:-2] + upgrade + b"\r\n")
+            assert len(crowd.all) == 1
             writer.write(b"HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             assert b"connection: close" in await reader.read()
             writer.close()
+            await until(lambda: not crowd.all)
 
     uvloop.run(steps())
 
 
-CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
 def test_trailers_are_no_headers() -> None:
+    seen: list[Any] = []
+
+    async def read(one: Exchange) -> tuple[int, bytes]:
+        await one.body(9)
+        seen.append((one.header(b"authorization"), one.header(b"host")))
+        return 200, b""
+
     async def steps() -> None:
-        seen: list[Any] = []
-
-        async def read(scope: Any, receive: Any, send: Any) -> None:
-            while (await receive())["more_body"]:
-                pass
-            seen.append(scope["headers"])
-            await refuse(scope, receive, send)
-
-        async with serving(read) as (_, address), asyncio.timeout(60):
-            reader, writer = await asyncio.open_connection(*address)
-            with contextlib.closing(writer):
-                writer.write(CHUNKED + b"2;x=y\r\nhi\r\n0\r\nAuthorization: Bearer a\r\n\r\n")
-                assert await reader.readuntil(b"\r\n\r\n")
-                writer.write(b"GET / HTTP/1.1\r\nHost: b\r\n\r\n")
-                assert await reader.readuntil(b"\r\n\r\n")
-        assert seen == [[(b"host", b"a"), (b"transfer-encoding", b"chunked")], [(b"host", b"b")]]
+        async with serving(read) as served:
+            streams = await served.connect()
+            await answer_to(streams, CHUNKED + b"2;x=y\r\nhi\r\n0\r\nAuthorization: Bearer a\r\n\r\n")
+            await answer_to(streams, ASK)
+            streams[1].close()
+        assert seen == [(None, "a"), (None, "a")]
 
     uvloop.run(steps())
 
 
 @pytest.mark.parametrize("endless", [b"a:\r\n", b"a"], ids=["many", "a long one"])
-@pytest.mark.parametrize("begun", [b"0\r\na: ", b"2\r\nhi\r\n0\r\na: ", b"2;"])
-def test_what_a_chunked_body_has_beside_its_data_is_bounded(begun: bytes, endless: bytes) -> None:
+@pytest.mark.parametrize("begun", [CHUNKED + b"0\r\na: ", CHUNKED + b"2\r\nhi\r\n0\r\na: ", CHUNKED + b"2;"])
+def test_what_a_request_has_beside_its_data_is_bounded(begun: bytes, endless: bytes) -> None:
     async def steps() -> None:
-        async with serving(echo) as (crowd, address), asyncio.timeout(60):
-            reader, writer = await asyncio.open_connection(*address)
-            with contextlib.closing(writer):
-                writer.write(CHUNKED + begun)
-                sent = 0
-                while not any(one.leaving_since for one in crowd.all):  # type: ignore[union-attr]
-                    writer.write(1000 * endless)
-                    await writer.drain()
-                    sent += 1000 * len(endless)
-                    await asyncio.sleep(0.001)
-                    assert sent < 1 << 20
-                assert b"HTTP/1.1 4" in await reader.read()
+        crowd = Crowd()
+        async with serving(echo, crowd) as served:
+            streams = await served.connect()
+            streams[1].write(begun)
+            sent = 0
+            await until(lambda: crowd.all)
+            while crowd.all and not any(one.phase is Phase.LEAVING for one in crowd.all):
+                streams[1].write(1000 * endless)
+                with contextlib.suppress(ConnectionError):
+                    await streams[1].drain()
+                sent += 1000 * len(endless)
+                await asyncio.sleep(0.001)
+                assert sent < 2 << 20
+            assert b"HTTP/1.1 4" in await ended(streams)
+            streams[1].close()
 
     uvloop.run(steps())
 
 
 def test_data_in_many_small_chunks_arrives_whole() -> None:
     async def steps() -> None:
-        async def count(_scope: Any, receive: Any, send: Any) -> None:
-            size, more = 0, True
-            while more:
-                part = await receive()
-                size, more = size + len(part["body"]), part["more_body"]
-            body = b"%d" % size
-            headers = [(b"content-length", b"%d" % len(body))]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
-        async with serving(count) as (_, address), asyncio.timeout(60):
-            reader, writer = await asyncio.open_connection(*address)
-            with contextlib.closing(writer):
-                writer.write(CHUNKED + 100_000 * b"1\r\nx\r\n" + b"0\r\n\r\n")
-                assert await reader.readuntil(b"\r\n\r\n")
-                assert await reader.readexactly(6) == b"100000"
+        async with serving(echo) as served:
+            streams = await served.connect()
+            assert b" 200 " in await answer_to(streams, CHUNKED + 100_000 * b"1\r\nx\r\n" + b"0\r\n\r\n")
+            assert await streams[0].readexactly(100_000) == 100_000 * b"x"
+            streams[1].close()
 
     uvloop.run(steps())
 
 
-def test_an_empty_line_between_requests_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
+# --- requests that are refused
+
+
+FRAMING = {
+    "two hosts": (ASK[:-2] + b"Host: b\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "no host, which HTTP/1.0 does not know": (b"GET / HTTP/1.0\r\n\r\n", 200),
+    "gzip": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "gzip, in two headers": (
+        POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
+    "twice chunked": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunked": (POST + b"Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n", 200),
+    "not chunked": (POST + b"Transfer-Encoding: gzip\r\n\r\n", 400),
+    "identity": (POST + b"Transfer-Encoding: identity\r\n\r\n", 400),
+    "chunked in HTTP/1.0": (
+        b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "both lengths": (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400),
+    "two lengths": (POST + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\na", 400),
+    "two lengths in one": (POST + b"Content-Length: 1, 1\r\n\r\na", 400),
+    "a signed length": (POST + b"Content-Length: +1\r\n\r\na", 400),
+    "an encoded body": (POST + b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\na", 415),
+    "an encoded body, named second": (
+        POST + b"Content-Encoding: identity\r\nContent-Encoding: br\r\nContent-Length: 1\r\n\r\na",
+        415,
+    ),
+    "a plain body": (POST + b"Content-Encoding: Identity\r\nContent-Length: 1\r\n\r\na", 200),
+    "a proxy": (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("case", FRAMING)
+def test_a_request_is_read_in_one_way_or_refused(case: str) -> None:
+    sent, status = FRAMING[case]
 
     async def steps() -> None:
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            await asyncio.sleep(0.3)  # far longer than a head may take
-            await refuse(scope, receive, send)
-
-        async with serving(answer) as (crowd, address), asyncio.timeout(60):
-            looking = asyncio.create_task(crowd.look_on())
-            reader, writer = await asyncio.open_connection(*address)
-            with contextlib.closing(writer):
-                for _ in range(2):
-                    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nhi")
-                    await asyncio.sleep(0.05)
-                    writer.write(b"\r\n")
-                    assert b"HTTP/1.1 401 " in await reader.readuntil(b"\r\n\r\n")
-                looking.cancel()
+        async with serving(echo) as served:
+            streams = await served.connect()
+            assert (await answer_to(streams, sent)).startswith(b"HTTP/1.1 %d " % status)
+            streams[1].close()
 
     uvloop.run(steps())
 
 
-async def refuse_and_close(_scope: Any, _receive: Any, send: Any) -> None:
-    headers = [(b"content-length", b"0"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+async def too_large(one: Exchange) -> tuple[int, bytes]:
+    with contextlib.suppress(BodyTooLarge):
+        return 200, await one.body(9)
+    return 413, b""
 
 
 BEGUN = {
     "an endless head": (b"GET /" + b"a" * 40_000, b"HTTP/1.1 431 "),
     "no HTTP": (b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
-    "no HTTP behind requests": (2 * b"GET / HTTP/1.1\r\n\r\n" + b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
-    "an unwanted body": (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 413 "),
+    "no HTTP behind requests": (2 * ASK + b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
+    "an unwanted body": (POST + b"Content-Length: 99999999\r\n\r\n", b"HTTP/1.1 413 "),
 }
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@LOOPS
 @pytest.mark.parametrize("begun", BEGUN)
 def test_a_client_that_is_refused_while_it_sends_reads_why(run: Any, begun: str) -> None:
     sent, status = BEGUN[begun]
 
     async def steps() -> None:
-        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(60):
+        crowd = Crowd()
+        async with serving(too_large, crowd) as served:
             loop = asyncio.get_running_loop()
             with socket.socket() as client:
                 client.setblocking(False)
-                await loop.sock_connect(client, address)
+                await loop.sock_connect(client, served.address)
                 await loop.sock_sendall(client, sent)
-                while not client_has(client):  # answered, and closed at the other end
-                    await asyncio.sleep(0.01)
+                await until(lambda: client_has(client))  # answered, and closed at the other end
                 await loop.sock_sendall(client, bytes(4 << 20))
                 answer = b""
                 while part := await loop.sock_recv(client, 65536):
                     answer += part
             assert answer.startswith(status)
-            while crowd.all:
-                await asyncio.sleep(0.01)
+            await until(lambda: not crowd.all)
 
     run(steps())
 
@@ -291,74 +559,68 @@ def client_has(client: socket.socket) -> bool:
 def test_a_client_that_goes_on_sending_after_it_was_refused_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.2)
+    monkeypatch.setitem(SECONDS, Phase.LEAVING, 0.2)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
     async def steps() -> None:
-        async with serving(refuse_and_close) as (crowd, address), asyncio.timeout(60):
-            looking = asyncio.create_task(crowd.look_on())
-            _, writer = await asyncio.open_connection(*address)
+        crowd = Crowd()
+        async with serving(refuse, crowd) as served:
+            _, writer = await served.connect()
             with contextlib.suppress(ConnectionError):
                 while True:
                     writer.write(b"nonsense\r\n\r\n")
                     await writer.drain()
                     await asyncio.sleep(0.01)
-            assert not crowd.all
-            looking.cancel()
+            await until(lambda: not crowd.all)
 
     uvloop.run(steps())
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["is read", "is not read"])
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run: Any, resets: bool) -> None:
+@LOOPS
+def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run: Any) -> None:
     async def steps() -> None:
-        asked, may_answer, sent = asyncio.Event(), asyncio.Event(), list[bool]()
+        asked, may_answer = asyncio.Event(), asyncio.Event()
 
-        async def hand_out(scope: Any, _receive: Any, send: Any) -> None:
+        async def hand_out(one: Exchange) -> tuple[int, bytes]:
+            one.begin()
             asked.set()
             await may_answer.wait()
-            await refuse(scope, _receive, send)
-            sent.append(await scope["toc.connection"].sent())
+            return 401, b""
 
-        async with serving(hand_out) as (crowd, address), asyncio.timeout(60):
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        async with serving(hand_out) as served:
+            streams = await served.connect()
+            streams[1].write(ASK[:-2] + b"Connection: close\r\n\r\n")
             await asked.wait()
-            [connection] = crowd.all
-            writer.write(b"G")
-            while not connection.arriving_since:  # type: ignore[union-attr]
-                await asyncio.sleep(0.01)
+            streams[1].write(b"G")
+            await asyncio.sleep(0.05)
             may_answer.set()
-            if resets:
-                while not connection.leaving_since:  # type: ignore[union-attr]
-                    await asyncio.sleep(0.01)
-                peer = writer.get_extra_info("socket")
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                writer.transport.abort()
-            else:
-                assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
-                writer.close()
-            while not sent:
-                await asyncio.sleep(0.01)
-            assert sent == [not resets]
+            assert (await streams[0].read()).startswith(b"HTTP/1.1 401 ")
+            streams[1].close()
 
     run(steps())
 
 
-def test_of_too_many_connections_one_that_was_refused_goes_before_one_that_is_idle() -> None:
+@LOOPS
+def test_a_small_body_that_nobody_wants_does_not_end_its_connection(run: Any) -> None:
     async def steps() -> None:
-        async with serving(refuse) as (crowd, address), asyncio.timeout(60):
-            crowd.most = 2
-            idle, idle_writer = await asyncio.open_connection(*address)
-            refused, refused_writer = await asyncio.open_connection(*address)
-            refused_writer.write(b"nonsense\r\n\r\n")
-            assert await refused.read()  # to its end, but this end is open
-            last, last_writer = await asyncio.open_connection(*address)
-            for reader, writer in ((last, last_writer), (idle, idle_writer)):
-                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-                assert await reader.readuntil(b"\r\n\r\n")
-            for writer in (idle_writer, refused_writer, last_writer):
-                writer.close()
+        async with serving(refuse) as served:
+            streams = await served.connect()
+            for _ in range(3):
+                head = await answer_to(streams, POST + b"Content-Length: 2\r\n\r\nhi")
+                assert b" 401 " in head
+                assert b"close" not in head
+            streams[1].close()
 
-    uvloop.run(steps())
+    run(steps())
+
+
+def test_memory_is_taken_before_it_is_read_and_one_sender_does_not_get_all() -> None:
+    memory = Memory(1000)
+    memory.take("a", 400)
+    with pytest.raises(Busy):
+        memory.take("a", 200)
+    memory.take("b", 250)
+    with pytest.raises(Busy):
+        memory.take("b", 100)
+    memory.give("a", 400)
+    memory.take("b", 100)

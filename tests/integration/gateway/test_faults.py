@@ -616,7 +616,7 @@ def test_a_token_whose_requests_never_end_keeps_out_no_body_of_another(system: S
     gateway = Gateway(system)
     gateway.make_token("other", "produce")
     head = (
-        "POST /v1/topics/test.sync/tasks:batch HTTP/1.1\r\nContent-Type: application/json\r\n"
+        "POST /v1/topics/test.sync/tasks:batch HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {gateway.tokens['all']}\r\nContent-Length: {BATCH_BYTES}\r\n\r\n"
     )
     clients: list[socket.socket] = []

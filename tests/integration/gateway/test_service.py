@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,15 @@ from harness.patience import until
 from harness.system import System
 
 from toc.gateway import service as module
+from toc.gateway.lines import MOST_WAITING, THREADS, Line
 from toc.gateway.service import Service
-from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, SubmitUnknown, UnknownTopic
+from toc.model.access import Role, Token
+from toc.model.errors import Busy, NotGranted, SchemaBehind, StoreUnavailable, SubmitUnknown, UnknownTopic
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.template import Template
 from toc.model.topic import Topic
+from toc.operate import tokens
 from toc.operate.templates import ensure_topic
 from toc.operate.tokens import TokenBook
 from toc.sdk import server_batcher
@@ -39,7 +43,7 @@ def test_a_topic_is_paused_while_many_others_are_being_deleted(system: System) -
             topics.create(Topic(name, 700 + number, 1, paused=True))
         with ThreadPoolExecutor(len(names)) as threads:
             deletes = [threads.submit(gateway.call, "DELETE", f"/v1/topics/{name}") for name in names]
-            assert until(lambda: sum(topic.closed for topic in topics.list()) >= module.THREADS, 20)
+            assert until(lambda: sum(topic.closed for topic in topics.list()) >= THREADS - 1, 20)
             assert gateway.call("POST", "/v1/topics/test.sync:pause").status == 200
             assert not all(delete.done() for delete in deletes), "the pause waited for one of them"
             assert {delete.result().status for delete in deletes} == {200}
@@ -106,7 +110,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                     asked = [*map(many.put, keyed), many.get(known)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
                     assert {type(one) for one in found} == {Busy}, found
-                for _ in range(module.THREADS + module.MOST_WAITING):
+                for _ in range(THREADS + MOST_WAITING):
                     with pytest.raises(Busy, match="thread"):
                         await service.at_cluster(done.append, 1)
             finally:
@@ -207,4 +211,55 @@ def test_whoever_reads_the_topics_sees_those_that_were_there_before(
             await many.close()
 
     monkeypatch.setattr(catalog, "_read", read)
+    asyncio.run(steps())
+
+
+def test_who_holds_a_token_makes_so_many_and_an_operator_more(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "MOST_GIVEN", 2)
+    giver = Token("giver", frozenset({Role.ADMIN}), ("shop.*",))
+
+    def make(name: str, giver: Token | None) -> Token:
+        by = "an operator" if giver is None else giver.name
+        wanted: dict[str, Any] = {"roles": [Role.READ], "topics": ["shop.*"], "by": by, "giver": giver}
+        return tokens.create_token(system.center.store, name, clock=system.center.clock, **wanted).token
+
+    for number in range(2):
+        make(f"given-{number}", giver)
+    with pytest.raises(NotGranted, match="has made 2 tokens"):
+        make("given-2", giver)
+    make("made", None)
+    make("other", replace(giver, name="another"))
+
+
+def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread() -> None:
+    async def steps() -> None:
+        line, over, began = Line("test", most=8), threading.Event(), list[str]()
+
+        def work(name: str) -> str:
+            began.append(name)
+            over.wait(30)
+            return name
+
+        async def ask(name: str) -> str:
+            found: str = await line.run(name, lambda: work(name))
+            return found
+
+        try:
+            many = [asyncio.create_task(ask("many")) for _ in range(20)]
+            while sum(one.done() for one in many) < 20 - (THREADS - 1) - 4:  # half of the places are left
+                await asyncio.sleep(0.01)
+            other = [asyncio.create_task(ask("other")) for _ in range(2)]
+            while Counter(began) != {"many": THREADS - 1, "other": 1}:
+                await asyncio.sleep(0.01)
+            many[-5].cancel()  # what nobody waits for is not begun
+            over.set()
+            found = await asyncio.gather(*many, *other, return_exceptions=True)
+            assert Counter(type(one) for one in found)[Busy] == 20 - (THREADS - 1) - 4
+            assert began[THREADS] == "other" or began[THREADS + 1] == "other", "in turns"
+        finally:
+            over.set()
+            line.close()
+
     asyncio.run(steps())

@@ -1,0 +1,232 @@
+"""One request and its answer over ASGI, for every door: what HTTP demands of the one, and the bounds on both.
+
+check ─▶ body (time, bytes, memory) ─▶ begin: a place ─▶ the door's answer ─▶ sent in parts
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from toc.gateway.connections import STATE, ClientGone, Connection
+from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, TIMEOUT, Problem
+from toc.model.errors import BodyTooLarge, Busy
+
+BODY_SECONDS = 30.0
+"""How long a body may take to arrive."""
+REST_SECONDS = 0.1
+REST_BYTES = 64 << 10
+"""A request that is refused before its body was received keeps its connection if the rest of the body is so
+short and comes so soon."""
+PART = 64 << 10
+"""A longer answer is given to the connection in parts, each once the client has read of those before."""
+MOST_HELD = 128 << 20
+"""Most bytes of bodies, received or to be handed out, that all requests together hold. One sender uses at
+most as many as are left free, so that he cannot keep out others. A sender is a token, or on a port of a
+dialect the address of a client."""
+ESCAPED = 6
+"""Most bytes of JSON for one byte of a text."""
+
+CURRENT: ContextVar[Exchange] = ContextVar("exchange")
+"""What the current task answers."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Memory:
+    """Bytes that the requests of a process hold, by sender. They are taken before they are read."""
+
+    def __init__(self, most: int = MOST_HELD) -> None:
+        self._most = most
+        self._held: Counter[str] = Counter()
+
+    def take(self, sender: str, size: int) -> None:
+        """Take bytes. Raises Busy."""
+        if self._held[sender] + size > self._most - self._held.total() - size:
+            raise Busy("too many bytes are being received and sent; try again in a moment")
+        self._held[sender] += size
+
+    def give(self, sender: str, size: int) -> None:
+        """Give them back."""
+        self._held[sender] -= size
+        if not self._held[sender]:
+            del self._held[sender]
+
+
+class Exchange:
+    """One request, and its answer. ``end`` it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: Memory) -> None:
+        self.connection: Connection = scope["state"][STATE]
+        self._fields = self.connection.called()
+        self._scope = scope
+        if self._fields >= 0 and any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+            scope["headers"] = scope["headers"][: self._fields]  # without trailers
+        self._receive = receive
+        self._send = send
+        self._memory = memory
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self._whole = not self.has_body
+        self._begun = False
+        self._places: tuple[str, ...] = ()
+        self._held = 0
+        self.sender = ""
+        """Who sends it: the name of a token, or an address."""
+        CURRENT.set(self)
+
+    # --- the request
+
+    def header(self, name: bytes) -> str | None:
+        """Return the first header of this name."""
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the request has a body that may be more than empty."""
+        return self._headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self._headers
+
+    def check(self) -> None:
+        """Raise Problem for what no door takes: no host or several, a coding that was not undone."""
+        hosts, codings, old = 0, list[bytes](), self._scope["http_version"] == "1.0"
+        for name, value in self._scope["headers"]:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                codings.append(value)
+            elif name == b"content-encoding" and value.strip().lower() != b"identity":
+                raise Problem(MEDIA_TYPE, "send the body without a content encoding")
+        if hosts > 1 or not (hosts or old):
+            raise Problem(SYNTAX, "send one Host header")
+        if codings and self._fields < 0:
+            raise Problem(SYNTAX, "send a chunked request after the answer to the one before")
+        if codings and old:
+            raise Problem(SYNTAX, "HTTP/1.0 has no Transfer-Encoding")
+        if codings and b",".join(codings).strip().lower() != b"chunked":
+            raise Problem(CODING, "the only Transfer-Encoding that is known is chunked")
+
+    async def body(self, most: int) -> bytes:
+        """Return the whole body, of at most ``most`` bytes.
+
+        Raises BodyTooLarge, Busy, Problem (408) or ClientGone, perhaps before all of it has come.
+        """
+        declared = self._headers.get(b"content-length", b"")
+        held = int(declared[:20]) if declared.isdigit() else 0
+        if held > most:
+            raise BodyTooLarge(f"at most {most} bytes are allowed")
+        self.hold(held)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while not self._whole:
+                    part = await self._part()
+                    size += len(part)
+                    if size > most:
+                        raise BodyTooLarge(f"at most {most} bytes are allowed")
+                    if size > held:  # without a Content-Length
+                        self.hold(size - held)
+                        held = size
+                    parts.append(part)
+        except TimeoutError:
+            raise Problem(TIMEOUT, "the request did not arrive in time") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _part(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        self.connection.given()
+        self._whole = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
+
+    def hold(self, size: int) -> None:
+        """Take memory until the end of the exchange. Raises Busy."""
+        if size > 0:
+            self._memory.take(self.sender, size)
+            self._held += size
+
+    # --- the work
+
+    def begin(self, *names: str) -> None:
+        """Take a place for the work on the request, which is whole. ``names``: its token. Raises Busy."""
+        names = (*self.connection.names, *names)
+        self.connection.crowd.work.take(*names)
+        self._places = names
+        self._work()
+
+    def _work(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.connection.complete()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Take a place among those that wait for tasks. The block ends with ClientGone once the client is
+        known to have left. Raises Busy."""
+        waits, names = self.connection.crowd.waits, self._places
+        waits.take(*names)
+        try:
+            with self.connection.leaving_cancels():
+                yield
+        finally:
+            waits.give(*names)
+
+    def check_there(self) -> None:
+        """Raise ClientGone if the client is known to have left."""
+        if self.connection.left:
+            raise ClientGone
+
+    def end(self) -> None:
+        """Give back place and memory."""
+        self._leave_place()
+        if self._held:
+            self._memory.give(self.sender, self._held)
+            self._held = 0
+
+    def _leave_place(self) -> None:
+        if self._places:
+            self.connection.crowd.work.give(*self._places)
+            self._places = ()
+
+    # --- the answer
+
+    async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
+        """Send the answer. The client may be gone, or leave meanwhile."""
+        self._leave_place()  # what it does not read is bounded otherwise
+        if not self._whole:
+            await self._rest()
+        if close or not self._whole:
+            headers = [*headers, (b"connection", b"close")]
+        if self._whole:
+            self._work()
+        connection, at, view = self.connection, 0, memoryview(body)
+        connection.outlet.corked = len(body) <= PART
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        while len(body) - at > PART and not connection.left:
+            connection.sending = len(body) - at - PART
+            part = view[at : at + PART]
+            at += PART
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        connection.sending = 0
+        await self._send({"type": "http.response.body", "body": view[at:] if at else body})
+        connection.outlet.uncork()
+        connection.answered()
+
+    async def _rest(self) -> None:
+        """Drop the rest of the body, if it is short and there."""
+        if self.header(b"expect") is not None:
+            return
+        with suppress(TimeoutError, ClientGone):
+            async with asyncio.timeout(REST_SECONDS):
+                size = 0
+                while not self._whole and size <= REST_BYTES:
+                    size += len(await self._part())
