@@ -41,6 +41,7 @@ SHARDED: Tables = {
         last_error VARCHAR(1024),
         lease_owner {u64},
         lease_until {ms},
+        lease_since {ms},
         history VARCHAR(4000),
         tries {u16} DEFAULT 0 NOT NULL,
         expires_at {ms},
@@ -69,6 +70,7 @@ SHARDED: Tables = {
         """
         name VARCHAR(128) NOT NULL,
         schedule_id {u64} NOT NULL,
+        topic VARCHAR(128) NOT NULL,
         definition TEXT NOT NULL,
         version {u32} NOT NULL,
         change_id {u64} NOT NULL,
@@ -86,7 +88,7 @@ SHARDED: Tables = {
         gmt_modified {ms} NOT NULL,
         PRIMARY KEY (name)
         """,
-        ("ix_look_{n}", "look_time"),
+        ("ix_look_{n}", "look_time,topic"),
     ),
 }
 IN_EACH_DATABASE: Tables = {

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from harness.patience import until
 from harness.secured import migrating
 from harness.system import buried
 
@@ -29,9 +30,9 @@ from toc.config import Settings
 from toc.coordination.operator import Operator
 from toc.dev.local.process import free_port
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
-from toc.index.messages import Peek
+from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import from_ms, to_ms
-from toc.model.task import NewTask, TaskStatus
+from toc.model.task import CancelOutcome, NewTask, TaskStatus
 from toc.model.topic import Slot, Topic
 from toc.model.verdict import Failure
 from toc.model.wire import instant
@@ -117,6 +118,67 @@ def center(toc: Toc) -> Iterator[TimeoutCenter]:
     assert toc
     with TimeoutCenter(Settings()) as made:
         yield made
+
+
+# --- what is due, runs, has ended ------------------------------------------------------------------------
+
+
+def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, center: TimeoutCenter) -> None:
+    worker = "web1-0-77"
+    ids = [center.submit(topic, biz_id=biz_id, delay=0.01) for biz_id in range(3)]
+    waiting = center.submit(topic, biz_id=9, delay=60)
+    slots = center.catalog.get(topic).slots()
+    numbers = {slot: claim.number for slot, claim in center.queues.claim(slots, worker).items()}  # type: ignore[union-attr]
+
+    def all_taken() -> bool:
+        center.queues.prepare([PrepareRequest(slot, 9, 16, numbers[slot]) for slot in slots])
+        return len(toc.json("running")) == len(ids)
+
+    assert until(all_taken, 60)
+    assert [one["since"] for one in toc.json("running")] == [None] * len(ids)
+    center.store.leases.identify(worker)
+    center.store.leases.take(dict.fromkeys(ids, 30))
+    running = toc.json("running", "--topic", topic)
+    assert {(int(one["job_id"]), one["owner"], one["host"]) for one in running} == {
+        (job_id, worker, "web1") for job_id in ids
+    }
+    assert running == sorted(running, key=lambda one: (one["slot"], int(one["job_id"])))
+    shown = toc.json("get", ids[0])
+    since = datetime.fromisoformat(shown["since"])
+    center.store.leases.take({ids[0]: 30})  # renewed
+    assert toc.json("get", ids[0])["since"] == shown["since"]
+    assert timedelta(0) <= datetime.now(UTC) - since < timedelta(minutes=5)
+    assert (shown["owner"], shown["host"]) == (worker, "web1")
+    waits = toc.json("get", waiting)
+    assert waits["slot"].startswith(f"{topic}_")
+    assert "owner" not in waits
+    first = toc.json("running", "--limit", 2)
+    (cursor,) = re.findall(r"--next (\S+)", toc.err)
+    assert first + toc.json("running", "--limit", 2, "--next", cursor) == running
+    assert "--next" not in toc.err
+    assert "next" in toc.refused("running", "--next", "x")
+    assert "no-topic" in toc.refused("running", "--topic", "no-topic")
+
+
+def test_what_is_due_or_has_ended_on_a_topic_is_listed_by_time(
+    toc: Toc, topic: str, center: TimeoutCenter
+) -> None:
+    ids = [center.submit(topic, biz_id=n, delay=timedelta(hours=n)) for n in range(1, 6)]
+    center.submit(topic, biz_id=0, delay=timedelta(days=3))
+    assert center.cancel(ids[4]) is CancelOutcome.CANCELLED
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    due = toc.json("find", "--topic", topic, "--before", tomorrow)
+    assert [int(one["job_id"]) for one in due] == ids[:4]
+    first = toc.json("find", "--topic", topic, "--before", tomorrow, "--limit", 3)
+    (cursor,) = re.findall(r"--next (\S+)", toc.err)
+    rest = toc.json("find", "--topic", topic, "--before", tomorrow, "--next", cursor)
+    assert [int(one["job_id"]) for one in first + rest] == ids[:4]
+    ended = toc.json("find", "--topic", topic, "--status", "cancelled", "--after", "1h")
+    assert [int(one["job_id"]) for one in ended] == ids[4:]
+    assert toc.json("find", "--topic", topic, "--status", "cancelled", "--before", "1h") == []
+    assert str(ids[0]) in toc.ok("find", "--topic", topic)
+    for wrong in (("--topic", topic, "--next", "x"), ("--status", "dead"), ("--biz-id", 1, "--after", "1h")):
+        toc.refused("find", *wrong)
 
 
 # --- topics -----------------------------------------------------------------------------------------------

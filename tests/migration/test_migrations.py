@@ -216,7 +216,15 @@ def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
     assert widthless == expected
     doors = {"tries", "expires_at", "expired", "body_length", "body_sha256"}
     pulls = {"pull_nonce", "pull_began", "redrives"}
-    assert set(columns) == {*TaskRow._fields, "lease_owner", "lease_until", "history", *doors, *pulls}
+    assert set(columns) == {
+        *TaskRow._fields,
+        "lease_owner",
+        "lease_until",
+        "lease_since",
+        "history",
+        *doors,
+        *pulls,
+    }
 
 
 def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target) -> None:

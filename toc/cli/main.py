@@ -51,6 +51,7 @@ app.add_typer(dev.cluster, name="cluster", rich_help_panel=_START)
 app.command(rich_help_panel=_TASKS)(task.submit)
 app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.get)
 app.command(rich_help_panel=_TASKS)(task.find)
+app.command("running", rich_help_panel=_TASKS)(task.running_tasks)
 app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.cancel)
 app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.reschedule)
 

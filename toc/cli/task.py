@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,7 @@ from toc.cli.output import (
     say,
     show,
     show_one,
+    show_pages,
 )
 from toc.cli.values import attribute, audited, biz_id, duration, file_bytes, job_number, opened
 from toc.model import wire
@@ -27,6 +29,7 @@ from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTa
 from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
 from toc.model.wire import parse_instant
 from toc.observe.tracing import is_traced, trace_id
+from toc.operate.records import running_record
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
@@ -46,6 +49,8 @@ _FOUND = (
 """The columns of found tasks."""
 _SPARE = ("biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute")
 """Those that a narrow terminal drops."""
+_BY_TIME = ("job_id", "biz_id", "status", "next_time", "ended", "action_time", "attempt", "dedup_key")
+"""Those of tasks that are listed by time."""
 _RARE = ("expired", "tries", "expires_at", "body_length", "unreadable")
 """Further columns, each shown if some task has it."""
 
@@ -54,6 +59,17 @@ Delay = Annotated[str | None, typer.Option(metavar="TIME", help="From now: secon
 ActionTime = Annotated[
     str | None, typer.Option(metavar="TIME", help="When: RFC 3339 with a zone, 2030-01-31T12:00:00Z.")
 ]
+
+
+class Status(StrEnum):
+    """A state of tasks, as it is typed."""
+
+    PENDING = "pending"
+    PROCESSED = "processed"
+    CANCELLED = "cancelled"
+    DEAD = "dead"
+
+
 Every = Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")]
 
 
@@ -121,12 +137,12 @@ def get(
     body: bool = flag("--body", "Print the task's body and nothing else; with --json, in base64."),
     as_json: Json = False,
 ) -> None:
-    """Show one task, or print its body.
+    """Show one task, or print its body. One that runs has an owner, with its host, and since when it has it.
 
     Examples: toc get 894573895733248
               toc get 894573895733248 --body > mail.eml
     """
-    from toc.operate import admin
+    from toc.operate import admin, running
 
     job_id = job_number(wanted)
     with opened() as center:
@@ -141,6 +157,12 @@ def get(
             return
         record = row_record(row, task.topic) | body_record(task, whole=body)
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
+        topic = center.catalog.known().get(task.topic)
+        where = None if topic is None else running.of(center, row, topic)
+        if where is not None:
+            record |= running_record(where)
+        elif topic is not None:
+            record["slot"] = str(topic.slot(row.slot_crc, row.slot_amount))
         share = center.settings.traces
     if is_traced(job_id, share):
         record["trace_id"] = trace_id(job_id)
@@ -151,16 +173,30 @@ def find(
     biz: Biz = None,
     topic: str | None = option(None, "Only tasks of this topic."),
     text: Text = False,
+    status: Status | None = option(None, "Without --biz-id: tasks in this state. Default: pending."),
+    after: str | None = option("TIME", "Due, or ended, from this time on: RFC 3339, or an age such as 2h."),
+    before: str | None = option("TIME", "Due, or ended, before this time."),
+    error: str | None = option("TEXT", "Only tasks whose last error contains this."),
+    limit: int = option("N", "At most N tasks.", default=100, min=1, max=10_000),
+    next: str | None = option("CURSOR", "Go on where the list before ended."),  # noqa: A002 - as in the API
     as_json: Json = False,
 ) -> None:
-    """List every task of one biz_id, oldest first.
+    """List every task of one biz_id, oldest first; or what is due on a topic, or has ended, by time.
 
-    Example: toc find --biz-id 42
+    Examples: toc find --biz-id 42
+              toc find --topic order.close --after 2030-01-31T12:00:00Z
+              toc find --topic order.close --status processed --after 2h --before 1h
     """
     from toc.operate import admin
 
     if biz is None:
-        raise InvalidInput("--biz-id is missing; write it as in `toc find --biz-id 42`")
+        if topic is None:
+            raise InvalidInput("--biz-id is missing, or --topic: write `toc find --biz-id 42`")
+        filters = Filters(topic, after=after, before=before, error=error)
+        _find_by_time(status or Status.PENDING, filters, limit, next, as_json=as_json)
+        return
+    if any(one is not None for one in (status, after, before, error, next)):
+        raise InvalidInput("--status, --after, --before, --error and --next go without --biz-id")
     with opened() as center:
         found = admin.find_rows(center, biz_id(biz, as_text=text), topic)
     records = [row_record(row, name) for row, name in found]
@@ -173,6 +209,54 @@ def find(
         empty=f"no tasks of biz_id {biz}",
         spare=[*(one for one in rare if one != "unreadable"), *_SPARE],
     )
+
+
+def _find_by_time(status: Status, filters: Filters, limit: int, after: str | None, *, as_json: bool) -> None:
+    from toc.store.select import PAGE, cursor_text, parse_cursor
+
+    cursor = parse_cursor(after)
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        nonlocal cursor
+        left = limit
+        while left:
+            page = center.store.selections.page(wanted, cursor, min(left, PAGE))
+            left -= len(page.rows)
+            cursor = page.next
+            if page.rows:
+                records = [row_record(row, filters.topic or "") for row in page.rows]
+                yield records if as_json else [{key: one.get(key) for key in _BY_TIME} for one in records]
+            if cursor is None:
+                return
+
+    with opened() as center:
+        wanted = selected(center, TaskStatus[status.name], filters)
+        spare = ("attempt", "dedup_key", "action_time")
+        show_pages(pages(), as_json=as_json, empty=f"no {status} tasks", spare=spare)
+    if cursor is not None:
+        say(f"more follow: repeat it with --next {cursor_text(cursor)}")
+
+
+def running_tasks(
+    topic: str | None = option("NAME", "Only this topic."),
+    limit: int = option("N", "At most N tasks.", default=100, min=1, max=1000),
+    next: str | None = option("CURSOR", "Go on where the list before ended."),  # noqa: A002 - as in the API
+    as_json: Json = False,
+) -> None:
+    """List the tasks that run now, by slot: on which worker and host, and since when.
+
+    A task that a worker has taken counts, also before it starts. Consumers that pull are not shown.
+
+    Example: toc running --topic order.close
+    """
+    from toc.operate import admin, running
+
+    with opened() as center:
+        topics = center.store.topics.list() if topic is None else [admin.get_topic(center.store, topic)]
+        page = running.page(center, topics, next, limit)
+    show([running_record(one) for one in page.tasks], as_json=as_json, empty="nothing runs", spare=("slot",))
+    if page.next is not None:
+        say(f"more follow: repeat it with --next {page.next}")
 
 
 def cancel(

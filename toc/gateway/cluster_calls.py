@@ -13,7 +13,7 @@ from toc.coordination.intents import Intents
 from toc.coordination.znodes import MAX_WEIGHT, check_node_name
 from toc.gateway.calls import Answer, Asked, HttpCall, Model, Query
 from toc.model.access import Action
-from toc.operate import admin
+from toc.operate import admin, running
 from toc.operate.cluster import open_operator, slot_owners
 from toc.operate.placement import Placement
 from toc.operate.records import (
@@ -22,6 +22,7 @@ from toc.operate.records import (
     move_record,
     ownership_record,
     queue_record,
+    running_record,
     worker_record,
 )
 
@@ -34,6 +35,21 @@ class SlotsQuery(Query):
     """Which slots."""
 
     topic: Annotated[str | None, Field(description="Only this topic.")] = None
+
+
+class RunningQuery(Query):
+    """Which of the tasks that run."""
+
+    topic: Annotated[str | None, Field(description="Only this topic.")] = None
+    limit: Annotated[int, Field(ge=1, le=running.PAGE)] = 100
+    next: Annotated[str | None, Field(max_length=200, description="The next of the page before.")] = None
+
+
+class RunningTasks(TypedDict):
+    """Tasks that run, by slot and job_id."""
+
+    tasks: list[dict[str, Any]]
+    next: str | None
 
 
 class Wish(Model):
@@ -86,6 +102,19 @@ async def slots(asked: Asked) -> Answer:
         )
 
     return Answer({"slots": [_slot(view) for view in await asked.service.at_cluster(look)]})
+
+
+async def running_tasks(asked: Asked) -> Answer:
+    """Show the tasks that workers have taken now, with worker, host, and since when; a page at a time."""
+    center, query = asked.service.center, asked.query
+
+    def look() -> running.Page:
+        wanted = query.topic
+        topics = center.store.topics.list() if wanted is None else [admin.get_topic(center.store, wanted)]
+        return running.page(center, topics, query.next, query.limit)
+
+    page = await asked.service.at_cluster(look)
+    return Answer({"tasks": [running_record(one) for one in page.tasks], "next": page.next})
 
 
 def _slot(view: admin.SlotView) -> dict[str, Any]:
@@ -183,6 +212,10 @@ async def _place(asked: Asked, do: Callable[[Placement], R]) -> R:
 
 CALLS = (
     HttpCall("GET", "/v1/slots", Action.READ_CLUSTER, slots, "Show slots", query=SlotsQuery, gives=Slots),
+    HttpCall(
+        "GET", "/v1/running", Action.READ_CLUSTER, running_tasks, "Show running tasks",
+        query=RunningQuery, gives=RunningTasks,
+    ),
     HttpCall("GET", "/v1/workers", Action.READ_CLUSTER, workers, "Show workers"),
     HttpCall("GET", "/v1/intents", Action.READ_CLUSTER, intents, "Show intents of operators", gives=Asks),
     HttpCall("POST", "/v1/hosts/{host}:drain", Action.CHANGE_CLUSTER, drain, "Drain a host", body=Wish),

@@ -17,6 +17,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.operate import bulk
 from toc.operate.audit import tasks_chosen
 from toc.sdk.client import TimeoutCenter
+from toc.store.select import cursor_text
 
 JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,18}$")]
 
@@ -98,7 +99,7 @@ async def _bulk(
         page = await tasks.found_page(asked, wanted, body.next, body.limit)
         rows: Sequence[TaskRow] = page.rows
         asked_for = len(rows)
-        more["next"] = tasks.cursor_text(page.next)
+        more["next"] = cursor_text(page.next)
     else:
         job_ids = sorted({int(text) for text in body.job_ids})
         rows = list((await service.at_all(service.center.store.read, job_ids)).values())

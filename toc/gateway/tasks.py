@@ -21,8 +21,7 @@ from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
 from toc.model.topic import Topic
 from toc.sdk.submission import Submission
-from toc.store.ended import Cursor
-from toc.store.select import END_OF_TIME, Selection
+from toc.store.select import END_OF_TIME, Selection, cursor_text, parse_cursor
 from toc.store.select import Page as Found
 
 MOST_IN_BATCH = 1000
@@ -349,22 +348,6 @@ async def selection(asked: Asked, query: Filters, status: str | None) -> Selecti
 def _within(instant: int) -> int:
     """Return the nearest instant (ms) that a row can have."""
     return min(max(0, instant), END_OF_TIME)
-
-
-def cursor_text(at: Cursor | None) -> str | None:
-    """Write where the next page begins, for ``parse_cursor``."""
-    return None if at is None else f"{at[0]}.{at[1]}"
-
-
-def parse_cursor(text: str | None) -> Cursor | None:
-    """Return where a page begins. Raises Problem."""
-    if text is None:
-        return None
-    moment, _, job_id = text.partition(".")
-    digits = text.isascii() and moment.isdecimal() and job_id.isdecimal() and len(job_id) < 20
-    if not digits or len(moment) > 15 or int(moment) > END_OF_TIME:
-        raise Problem(INVALID, "next is not a value that a page returned", field="next")
-    return int(moment), int(job_id)
 
 
 # --- change

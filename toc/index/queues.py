@@ -311,12 +311,19 @@ class Queues:
 
     def taken(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[set[int]]:
         """Return the ids that are in the PrepareQueues."""
+        return {
+            slot: found if isinstance(found, IndexUnavailable) else set(found)
+            for slot, found in self.held(ids).items()
+        }
+
+    def held(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[dict[int, float]]:
+        """Return those of the ids that are in the PrepareQueues, each with its score."""
         alone = {slot: [(one,) for one in some] for slot, some in ids.items()}
         scores = self._calls.in_batches(alone, command("ZMSCORE", _PREPARE_QUEUE), _chained)
         return {
             slot: found
             if isinstance(found, IndexUnavailable)
-            else {one for one, score in zip(ids[slot], found, strict=True) if score is not None}
+            else {one: float(score) for one, score in zip(ids[slot], found, strict=True) if score is not None}
             for slot, found in scores.items()
         }
 
@@ -344,6 +351,12 @@ class Queues:
             slot: page if isinstance(page, IndexUnavailable) else [job_id for job_id, _ in page]
             for slot, page in pages.items()
         }
+
+    def prepared(self, slots: Iterable[Slot], limit: int) -> BySlot[list[tuple[int, float]]]:
+        """Return up to ``limit`` (job_id, score) of each PrepareQueue, the longest not kept alive first."""
+        read = command("ZRANGE", _PREPARE_QUEUE)
+        calls = {slot: read(self.keys(slot), 0, limit - 1, "WITHSCORES") for slot in slots}
+        return self._calls.entries(self._calls.one_each(calls, list), _PREPARE_QUEUE)
 
     # --- claims and generations of a slot -------------------------------------------------------------------
 

@@ -173,7 +173,8 @@ class Scheduler:
         soonest, failed = self._schedules.soonest(unknown)
         for table in unknown - failed.keys():
             self._agenda.pop(table, None)
-        self._agenda |= soonest
+        # Those come after all other tables that wait now.
+        self._agenda |= dict.fromkeys(due.more, self._clock.now_ms()) | soonest
         if len(moved.refused) <= MOST_NAMED:
             for name, error in moved.refused.items():
                 if self._complains(("row", name)):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from toc.model.template import Template
     from toc.model.topic import Slot, Topic
     from toc.operate.admin import SlotView
+    from toc.operate.running import Running
     from toc.sdk.schedules import Schedule
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
@@ -223,6 +224,17 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "leader": row.leader,
         "joined": instant(row.joined),
         "topics": None if row.member.topics is None else sorted(row.member.topics),
+    }
+
+
+def running_record(one: Running) -> dict[str, Any]:
+    """Return where a task runs."""
+    return {
+        "job_id": str(one.job_id),
+        "slot": str(one.slot),
+        "owner": one.worker,
+        "host": one.host,
+        "since": _at(one.since),
     }
 
 

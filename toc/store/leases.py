@@ -126,10 +126,15 @@ class Leases:
                     nobodys = "" if job_id in renew else "lease_owner IS NULL OR "  # [rule: renew-only]
                     key = (table, seconds[job_id], nobodys, _unfailed(row))
                     groups.setdefault(key, []).append(job_id)
+
+            def since(server: DatabaseServer) -> str:  # before the others: MySQL assigns from left to right
+                now = server.from_now(0)
+                return f"CASE WHEN lease_owner={self._me:d} THEN COALESCE(lease_since,{now}) ELSE {now} END"
+
             updates = [
                 Statement(
-                    f"UPDATE {self._shards.names[table]} SET lease_owner={self._me:d},"
-                    f"lease_until={server.from_now(lasts * 1000)} "
+                    f"UPDATE {self._shards.names[table]} SET lease_since={since(server)},"
+                    f"lease_owner={self._me:d},lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
                     f"AND ({nobodys}lease_owner={self._me:d}){unfailed}"
                 )
@@ -149,6 +154,18 @@ class Leases:
         parts = self._shards.each(self._shards.group(seconds), send, writes=True)
         ours: set[int] = set().union(*parts.results)
         return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
+
+    def living(self, job_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return of those of these rows that a worker has leased its number, and since when (ms)."""
+
+        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
+            since = f"COALESCE({server.milliseconds('lease_since')},0)"
+            living = f"lease_owner IS NOT NULL AND lease_until>{server.from_now(0)}"
+            what = f"job_id,CASE WHEN {living} THEN lease_owner ELSE 0 END,{since}"
+            results = server.run(sql.select_by_id(server, what, self._shards.names, ids))
+            return {row[0]: (row[1], row[2]) for result in results for row in result.rows if row[1]}
+
+        return self._shards.each(self._shards.group(job_ids), read).joined().whole()
 
     def release(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
         """Release leases: no task of these runs here.

@@ -36,6 +36,8 @@ from toc.store.server import (
 from toc.store.shards import Shards, Trouble
 
 REPEATS = 5
+MOST_WAITING = 500
+"""Schedules of a table that wait for a step and among which the topics take turns."""
 TOGETHER = 200
 """About how many tasks one transaction inserts; those of one schedule are never split."""
 
@@ -192,18 +194,21 @@ class ScheduleTable:
         """Return at most ``limit`` schedules of each table that need a step by ``until`` (ms), by the
         clocks of this host and of their server.
 
-        Otherwise a host whose clock is ahead would take future occurrences for missed ones.
+        Otherwise a host whose clock is ahead would take future occurrences for missed ones. The topics take
+        turns, each with the schedule that waits longest: thousands of one topic make no other late.
         """
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[DueSchedule]:
             pending = f"CASE WHEN t.status={TaskStatus.PENDING:d} THEN 1 ELSE 0 END"
             now = server.from_now(0)
             selects = [
-                f"SELECT {columns(server)},{pending},{server.milliseconds(now)} "
-                f"FROM {self._shards.schedule_names[table]} s "
-                f"LEFT JOIN {self._shards.names[table]} t ON t.job_id=s.last_job_id "
-                f"WHERE s.look_time<={server.instant(until)} AND s.look_time<={now} "
-                f"ORDER BY s.look_time LIMIT {limit:d}"
+                f"SELECT {columns(server)},{pending},{server.milliseconds(now)} FROM (SELECT name FROM "
+                "(SELECT name,look_time,ROW_NUMBER() OVER (PARTITION BY topic ORDER BY look_time) AS turn "
+                f"FROM (SELECT name,look_time,topic FROM {self._shards.schedule_names[table]} "
+                f"WHERE look_time<={server.instant(until)} AND look_time<={now} "
+                f"ORDER BY look_time LIMIT {MOST_WAITING:d}) w) w ORDER BY turn,look_time LIMIT {limit:d}) w "
+                f"JOIN {self._shards.schedule_names[table]} s ON s.name=w.name "
+                f"LEFT JOIN {self._shards.names[table]} t ON t.job_id=s.last_job_id"
                 for table in part
             ]
             results = server.run(sql.unions(server, selects), outwait=False)
@@ -228,14 +233,15 @@ class ScheduleTable:
         """Add a schedule. Raises ScheduleExists."""
         table, text = self.table_of(definition.name), definition.to_json()
         server = self._shards.server_of[table]
-        names, marks = ["name", "definition", "change_id"], ["%s", "%s", f"{_change_id():d}"]
+        names = ["name", "topic", "definition", "change_id"]
+        marks = ["%s", "%s", "%s", f"{_change_id():d}"]
         for field, column in COLUMNS.items():
             names.append(column)
             marks.append(literal(server, field, getattr(state, field)))
         schedules = self._shards.schedule_names[table]
         insert = Statement(
             f"INSERT INTO {schedules} ({','.join(names)}) VALUES ({','.join(marks)})",
-            [definition.name, text],
+            [definition.name, definition.topic, text],
         )
         for attempt in range(REPEATS):
             try:
@@ -302,9 +308,9 @@ class ScheduleTable:
         ``instead``: tasks that replace some of them. Returns None if another process has changed the
         schedule, or one of the occurrences, since it was read.
         """
-        text = definition.to_json()
-        after = StoredSchedule(stored.name, text, state._replace(version=stored.state.version + 1))
-        return after if self._change(stored, state, cancelled, instead, text=text) else None
+        anew = definition.topic, definition.to_json()
+        after = StoredSchedule(stored.name, anew[1], state._replace(version=stored.state.version + 1))
+        return after if self._change(stored, state, cancelled, instead, anew=anew) else None
 
     def delete(self, stored: StoredSchedule, cancelled: Sequence[Planned] = ()) -> bool:
         """Delete a schedule, and cancel occurrences that have not started. Returns whether it did.
@@ -320,14 +326,14 @@ class ScheduleTable:
         cancelled: Sequence[Planned],
         instead: Iterable[TaskRow] = (),
         *,
-        text: str | None = None,
+        anew: tuple[str, str] | None = None,
         delete: bool = False,
     ) -> bool:
         table, change_id, now = self.table_of(stored.name), _change_id(), self._clock.now_ms()
         server, name = self._shards.server_of[table], self._shards.names[table]
         schedules = self._shards.schedule_names[table]
         ours = self._ours(table, stored, change_id)
-        update = self._update(server, table, stored, state, change_id, text)
+        update = self._update(server, table, stored, state, change_id, anew)
         statements, place = [update], 0
         if cancelled:
             ended = server.instant(now)
@@ -457,7 +463,7 @@ class ScheduleTable:
         stored: StoredSchedule,
         state: State,
         change_id: int,
-        text: str | None = None,
+        anew: tuple[str, str] | None = None,
     ) -> Statement:
         # Only what differs: a column that was damaged by hand cannot be written as it was read.
         sets = [
@@ -466,9 +472,9 @@ class ScheduleTable:
             if field not in FIXED and getattr(state, field) != getattr(stored.state, field)
         ]
         params: list[Param] = []
-        if text is not None:
-            sets.append("definition=%s")
-            params.append(text)
+        if anew is not None:
+            sets += ["topic=%s", "definition=%s"]
+            params += anew
         sets += ["version=version+1", f"change_id={change_id:d}"]
         sets.append(f"gmt_modified={server.instant(self._clock.now_ms())}")
         return Statement(

@@ -113,6 +113,7 @@ def task_table(metadata: MetaData, table: int) -> Table:
         Column("last_error", String(ERROR_COLUMN_CHARS)),
         Column("lease_owner", _U64),
         Column("lease_until", _INSTANT),
+        Column("lease_since", _INSTANT),
         Column("history", String(MAX_HISTORY_CHARS)),
         Column("tries", _U16, nullable=False, server_default=text("0")),
         Column("expires_at", _INSTANT),
@@ -146,7 +147,8 @@ def body_table(metadata: MetaData, table: int) -> Table:
 def schedule_table(metadata: MetaData, table: int) -> Table:
     """Declare the table of the schedules whose occurrences are in one task table.
 
-    ``definition`` is a JSON object (model.schedule.Definition); model.schedule.State describes the rest.
+    ``definition`` is a JSON object (model.schedule.Definition), whose topic is also in ``topic``;
+    model.schedule.State describes the rest.
     ``change_id`` is a random number of the last change, by which its transaction knows its own.
     """
     return Table(
@@ -154,6 +156,7 @@ def schedule_table(metadata: MetaData, table: int) -> Table:
         metadata,
         Column("name", String(128), primary_key=True),
         Column("schedule_id", _U64, nullable=False),
+        Column("topic", String(128), nullable=False),
         Column("definition", Text, nullable=False),
         Column("version", _U32, nullable=False),
         Column("change_id", _U64, nullable=False),
@@ -169,8 +172,9 @@ def schedule_table(metadata: MetaData, table: int) -> Table:
         Column("missed_at", _INSTANT),
         Column("gmt_create", _INSTANT, nullable=False),
         Column("gmt_modified", _INSTANT, nullable=False),
-        # Finds the schedules that need a step. While none does, only the least look_time is read.
-        Index(f"ix_look_{table:04d}", "look_time"),
+        # Finds the schedules that need a step, and their topics, which take turns. While none does, only the
+        # least look_time is read.
+        Index(f"ix_look_{table:04d}", "look_time", "topic"),
         **_OPTIONS,
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from toc.model.errors import InvalidInput
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.store import rows as sql
@@ -249,3 +250,19 @@ def _conditions(wanted: Selection) -> list[str]:
     if wanted.error is not None:
         conditions.append(f"INSTR(last_error,X'{wanted.error.encode(errors='replace').hex()}')>0")
     return conditions
+
+
+def cursor_text(at: Cursor | None) -> str | None:
+    """Write where the next page begins, for ``parse_cursor``."""
+    return None if at is None else f"{at[0]}.{at[1]}"
+
+
+def parse_cursor(text: str | None) -> Cursor | None:
+    """Return where a page begins. Raises InvalidInput."""
+    if text is None:
+        return None
+    moment, _, job_id = text.partition(".")
+    digits = text.isascii() and moment.isdecimal() and job_id.isdecimal() and len(job_id) < 20
+    if not digits or len(moment) > 15 or int(moment) > END_OF_TIME:
+        raise InvalidInput("next is not a value that a page returned", "next")
+    return int(moment), int(job_id)

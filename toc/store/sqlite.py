@@ -158,9 +158,8 @@ class SqliteServer(DatabaseServer):
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """The path of the file."""
-        row = query(
-            "SELECT seq, name, file FROM pragma_database_list"
-        )  # a read: it must not wait for writers
+        # A read: it must not wait for writers. A connection may have attached others, and a temporary one.
+        row = query("SELECT seq, name, file FROM pragma_database_list WHERE name = 'main'")
         return (str(Path(row[2]).resolve()),) if row and row[2] else None
 
     def table(self, database: str, name: str) -> str:  # noqa: ARG002 - one file is one database

@@ -25,8 +25,9 @@ from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
 
 STUCK_SECONDS = 120.0
-"""An internal loop that takes longer for one turn counts as hanging. Calls to servers that hang are
-given up much earlier."""
+"""An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
+so long while tasks wait for one: the daemon replaces the process. Calls to servers that hang are given up
+much earlier."""
 STILL_SECONDS = 1.0
 """A process whose beat comes later than this was stopped, perhaps with its daemon. Its slots may have other
 owners, which the daemon learns in the next moments."""
@@ -67,6 +68,8 @@ class Beat:
         self._stood_still = stood_still
         self._last = float("inf")
         """When the last beat began. A stop at any moment is between two of these times."""
+        self._runs_at = self._stood_at = clock.monotonic()
+        """When a handler last ran, or no task waited for one; when the process last stood still."""
         self._reach = Reach()
 
     def run_once(self) -> float:
@@ -74,6 +77,7 @@ class Beat:
         now = self._clock.monotonic()
         if now - self._last > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
             self._stood_still()
+            self._stood_at = now
         self._last = now
         damage.check_descriptors()
         if why := damage.found():
@@ -98,7 +102,8 @@ class Beat:
     def _measure(self) -> list[str]:
         """Update the gauges. Returns the names of loops that hang."""
         self._pipeline.dispatcher.look_at_loop()
-        for topic, (running, waiting) in self._pipeline.dispatcher.load().items():
+        load = self._pipeline.dispatcher.load()
+        for topic, (running, waiting) in load.items():
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)
         UNWRITTEN.of().set(self._pipeline.finisher.unwritten)
@@ -106,8 +111,12 @@ class Beat:
         BROKEN_SLOTS.of().set(self._watch.broken)
         INDEX_FOREIGN.of().set(self._watch.foreign)
         now = self._clock.monotonic()
+        if any(running for running, _ in load.values()) or not any(waiting for _, waiting in load.values()):
+            self._runs_at = now
         busy = {loop.name: loop.busy_seconds(now) for loop in self._loops}
         busy["main"] = max(now - self._turn_at() - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
+        busy["handlers"] = now - self._runs_at  # tasks wait for one, and none runs
         for name, seconds in busy.items():
             LOOP_BUSY.of(name).set(seconds)
-        return [name for name, seconds in busy.items() if seconds > STUCK_SECONDS]
+        awake = now - self._stood_at
+        return [name for name, seconds in busy.items() if min(seconds, awake) > STUCK_SECONDS]

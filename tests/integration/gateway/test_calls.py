@@ -171,6 +171,8 @@ def test_operators_do_their_work_over_http(shared: Gateway) -> None:
     slots = shared.call("GET", "/v1/slots?topic=of.http").body["slots"]
     assert [one["slot"] for one in slots] == [f"of.http_{n}" for n in range(4)]
     assert shared.call("GET", "/v1/workers").status == 200
+    assert shared.call("GET", "/v1/running?limit=2").body.keys() == {"tasks", "next"}
+    assert shared.call("GET", "/v1/running?next=x").status == 422
     assert shared.call("POST", "/v1/cluster:rebalance", {"dry_run": True}).body["type"] == "/docs#no-cluster"
     template = {"pattern": "of.*", "policies": {"slot_amount": 2}, "most_topics": 3}
     assert shared.call("POST", "/v1/templates", template).status == 201

@@ -233,7 +233,7 @@ def test_the_largest_of_everything_is_taken(youzan: Client) -> None:
     youzan.push("i" * 255, topic="中" * 255, delay=2**31 - 1, ttr=86_400, body="b" * MIB)
     shown = youzan.get("i" * 255)
     assert (shown["topic"], shown["ttr"], shown["body"]) == ("中" * 255, 86_400, "b" * MIB)
-    assert abs(shown["delay"] - time.time() - 2**31) < 10
+    assert abs(shown["delay"] - time.time() - 2**31) < 60
     youzan.push("escaped", body="\x01" * MIB, delay=60)
     assert youzan.get("escaped")["body"] == "\x01" * MIB
 

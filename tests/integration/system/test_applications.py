@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -16,6 +17,7 @@ import pytest
 from harness.system import TOPICS, System
 
 from toc import TaskStatus
+from toc.worker.beat import STUCK_SECONDS, Beat
 
 HEAD = """
 import asyncio, os, threading, time
@@ -217,3 +219,60 @@ def test_a_daemon_whose_processes_end_in_a_loop_says_so_and_is_not_ready(system:
     )
     assert '"event": "workers_keep_dying"' in log_of(system)
     assert '"event": "thread_died"' in log_of(system), "and they say why"
+
+
+HANGING = """
+import sys
+import toc.worker.beat, toc.worker.stages.agenda
+toc.worker.beat.STUCK_SECONDS = 2.0
+@center.handler("test.sync")
+def hang(task):
+    if task.attempt == 1:
+        toc.worker.stages.agenda.Agenda.choose = lambda *_: threading.Event().wait()
+@center.handler("test.async")
+async def nothing(task):
+    pass
+"""
+
+
+def test_a_process_that_beats_and_runs_nothing_is_replaced(system: System, run: Run) -> None:
+    run(HEAD + HANGING)
+    system.center.submit("test.sync", biz_id=1, delay=0.1)
+    system.wait(lambda: "hanging: poll" in log_of(system), "it is killed:\n" + log_of(system), 60)
+    done(system, "test.async")
+
+
+def test_handlers_count_as_hanging_if_none_runs_while_tasks_wait_unless_the_process_stood_still(
+    system: System,
+) -> None:
+    now, load = [1000.0], {"a": (0, 3)}
+    pipeline = MagicMock()
+    pipeline.dispatcher.load.side_effect = lambda: load
+    pipeline.finisher.unwritten = 0
+    link = MagicMock()
+    beat = Beat(
+        link=link,
+        store=system.center.store,
+        clock=MagicMock(monotonic=lambda: now[0]),
+        pipeline=pipeline,
+        fallback=MagicMock(slots=0),
+        watch=MagicMock(broken=0, foreign=0, silent=(), heard=()),
+        loops=(),
+        turn_at=lambda: now[0],
+        recycle=MagicMock(),
+        stood_still=MagicMock(),
+    )
+
+    def stuck(seconds: int) -> list[str]:
+        for _ in range(seconds):
+            now[0] += 1
+            beat.run_once()
+        return list(link.send.call_args.kwargs["stuck"])
+
+    assert stuck(int(STUCK_SECONDS)) == []
+    assert stuck(2) == ["handlers"]
+    load["a"] = (1, 3)
+    assert stuck(1000) == [], "it runs"
+    load["a"] = (0, 3)
+    now[0] += 1000
+    assert stuck(1) == [], "it stood still"

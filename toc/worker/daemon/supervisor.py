@@ -254,6 +254,8 @@ class Daemon:
 
     def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
         child.stuck = message["stuck"]
+        if child.stuck and not debugged(child.process.pid):
+            self._kill(child, f"hanging: {', '.join(texts(child.stuck))}")
         before = child.out_of_reach, child.reached
         child.out_of_reach = frozenset(texts(message.get("out_of_reach", ())))
         child.reached = frozenset(texts(message.get("reached", ())))

@@ -1,0 +1,118 @@
+"""Which tasks run now, and where: what is prepared, under whose claim number, and since when by the lease.
+
+A task that a worker has taken and not started yet counts too. One that runs from its row alone, while Redis
+is away, is found by its job_id only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from toc.coordination.znodes import host_of
+from toc.model.errors import IndexUnavailable, InvalidInput
+from toc.model.scores import split
+from toc.model.task import TaskRow
+from toc.model.topic import Slot, Topic
+from toc.sdk.client import TimeoutCenter
+from toc.store.leases import owner_number
+
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
+
+PAGE = 1000
+"""Most tasks on a page."""
+OF_A_SLOT = 5000
+"""Most entries that are read of one slot; workers take fewer."""
+SLOTS = 500
+"""Slots whose entries are counted in one call."""
+
+
+class Running(NamedTuple):
+    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None in the
+    first second, before its worker takes a lease."""
+
+    job_id: int
+    slot: Slot
+    worker: str | None
+    host: str | None
+    since: int | None
+
+
+class Page(NamedTuple):
+    """Running tasks by slot and job_id. ``next``: where the next page begins, None if there is none."""
+
+    tasks: list[Running]
+    next: str | None
+
+
+def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limit: int) -> Page:
+    """Return at most ``limit`` tasks of these topics that run. ``after``: the ``next`` of the page before.
+
+    Raises InvalidInput, StoreUnavailable, and IndexUnavailable if a slot cannot be read.
+    """
+    start = ("", 0, 0) if after is None else _parsed(after)
+    slots = sorted(slot for topic in topics for slot in topic.slots() if slot >= start[:2])
+    found: list[tuple[Slot, int]] = []
+    for at in range(0, len(slots), SLOTS):
+        peeks = {slot: _known(peek) for slot, peek in center.queues.peek(slots[at : at + SLOTS]).items()}
+        for slot in [slot for slot in slots[at : at + SLOTS] if peeks[slot].prepared]:
+            entries = _known(center.queues.prepared([slot], OF_A_SLOT)[slot])
+            found += [(slot, job_id) for job_id, _ in sorted(entries) if (*slot, job_id) > start]
+            if len(found) > limit:
+                break
+        else:
+            continue
+        break
+    shown, more = found[:limit], len(found) > limit
+    where = _where(center, {job_id: slot for slot, job_id in shown})
+    last = f"{shown[-1][0]}.{shown[-1][1]}" if more else None
+    return Page([where[job_id] for _, job_id in shown if job_id in where], last)
+
+
+def of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
+    """Return where a task runs, or None. Raises StoreUnavailable; what Redis does not say the row does."""
+    return _where(center, {row.job_id: topic.slot(row.slot_crc, row.slot_amount)}).get(row.job_id)
+
+
+def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Running]:
+    """Return which of these tasks run, and where."""
+    by_slot: dict[Slot, list[int]] = {}
+    for job_id, slot in slots.items():
+        by_slot.setdefault(slot, []).append(job_id)
+    claims = {slot: _or_nothing(held) for slot, held in center.queues.claims(by_slot).items()}
+    owners = {owner_number(worker): worker for held in claims.values() for worker in held.values()}
+    leases = center.store.leases.living(slots)
+    found: dict[int, Running] = {}
+    for slot, entries in center.queues.held(by_slot).items():
+        for job_id, score in _or_nothing(entries).items():
+            found[job_id] = _running(job_id, slot, claims[slot].get(split(score).claim), None)
+    for job_id, (owner, since) in leases.items():
+        before = found.get(job_id)
+        worker = owners.get(owner) or (before.worker if before else None)
+        found[job_id] = _running(job_id, slots[job_id], worker, since)
+    return found
+
+
+def _running(job_id: int, slot: Slot, worker: str | None, since: int | None) -> Running:
+    return Running(job_id, slot, worker, None if worker is None else host_of(worker), since)
+
+
+def _known(answer: T | IndexUnavailable) -> T:
+    if isinstance(answer, IndexUnavailable):
+        raise answer
+    return answer
+
+
+def _or_nothing(answer: Mapping[K, V] | IndexUnavailable) -> Mapping[K, V]:
+    return {} if isinstance(answer, IndexUnavailable) else answer
+
+
+def _parsed(text: str) -> tuple[str, int, int]:
+    """Return where a page begins. Raises InvalidInput."""
+    name, _, job_id = text.rpartition(".")
+    topic, _, number = name.rpartition("_")
+    if not (topic and all(one.isdecimal() and one.isascii() and len(one) < 20 for one in (number, job_id))):
+        raise InvalidInput("next is not a value that a page returned", "next")
+    return topic, int(number), int(job_id)
