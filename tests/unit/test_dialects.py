@@ -33,7 +33,6 @@ from toc.model.pattern import matches
 from toc.model.sharding import BizId
 from toc.model.task import UNLIMITED, NewTask, OnConflict
 from toc.model.topic import OF_DIALECTS, check_native, check_topic_name
-from toc.sdk.submission import Submission
 
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=20))
@@ -126,18 +125,14 @@ async def _nothing(*_: object) -> None:
 
 
 def test_a_task_too_many_in_a_second_is_refused_with_a_reason_of_its_own() -> None:
-    async def taken(_: Submission) -> None:
+    async def taken(_: NewTask) -> None:
         raise TaskExists("taken")
-
-    async def checked(task: NewTask, **_: object) -> Submission:
-        return Submission(cast("Any", None), task.topic)
 
     async def parsed(_: bytes, parse: Callable[[], object]) -> object:
         return parse()
 
-    service = SimpleNamespace(batcher=SimpleNamespace(checked=checked, store=taken), parsed=parsed)
-    dialect = DelayTask(cast("Any", service))
-    dialect.tasks = cast("Any", SimpleNamespace(prefix="delay-task:", make_topic=_nothing))
+    dialect = DelayTask(cast("Any", SimpleNamespace(parsed=parsed)))
+    dialect.tasks = cast("Any", SimpleNamespace(prefix="delay-task:", make_topic=_nothing, put=taken))
     request = Request("POST", ADD, b"", [], b'{"topic":"t","timing_moment":2000000000,"content":"{}"}')
     with pytest.raises(SecondFull) as full:
         asyncio.run(dialect.answer(request))

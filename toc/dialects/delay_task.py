@@ -20,7 +20,6 @@ from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery
 from toc.pull.delivered import Delivered
-from toc.sdk.submission import Submission
 
 PREFIX = "delay-task."
 CALLBACK_PREFIX = "delay-task-callback."
@@ -119,9 +118,7 @@ class DelayTask(Dialect):
             )
             await self.tasks.make_topic([task])
             try:
-                one = await self.service.batcher.checked(task, by_dialect=True)
-                if isinstance(one, Submission):
-                    await self.service.batcher.store(one)
+                await self.tasks.put(task)
             except TaskExists:  # another process has given this number to a task
                 continue
             return int(task.biz_id)

@@ -145,7 +145,7 @@ class DialectTasks:
             raise error
         return [row for row in rows if self.topic_of(row) is not None]
 
-    async def put(self, task: NewTask, *, max_delay: float) -> Put:
+    async def put(self, task: NewTask, *, max_delay: float | None = None) -> Put:
         """Store a task of its own, or do with the one of that name in its topic what ``on_conflict`` says.
 
         Raises what ``TimeoutCenter.put`` raises.
