@@ -87,7 +87,7 @@ def test_times_are_of_rfc_3339_with_a_zone_and_nothing_else_is_one() -> None:
         for parse in (parse_instant, partial(moment, now_ms=0)):
             with pytest.raises(InvalidInput):
                 parse(text)
-    with pytest.raises(InvalidInput, match="as %2B"):
+    with pytest.raises(InvalidInput, match="%2B01:00"):
         parse_instant("2030-01-31T12:00:00 01:00")
     assert moment("2h", 10**10) == 10**10 - 7_200_000
 

@@ -9,13 +9,14 @@ Every failure is answered as a problem, never with a trace. Queries, headers and
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from math import ceil
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
@@ -50,6 +51,7 @@ from toc.gateway.problems import (
     problem_of,
 )
 from toc.gateway.service import Service
+from toc.model import documents
 from toc.model.access import Access, Token
 from toc.model.documents import check_values
 from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
@@ -144,7 +146,7 @@ class App:
         token = self._token(exchange)
         exchange.sender = token.name
         if token.may(call.access) is Access.FORBIDDEN:
-            raise forbidden()
+            raise forbidden(token, call.access)
         body: Any = None
         query = _query(call, scope["query_string"])
         raw = content_type = request = None
@@ -179,14 +181,14 @@ class App:
 
     def _token(self, exchange: Exchange) -> Token:
         """Return the token of a request, and count the request against its rate. Raises Problem."""
-        words = (exchange.header(b"authorization") or "").split(" ")
-        token = (
-            self._service.book.find(words[1]) if len(words) == 2 and words[0].lower() == "bearer" else None
-        )
+        scheme, _, secret = (exchange.header(b"authorization") or "").partition(" ")
+        told = scheme.lower() == "bearer" and secret != ""
+        token = self._service.book.find(secret) if told else None
         if token is None:
+            why = self._service.book.why_not(secret) if told else "no access token was sent"
             raise Problem(
                 UNAUTHENTICATED,
-                "send `Authorization: Bearer TOKEN` with a token that `toc token create` made",
+                f"{why}: send `Authorization: Bearer TOKEN` with a token that `toc token create` made",
                 headers={"www-authenticate": "Bearer"},
             )
         wait = self._service.book.wait(token)
@@ -284,10 +286,6 @@ def _is_json(content_type: str | None) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-_LOST_PLUS = re.compile(r"T.* \d\d:?\d\d$")
-"""How a time ends whose offset began with a +."""
-
-
 def _query(call: HttpCall, text: bytes) -> Any:
     """Return the parameters of the query. Raises Problem."""
     if not text:
@@ -304,7 +302,7 @@ def _query(call: HttpCall, text: bytes) -> Any:
     try:
         return call.query.model_validate(values)
     except ValidationError as exc:
-        raise _invalid(exc, values) from None
+        raise _invalid(exc, call.query) from None
 
 
 @cache
@@ -315,7 +313,7 @@ def _without(query: type[Query]) -> Any:
     try:
         return query()
     except ValidationError as exc:
-        raise _invalid(exc) from None
+        raise _invalid(exc, query) from None
 
 
 def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
@@ -330,24 +328,61 @@ def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
-            raise Problem(SYNTAX, f"the body is not JSON: {first['msg'].partition(': ')[2]}") from None
+            return _with_surrogates(model, data, first["msg"].partition(": ")[2])
         if not first["loc"] and first["type"] == "model_type":
             raise Problem(SYNTAX, "the body is not a JSON object") from None
-        raise _invalid(exc) from None
-    except RecursionError:
-        raise Problem(SYNTAX, "the body is nested too deeply") from None
+        raise _invalid(exc, model) from None
 
 
-def _invalid(error: ValidationError, query: Mapping[str, str] | None = None) -> Problem:
+def _with_surrogates(model: type[BaseModel], data: bytes, why: str) -> BaseModel:
+    """Return a body that is JSON but for lone surrogates, if the fields with them may. Raises Problem."""
+    try:
+        if b"\\u" not in data:
+            raise Problem(SYNTAX, f"the body is not JSON: {why}")
+        found = model.model_validate(documents.parse(data, most=len(data), surrogates=True))
+    except InvalidDocument:
+        raise Problem(SYNTAX, f"the body is not JSON: {why}") from None
+    except ValidationError as exc:
+        raise _invalid(exc, model) from None
+    for name, value in found.__dict__.items():
+        try:
+            json.dumps(value, ensure_ascii=False, default=_plain).encode()
+        except UnicodeEncodeError:
+            detail = f"{name} has a lone surrogate, which UTF-8 cannot encode"
+            raise Problem(INVALID, detail, field=name) from None
+    return found
+
+
+def _plain(value: object) -> object:
+    return value.__dict__ if isinstance(value, BaseModel) else str(value)
+
+
+def _invalid(error: ValidationError, model: type[BaseModel]) -> Problem:
     """Name the wrong fields, never their values."""
     found = [
-        {"field": ".".join(map(str, one["loc"])), "detail": one["msg"]}
+        {
+            "field": ".".join(map(str, one["loc"])),
+            "detail": _UNKNOWN if one["type"] == "extra_forbidden" else one["msg"],
+        }
         for one in error.errors(include_url=False, include_context=False, include_input=False)[:10]
     ]
     for one in found:
-        if query and _LOST_PLUS.search(query.get(one["field"], "")):
-            one["detail"] += "; in a query a + is a space: write +01:00 as %2B01:00"
+        if one["detail"] is _UNKNOWN:
+            one["detail"] = f"{_UNKNOWN}; {_known(model, one['field'].split('.')[:-1])}"
     return Problem(INVALID, found[0]["detail"], field=found[0]["field"], errors=found)
+
+
+_UNKNOWN = "there is no such field"
+
+
+def _known(model: type[BaseModel], path: Iterable[str]) -> str:
+    """Say which fields the object at a path in a request may have."""
+    for name in path:
+        field = model.model_fields.get(name)
+        within = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        model = next((one for one in within if isinstance(one, type) and issubclass(one, BaseModel)), model)
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    return f"there are: {', '.join(names)}" if names else "there are none"
 
 
 def _page(scope: Scope, page: Callable[[], Answer]) -> Answer:

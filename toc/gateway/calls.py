@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, UNKNOWN_TOPIC, Problem
+from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, Problem, unknown_topic
 from toc.model import access
 from toc.model.access import Access, Token
 from toc.model.errors import InvalidInput
@@ -132,7 +132,7 @@ class Asked:
         """The topic that the path names. Raises Problem (404) if the token may not know of it."""
         name = self.path["topic"]
         if not self.may(name):
-            raise Problem(UNKNOWN_TOPIC, "there is no such topic")
+            raise unknown_topic(name)
         return name
 
     async def row(self, **more: Any) -> tuple[TaskRow, str]:
@@ -208,6 +208,12 @@ class HttpCall:
         return f"{self.method} {self.path}"
 
 
-def forbidden() -> Problem:
-    """The answer to a token whose roles do not allow the call."""
-    return Problem(FORBIDDEN, "no role of this access token allows this call")
+def forbidden(token: Token, action: access.Action, what: str = "this call", **more: Any) -> Problem:
+    """The answer to a token whose roles or patterns do not allow an action."""
+    needed = access.MATRIX[action]
+    if token.roles & needed:
+        detail = f"{what} concerns the whole cluster: it needs an access token for all topics, *"
+    else:
+        roles, has = " or ".join(sorted(needed)), ", ".join(sorted(token.roles))
+        detail = f"{what} needs an access token with the role {roles}; this one has {has}"
+    return Problem(FORBIDDEN, detail, **more)

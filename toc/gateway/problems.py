@@ -143,6 +143,11 @@ _WHERE: dict[type[e.TocError], str] = {
 }
 
 
+def unknown_topic(name: str | None) -> Problem:
+    """The answer about a topic that does not exist or that the access token may not know of."""
+    return Problem(UNKNOWN_TOPIC, "there is no such topic" + ("" if name is None else f": {e.shown(name)}"))
+
+
 def problem_of(error: e.TocError) -> Problem:
     """Return how an error is answered."""
     kind, field = next(_OF[cls] for cls in type(error).__mro__ if cls in _OF)
@@ -151,8 +156,8 @@ def problem_of(error: e.TocError) -> Problem:
         return Problem(kind, detail, job_id=str(error.job_id))
     if isinstance(error, e.DedupConflict) and error.job_id is not None:
         return Problem(kind, str(error), job_id=str(error.job_id))
-    if kind is UNKNOWN_TOPIC:  # its text may name others
-        return Problem(kind, "there is no such topic")
+    if isinstance(error, e.UnknownTopic):  # its text may name others
+        return unknown_topic(error.topic)
     if kind is UNAVAILABLE:
         where = next((_WHERE[cls] for cls in type(error).__mro__ if cls in _WHERE), "a server")
         return Problem(kind, f"{where} is out of reach; nothing was acknowledged: try again")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, NotRequired
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
@@ -17,9 +17,9 @@ from toc.gateway.problems import (
     LEASE_ENDED,
     UNAUTHENTICATED,
     UNKNOWN_LEASE,
-    UNKNOWN_TOPIC,
     Problem,
     problem_of,
+    unknown_topic,
 )
 from toc.model.access import Action
 from toc.model.body import Content
@@ -27,11 +27,12 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS, Task
-from toc.model.wire import instant
+from toc.model.wire import biz_id, instant
 from toc.operate.records import STATUS
 from toc.pull.delivered import Delivered
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
 from toc.store.bodies import bounded
+from toc.store.schema import ERROR_COLUMN_CHARS
 
 MOST_BODY_BYTES = 8 << 20
 """Bytes of bodies in one answer, or the first body if that is longer. Further tasks go to the next pull."""
@@ -88,7 +89,7 @@ async def pull(asked: Asked) -> Answer:
         raise Problem(INVALID, f"a pull may name {MAX_TOPICS} topics", field="topics")
     for name in names:
         if not asked.may(name):
-            raise Problem(UNKNOWN_TOPIC, "there is no such topic")
+            raise unknown_topic(name)
     got = await pulls.pull(names, most=wanted.max, wait=wanted.wait, ttr=wanted.ttr)
     if not asked.still_valid():  # it may have been revoked during the wait
         pulls.release(got)
@@ -141,7 +142,7 @@ def _shown(one: Delivered, content: Content | None) -> PulledTask:
     shown: PulledTask = {
         "job_id": str(task.job_id),
         "topic": task.topic,
-        "biz_id": task.biz_id,
+        "biz_id": biz_id(task.biz_id),
         "status": STATUS[row.status],
         "action_time": instant(row.action_time),
         "attribute": task.attribute,
@@ -175,6 +176,13 @@ class Leases(Model):
     leases: list[Lease] | None = Field(None, min_length=1, max_length=MOST_LEASES)
 
 
+def _encodable(value: object) -> object:
+    """Replace lone surrogates in a text, which the nack of a failed task must not be refused for."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class Nack(Leases):
     """How the tries have failed."""
 
@@ -183,7 +191,9 @@ class Nack(Leases):
         description="Seconds until the next try; by default the topic's backoff.",
     )  # fmt: skip
     dead: bool = Field(False, description="No further try.")
-    error: str = Field("", max_length=1000, description="What went wrong: the task's last_error.")
+    error: Annotated[str, BeforeValidator(_encodable)] = Field(
+        "", description=f"What went wrong: the task's last_error, cut after {ERROR_COLUMN_CHARS} characters."
+    )
 
 
 class Extend(Leases):

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query
-from toc.gateway.problems import NOT_READY, UNKNOWN, UNKNOWN_TOPIC, Problem
+from toc.gateway.problems import NOT_READY, UNKNOWN, Problem, unknown_topic
 from toc.model.access import Action
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidSchedule
@@ -160,7 +160,7 @@ async def create(asked: Asked) -> Answer:
     values = asked.body.given()
     name, topic, paused = values.pop("name"), values.pop("topic"), values.pop("paused")
     if not asked.may(topic):
-        raise _no_topic()
+        raise unknown_topic(topic)
     # Before the audit, whose rows are small.
     await _at_server_of(asked, name, define, name, topic=topic, **values)
     async with asked.audit("schedule.create", name, {"topic": topic, "paused": paused, **values}):
@@ -174,7 +174,7 @@ async def alter(asked: Asked) -> Answer:
     values = asked.body.given()
     schedule = await _found(asked)
     if "topic" in values and not asked.may(values["topic"]):
-        raise _no_topic()
+        raise unknown_topic(values["topic"])
     await _at_server_of(asked, schedule.name, schedule.definition.changed, **values)
     return await _changed(asked, "alter", values)
 
@@ -291,10 +291,6 @@ def _schedules(asked: Asked) -> Schedules:
 
 def _no_schedule() -> Problem:
     return Problem(UNKNOWN, "there is no such schedule")
-
-
-def _no_topic() -> Problem:
-    return Problem(UNKNOWN_TOPIC, "there is no such topic")
 
 
 _ONE = "/v1/schedules/{name}"

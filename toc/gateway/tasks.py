@@ -9,17 +9,19 @@ from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, Protocol
 
 from pydantic import BeforeValidator, Field, Json, WithJsonSchema
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from toc.gateway import show
-from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query
-from toc.gateway.problems import FORBIDDEN, INVALID, NO_BODY, UNKNOWN_TOPIC, Problem, problem_of
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query, forbidden
+from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of, unknown_topic
 from toc.model.access import MATRIX, Action
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
 from toc.model.topic import Topic
+from toc.model.wire import MAX_EXACT
 from toc.sdk.submission import Submission
 from toc.store.select import END_OF_TIME, Selection, cursor_text, parse_cursor
 from toc.store.select import Page as Found
@@ -29,28 +31,44 @@ MOST_ON_PAGE = 1000
 BATCH_BYTES = 16 << 20
 
 
-def _number(value: Any) -> Any:
-    """A biz_id of a query: a number if it is all digits, as for the command line."""
-    if isinstance(value, str) and value.isdecimal() and value.isascii() and (value == "0" or value[0] != "0"):
-        return int(value[:25])
+def _biz_id(value: Any) -> Any:
+    """Return a biz_id as it is meant: a text of digits is that number, so "42" and 42 are the same."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        number = int(value)
+        return number if str(number) == value and number <= MAX_BIZ_ID else value
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        why = "many programs round numbers beyond 2^53: send this biz_id as a text of its digits"
+        raise PydanticCustomError("biz_id", why)
     return value
 
 
 TaskBizId = Annotated[
     Any,  # checked where rows are made, which names it in its errors
+    BeforeValidator(_biz_id),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": MAX_BIZ_ID},
+                {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
                 {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
             ],
-            "description": "Id of the order or other object: 0 to 2^63-1, or a text of 1 to 255 bytes.",
+            "description": "Id of the order or other object: 0 to 2^63-1, beyond 2^53 as a text of digits; "
+            "or another text of 1 to 255 bytes.",
         }
     ),
 ]
-QueryBizId = Annotated[
-    int | str, BeforeValidator(_number), Field(description="A number if it is all digits.")
-]
+QueryBizId = Annotated[str, Field(description="A number if it is all digits.")]
+
+
+def _meant(value: str, *, text: bool) -> int | str:
+    """Return the biz_id of a query. Raises Problem for digits that are no number unless it is a ``text``."""
+    found = value if text else _biz_id(value)
+    if found == value and value.isascii() and value.isdecimal() and value[0] != "0" and not text:
+        raise Problem(
+            INVALID, "as a number, biz_id is at most 2^63-1; add text=true if it is a text", field="biz_id"
+        )
+    return found
+
+
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Seconds from now.")]
 
 
@@ -123,7 +141,7 @@ class RawTask(Query):
                 "a request that is not application/json is the task's body: give biz_id in the query",
                 field="biz_id",
             )
-        values = {**self.__dict__, "biz_id": self.biz_id if self.text else _number(self.biz_id)}
+        values = {**self.__dict__, "biz_id": _meant(self.biz_id, text=self.text)}
         del values["raw"], values["text"]
         return NewTask(topic, body=body, content_type=content_type, **values)
 
@@ -150,7 +168,7 @@ class Outcomes(TypedDict):
 def _check_url_allowed(asked: Asked, tasks: Iterable[TaskToSubmit | NewTask]) -> None:
     """Raise Problem (403) if a task names a URL and no role of the token allows that."""
     if any(task.url is not None for task in tasks) and not asked.token.roles & MATRIX[Action.SUBMIT_URL]:
-        raise Problem(FORBIDDEN, "no role of this access token allows a url of the task's own", field="url")
+        raise forbidden(asked.token, Action.SUBMIT_URL, "a url of the task's own", field="url")
 
 
 async def submit(asked: Asked) -> Answer:
@@ -280,7 +298,7 @@ class Search(Query):
     @property
     def biz(self) -> int | str | None:
         """The biz_id, with its type."""
-        return str(self.biz_id) if self.text and self.biz_id is not None else self.biz_id
+        return None if self.biz_id is None else _meant(self.biz_id, text=self.text)
 
 
 class Page(TypedDict):
@@ -328,7 +346,7 @@ async def selection(asked: Asked, query: Filters, status: str | None) -> Selecti
     types = service.visible_types(asked)
     if query.topic is not None:
         if not asked.may(query.topic):
-            raise Problem(UNKNOWN_TOPIC, "there is no such topic")
+            raise unknown_topic(query.topic)
         types = ((await service.batcher.topic(query.topic)).biz_type,)
     since = None if query.due_after is None else _within(to_ms(query.due_after))
     before = None if query.due_before is None else _within(to_ms(query.due_before))

@@ -99,7 +99,9 @@ class TopicCatalog:
             topic = self.known().get(name)
         if topic is None:
             raise UnknownTopic(
-                f"there is no topic {name!r}; create it with `toc topic create {name} --biz-type N --slots N`"
+                f"there is no topic {name!r}; create it with "
+                f"`toc topic create {name} --biz-type N --slots N`",
+                name,
             )
         return topic
 

@@ -107,7 +107,11 @@ class InvalidTopic(InvalidInput):
 
 
 class UnknownTopic(InvalidInput):
-    """The topic table has no topic with that name or biz_type."""
+    """The topic table has no topic with that name or biz_type. ``topic`` is the name, if it is one."""
+
+    def __init__(self, message: str, topic: str | None = None) -> None:
+        super().__init__(message)
+        self.topic = topic
 
 
 class TopicExists(InvalidInput):

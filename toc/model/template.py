@@ -80,6 +80,7 @@ def best_of(templates: Iterable[Template], name: str) -> Template:
     if not fitting:
         raise UnknownTopic(
             f"there is no topic {name!r}, and no template makes one; create it with "
-            f"`toc topic create {name} --biz-type N --slots N`"
+            f"`toc topic create {name} --biz-type N --slots N`",
+            name,
         )
     return max(fitting, key=lambda template: (len(template.pattern), template.pattern))

@@ -23,6 +23,10 @@ def instant(milliseconds: float) -> str:
     return f"{_second(second)}.{rest:03d}Z"
 
 
+MAX_EXACT = 2**53 - 1
+"""The largest whole number that programs hold exactly whose numbers are floating-point."""
+
+
 def parse_instant(text: object) -> datetime:
     """Return the time that a text of RFC 3339 names. Raises InvalidInput, NaiveDatetime.
 
@@ -34,7 +38,8 @@ def parse_instant(text: object) -> datetime:
     except ValueError:
         at = None
     if at is None or found is None:
-        hint = "; in a query, write + as %2B" if isinstance(text, str) and _PLUS_LOST.search(text) else ""
+        lost = isinstance(text, str) and _PLUS_LOST.search(text)
+        hint = "; in a query a + is a space: write +01:00 as %2B01:00" if lost else ""
         raise InvalidInput(
             f"{shown(text)} is not a time: write RFC 3339 with a zone, 2030-01-31T12:00:00+01:00{hint}"
         )
@@ -48,13 +53,19 @@ def parse_instant(text: object) -> datetime:
 
 
 _RFC_3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|z|[+-]\d\d:\d\d)?)", re.ASCII)
-_PLUS_LOST = re.compile(r" \d\d:\d\d$", re.ASCII)
+_PLUS_LOST = re.compile(r" \d\d:?\d\d$", re.ASCII)
 
 
 @lru_cache(4096)
 def _second(second: int) -> str:
     """A second without a zone. Instants that are shown together share many."""
     return from_ms(second * 1000).isoformat()[:19]
+
+
+def biz_id(value: int | str) -> int | str:
+    """Return a biz_id. A number beyond MAX_EXACT, which other programs might round, becomes a text: in
+    requests a text of digits is that number."""
+    return str(value) if isinstance(value, int) and value > MAX_EXACT else value
 
 
 def seconds(milliseconds: float) -> float:

@@ -52,7 +52,7 @@ def get_topic(store: Store, name: str) -> Topic:
     topic = store.topics.get(check_topic_name(name))
     if topic is None:
         known = ", ".join(sorted(topic.name for topic in store.topics.list()))
-        raise UnknownTopic(f"there is no topic {name!r}; there are: {known or 'none yet'}")
+        raise UnknownTopic(f"there is no topic {name!r}; there are: {known or 'none yet'}", name)
     return topic
 
 

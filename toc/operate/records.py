@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, InvalidDocument, UnreadableTask
 from toc.model.task import TaskStatus, decode_attribute
-from toc.model.wire import instant, seconds
+from toc.model.wire import biz_id, instant, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -65,7 +65,7 @@ def _task(
     return {
         "job_id": str(row.job_id),
         "topic": topic,
-        "biz_id": row.biz_id if row.biz_key is None else row.biz_key,
+        "biz_id": biz_id(row.biz_id) if row.biz_key is None else row.biz_key,
         "status": STATUS.get(row.status, "unknown"),
         "action_time": at(row.action_time),
         "next_time": at(row.next_time) if pending else None,

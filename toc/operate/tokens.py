@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from toc.model.access import Role, Token, check_grant
@@ -104,6 +104,8 @@ class TokenBook:
         self._clock = clock
         self._tokens: Mapping[bytes, Token] = {}
         """By SHA-256. Replaced, never changed in place."""
+        self._revoked: Set[bytes] = frozenset()
+        """The SHA-256 of those that were revoked."""
         self._named: Mapping[str, Token] = {}
         self._state: State | None = None
         self._answered = float("-inf")
@@ -118,7 +120,7 @@ class TokenBook:
         began = self._clock.monotonic()
         try:
             if self._state is None or self._table.state() != self._state:
-                self._state, self._tokens = self._table.read()
+                self._state, self._tokens, self._revoked = self._table.read()
                 self._named = {token.name: token for token in self._tokens.values()}
         except TocError as exc:
             if not self._away:
@@ -149,6 +151,13 @@ class TokenBook:
             if age <= FRESH_SECONDS:
                 return None
         raise TokensUnavailable("the table of access tokens is out of reach; try again")
+
+    def why_not(self, secret: str) -> str:
+        """Say of a text for which ``find`` returned None why it lets nobody in."""
+        sha256 = digest(secret[:LONGEST])
+        if sha256 in self._revoked:
+            return "this access token was revoked"
+        return "this access token has expired" if sha256 in self._tokens else "there is no such access token"
 
     def in_force(self, token: Token) -> bool:
         """Whether a token that was found is neither revoked nor expired now, as far as is known."""

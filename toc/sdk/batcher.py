@@ -160,7 +160,7 @@ class Batcher:
             await self.read_topics()
             topic = self.center.catalog.known().get(name)
         if topic is None:
-            raise UnknownTopic(f"there is no topic {name!r}")
+            raise UnknownTopic(f"there is no topic {name!r}", name)
         return topic
 
     async def read_topics(self) -> None:

@@ -62,10 +62,13 @@ class TokenTable(UnshardedTable):
         """Return all tokens by name, the revoked and expired ones too."""
         return [token for _, token in self._select("ORDER BY name")]
 
-    def read(self) -> tuple[State, dict[bytes, Token]]:
-        """Return the state, as of before, and the tokens that are not revoked, by the SHA-256."""
+    def read(self) -> tuple[State, dict[bytes, Token], frozenset[bytes]]:
+        """Return the state, as of before, the tokens that are not revoked, by the SHA-256, and the SHA-256 of
+        the others."""
         state = self.state()  # first: a change in between is then read once more
-        return state, dict(self._select("WHERE revoked_at IS NULL"))
+        revoked = self._rows(f"SELECT sha256 FROM {self._table} WHERE revoked_at IS NOT NULL")
+        live = dict(self._select("WHERE revoked_at IS NULL"))
+        return state, live, frozenset(bytes(sha256) for (sha256,) in revoked)
 
     def state(self) -> State:
         """Return the State: another one means that a token has changed."""

@@ -109,7 +109,7 @@ class TopicTable(UnshardedTable):
         """Return a topic and its version. Every change makes a new version. Raises UnknownTopic."""
         found = self._select("name=%s", check_topic_name(name))
         if not found:
-            raise UnknownTopic(f"there is no topic {name!r}")
+            raise UnknownTopic(f"there is no topic {name!r}", name)
         return found[0]
 
     def deliver(self, name: str, version: int, delivery: Delivery) -> bool:

@@ -225,7 +225,8 @@ def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shar
     for path in ("tasks", "dead"):
         outside = shared.call("GET", f"/v1/{path}?topic={topic.name}", token="sync-only")
         assert (outside.status, outside.body["type"]) == (404, "/docs#unknown-topic")
-        assert outside.body == shared.call("GET", f"/v1/{path}?topic=none", token="sync-only").body
+        none = shared.call("GET", f"/v1/{path}?topic=none", token="sync-only").body
+        assert outside.body == none | {"detail": none["detail"].replace("'none'", f"'{topic.name}'")}
 
 
 def test_dead_tasks_are_listed_redriven_and_purged(shared: Gateway) -> None:
@@ -368,6 +369,8 @@ def test_what_is_outside_the_patterns_of_a_token_is_not_there(shared: Gateway, c
         assert (answer.status, answer.body["type"]) == (404, "/docs#unknown-topic")
     elif "{" in call.path:
         assert (answer.status, answer.body["detail"][:16]) == (404, "there is no such")
+    elif call.name == "POST /v1/schedules":
+        assert (answer.status, answer.body["detail"]) == (404, f"there is no such topic: {topic!r}")
     else:  # a list, or a bulk call that leaves alone what it may not see
         assert "test.batch" not in str(answer.body)
         assert job_id not in str(answer.body)
@@ -417,9 +420,11 @@ def test_a_task_that_expires_is_moved_with_a_later_end(shared: Gateway) -> None:
 
 
 def test_a_token_is_needed_shown_once_limited_and_ends_within_a_second(shared: Gateway) -> None:
-    for token in (None, "", "toc_nonsense", "ünknown"):
+    none, unknown = "no access token was sent", "there is no such access token"
+    for token, why in ((None, none), ("", none), ("toc_nonsense", unknown), ("ünknown", unknown)):
         answer = shared.call("GET", "/v1/tasks/1", token=token)
         assert (answer.status, answer.body["type"]) == (401, "/docs#unauthenticated")
+        assert answer.body["detail"].startswith(why)
         assert answer.headers["www-authenticate"] == "Bearer"
     wanted = {"name": "brief", "roles": ["read"], "topics": ["*"], "rate": 1, "expires": 3600}
     made = shared.call("POST", "/v1/tokens", wanted)
@@ -443,6 +448,10 @@ def test_a_token_is_needed_shown_once_limited_and_ends_within_a_second(shared: G
     )
     assert shared.call("DELETE", "/v1/tokens/brief").status == 200
     assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 401, 5)
+    assert "token was revoked" in shared.call("GET", "/v1/topics", token=secret).body["detail"]
+    soon = shared.make_token("soon", "read", expires=2)
+    assert until(lambda: shared.call("GET", "/v1/topics", token=soon).status == 401, 60)
+    assert "token has expired" in shared.call("GET", "/v1/topics", token=soon).body["detail"]
     assert 2 * REFRESH_SECONDS < 1.0, "two looks at the table within a second, of which the last sees it"
     assert secret not in shared.told()
 

@@ -16,7 +16,34 @@ BODIES: dict[str, tuple[bytes | dict[str, Any], int, str, str | None]] = {
     "no JSON": (b"{", 400, "syntax", None),
     "empty": (b"", 400, "syntax", None),
     "no UTF-8": (b'{"biz_id":"\xff","delay":60}', 400, "syntax", None),
-    "a lone surrogate": (b'{"biz_id":"\\ud800","delay":60}', 400, "syntax", None),
+    "a lone surrogate in biz_id": (b'{"biz_id":"\\ud800","delay":60}', 422, "invalid", "biz_id"),
+    "a lone surrogate in body": (b'{"biz_id":1,"delay":60,"body":"a\\udc00b"}', 422, "invalid", "body"),
+    "a lone surrogate in dedup_key": (
+        b'{"biz_id":1,"delay":60,"dedup_key":"\\ud800"}',
+        422,
+        "invalid",
+        "dedup_key",
+    ),
+    "a lone surrogate in attribute": (
+        b'{"biz_id":1,"delay":60,"attribute":{"a":["\\ud800"]}}',
+        422,
+        "invalid",
+        "attribute",
+    ),
+    "a lone surrogate in target": (
+        b'{"biz_id":1,"delay":60,"target":"\\ud800"}',
+        422,
+        "invalid",
+        "target",
+    ),
+    "a lone surrogate and no JSON": (b'{"biz_id":1,"delay":60,"body":"\\ud800"', 400, "syntax", None),
+    "an attribute 65 deep": (
+        b'{"biz_id":1,"delay":60,"attribute":{"a":' + b"[" * 64 + b"]" * 64 + b"}}",
+        422,
+        "invalid",
+        "attribute",
+    ),
+    "biz_id that is rounded": (TASK | {"biz_id": 2**53}, 422, "invalid", "biz_id"),
     "nested deeply": (DEEP, 400, "syntax", None),
     "a list": (b"[]", 400, "syntax", None),
     "null": (b"null", 400, "syntax", None),
@@ -305,3 +332,52 @@ def test_what_is_no_http_is_answered_and_closed(shared: Gateway, sent: bytes, st
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"application/problem+json" in answer
     assert shared.call("GET", "/healthz").status == 200
+
+
+def test_a_problem_says_what_there_is_instead(shared: Gateway) -> None:
+    """An unknown field names the known ones, a token what it lacks, an unknown topic itself."""
+    fields = {
+        ("POST", SUBMIT): (TASK | {"dealy": 1}, "dealy", "biz_id, delay, action_time"),
+        ("POST", f"{SUBMIT}:batch"): ({"tasks": [TASK | {"dealy": 1}]}, "tasks.0.dealy", "biz_id, delay"),
+        ("POST", "/v1/topics/test.sync:pause"): ({"a": 1}, "a", "there are none"),
+        ("GET", "/v1/tasks?limt=1"): (None, "limt", "biz_id, text, topic, status"),
+        ("POST", "/v1/schedules/none:backfill"): ({"start": 1}, "start", "from, to, rate"),
+    }
+    for (method, path), (body, field, known) in fields.items():
+        answer = shared.call(method, path, body)
+        (told,) = [one["detail"] for one in answer.body["errors"] if one["field"] == field]
+        assert (answer.status, told.startswith("there is no such field; "), known in told) == (
+            422,
+            True,
+            True,
+        )
+    for token, method, path, says in (
+        ("sync-only", "GET", "/v1/workers", "for all topics, *"),
+        (
+            shared.make_token("reader", "read"),
+            "POST",
+            SUBMIT,
+            "needs an access token with the role admin or produce; this one has read",
+        ),
+    ):
+        refused = shared.call(method, path, TASK if method == "POST" else None, token=token or "reader")
+        assert (refused.status, says in refused.body["detail"]) == (403, True), refused
+    assert "'test.none'" in shared.call("POST", "/v1/topics/test.none/tasks", TASK).body["detail"]
+    assert "'test.none'" in shared.call("GET", "/v1/tasks?topic=test.none").body["detail"]
+
+
+def test_a_text_of_digits_is_the_number_as_a_biz_id(shared: Gateway) -> None:
+    for biz_id, shown in (
+        (4242, 4242),
+        ("4242", 4242),
+        (str(2**63 - 1), str(2**63 - 1)),
+        ("0042", "0042"),
+        ("9" * 28, "9" * 28),
+    ):
+        job_id = shared.submit(biz_id=biz_id).body["job_id"]
+        assert shared.call("GET", f"/v1/tasks/{job_id}").body["biz_id"] == shown
+        text = "&text=true" if biz_id == "9" * 28 else ""
+        found = shared.call("GET", f"/v1/tasks?biz_id={biz_id}{text}").body["tasks"]
+        assert job_id in [one["job_id"] for one in found]
+    same = [shared.submit(biz_id=one, dedup_key="digits").body["job_id"] for one in (4243, "4243")]
+    assert same[0] == same[1]

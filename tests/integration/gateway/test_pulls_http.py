@@ -137,11 +137,12 @@ def test_a_nack_waits_and_the_last_one_is_dead(gateway: Gateway) -> None:
     second = one(gateway)
     assert time.monotonic() - began >= 0.5
     assert (second["attempt"], second["last"], second["failed_tries"]) == (2, True, 1)
-    assert end(gateway, "nack", second["lease"], error="none").body["outcome"] == "buried"
+    long = b'{"lease":"%s","error":"\\ud800%s"}' % (second["lease"].encode(), b"x" * 5000)
+    assert gateway.call("POST", "/v1/leases:nack", long).body["outcome"] == "buried", "it is cut"
     gone = end(gateway, "nack", second["lease"])
     assert (gone.status, gone.body["outcome"], gone.body["type"]) == (409, "gone", "/docs#lease-ended")
     row = gateway.system.row(int(second["job_id"]))
-    assert (row.status, row.last_error) == (TaskStatus.DEAD, "none")
+    assert (row.status, row.last_error) == (TaskStatus.DEAD, "\ufffd" + "x" * 1023)
 
 
 def test_once_a_pause_is_answered_no_pull_gets_a_task_and_acks_go_on(gateway: Gateway) -> None:
