@@ -117,5 +117,7 @@ def test_gateways_killed_in_a_loop_under_load(pulled: System, verdict: Verdict) 
         pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 30)
         pulled.wait(lambda: not pulled._prepared(), "what the dead had prepared is given back", 10)
     line.prove(kills == 6, f"{kills} gateways killed")
-    judged = line.judge(pulled, within=10, at_most=kills * CONSUMERS * MOST)
+    # As above: what a gateway that dies had handed out is charged, whether anybody heard of it or not.
+    judged = line.judge(pulled, within=10, but="R", at_most=kills * CONSUMERS * MOST)
+    assert judged.breaches["R"] <= kills * CONSUMERS * MOST, str(judged)
     assert judged.counts["dead"] > 10

@@ -148,9 +148,10 @@ def test_a_loss_during_a_refill_is_seen_before_the_refill_ends(
     lost_again = time.time()
     clean_redis.call("FLUSHALL")
     running.wait(lambda: waiting(running, "test.async") == 500, "what is due soon is back again", 5)
+    running.wait(lambda: max(losses(running)) > lost_again, "the second loss is seen", 5)
     running.wait(running.whole, "it is recorded", 60)
     assert waiting(running, "test.sync") == many
-    seen = lost_again + 4  # by then; one worker's first refill may have come to its end before
+    seen = max(losses(running)) + 1  # by then; one worker's first refill may have come to its end before
     first = lost_again - 0.5  # the first ones began more than a second before; the log rounds
     overtaken = [(began, ended) for began, ended in refills(running) if began < first and ended > seen]
     assert not overtaken, "a refill that had begun before the second loss was given up for another one"
@@ -210,6 +211,12 @@ def _runs(system: System, job_ids: list[int]) -> list[list[Event]]:
 
 def _lines(daemon: DaemonProcess, about: str) -> list[str]:
     return [line for line in daemon.log.read_text().splitlines() if about in line]
+
+
+def losses(system: System) -> list[float]:
+    """When workers saw that data had been lost."""
+    lines = [json.loads(line) for daemon in system.daemons for line in _lines(daemon, '"index_lost_data"')]
+    return [datetime.fromisoformat(line["timestamp"]).timestamp() for line in lines]
 
 
 def refills(system: System) -> list[tuple[float, float]]:
