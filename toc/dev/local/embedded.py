@@ -29,7 +29,7 @@ class EmbeddedStack(Started):
         self.directory = directory.absolute()
         self.redis = RedisServer(self.directory / "redis", unixsocket=True)
         self.settings: dict[str, str | int | list[str]] = {
-            "database_urls": [f"sqlite:///{quote(str(self.directory / 'toc.sqlite3'))}"],
+            "database_urls": [f"sqlite:///{quote(os.fsencode(self.directory / 'toc.sqlite3'))}"],
             "databases": 1,
             "redis_url": self.redis.url,
         }

@@ -97,7 +97,7 @@ class RedisServer(PrivateServer):
         """The URL for TOC_REDIS_URL, password included."""
         secret = f":{self.password}@" if self.password else ""
         if self.socket:
-            return f"unix://{secret}{quote(str(self.socket))}"
+            return f"unix://{secret}{quote(os.fsencode(self.socket))}"
         return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def call(self, *words: str | int) -> object:
