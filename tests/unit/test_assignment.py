@@ -14,7 +14,6 @@ TOPIC_NAMES = ["order.close", "order.remind", "parcel.confirm", "trial.end", TAB
 HOSTS = ["h0", "h1", "h2", "h3"]
 
 slot_amounts = st.sampled_from([1, 2, 4, 8, 16])
-cut_offs = st.sets(st.integers(0, 15).map(lambda number: f"w{number:02}"))
 topic_tables = st.dictionaries(st.sampled_from(TOPIC_NAMES), slot_amounts, min_size=1)
 
 
@@ -65,14 +64,11 @@ def test_a_slot_is_without_owner_only_if_nobody_may_have_it_and_goes_only_to_who
     topics = data.draw(topic_tables)
     members = data.draw(member_lists())
     drained = data.draw(st.sets(st.sampled_from(HOSTS)))
-    cut_off = data.draw(cut_offs)
-    owners = assign(
-        members, topics, previous=data.draw(histories(topics)), drained_hosts=drained, cut_off=cut_off
-    )
+    owners = assign(members, topics, previous=data.draw(histories(topics)), drained_hosts=drained)
     assert {topic: len(slots) for topic, slots in owners.items()} == topics
     for topic, slots in owners.items():
         may: set[str | None] = {m.worker_id for m in members if m.can_handle(topic) and m.host not in drained}
-        assert set(slots) <= (may - cut_off or may or {None})
+        assert set(slots) <= (may or {None})
 
 
 @given(st.data())
@@ -142,16 +138,8 @@ def test_nothing_moves_when_nothing_has_changed(data: st.DataObject) -> None:
         st.dictionaries(st.tuples(st.sampled_from(TOPIC_NAMES), st.integers(0, 9)), st.sampled_from(HOSTS))
     )
     drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
-    cut_off = data.draw(cut_offs)
-    first = assign(
-        members,
-        topics,
-        previous=data.draw(histories(topics)),
-        pins=pins,
-        drained_hosts=drained,
-        cut_off=cut_off,
-    )
-    again = assign(members, topics, previous=first, pins=pins, drained_hosts=drained, cut_off=cut_off)
+    first = assign(members, topics, previous=data.draw(histories(topics)), pins=pins, drained_hosts=drained)
+    again = assign(members, topics, previous=first, pins=pins, drained_hosts=drained)
     assert again == first
 
 

@@ -4,8 +4,8 @@ assignment.
 Guarantees, in order of priority:
 
 1. Complete: a slot is without an owner only when no member may have it.
-2. A member gets only what it can handle; drained hosts get nothing; a member that is cut off gets only what
-   no other member can handle; a pin holds while its target may have the slot.
+2. A member gets only what it can handle; drained hosts get nothing; a pin holds while its target may have the
+   slot.
 3. Balanced: moving a slot from one member to another, directly or along a chain of members, never makes the
    loads per weight more equal. With members that are alike this means: within one of each other.
 4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to members that came or
@@ -51,8 +51,7 @@ class Member:
     ``assign`` ignores the rest. ``pid`` is for operators. ``metrics`` is the host:port of its daemon's
     metrics, valid on ``machine``. ``version`` is the release that it runs, ``protocol`` that release's
     PROTOCOL. ``keys`` are the marks of the keys with which it can read the secrets of webhook targets.
-    ``out_of_reach`` are the servers that it does not reach, ``reached`` the others that have just answered
-    it (toc.coordination.cut_off).
+    ``out_of_reach`` are the servers that it does not reach.
     """
 
     worker_id: str
@@ -67,7 +66,6 @@ class Member:
     protocol: int = 0
     keys: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
-    reached: frozenset[str] = frozenset()
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
         """Whether the member can have slots of ``topic``, which has this ``delivery``."""
@@ -85,18 +83,17 @@ def assign(
     previous: Mapping[str, Sequence[str | None]] | None = None,
     pins: Mapping[tuple[str, int], str] | None = None,
     drained_hosts: Collection[str] = frozenset(),
-    cut_off: Collection[str] = frozenset(),
     deliveries: Mapping[str, str] | None = None,
     rebalance: bool = False,
 ) -> Owners:
     """Return the owner of every slot of ``topics`` (topic -> number of slots).
 
     ``previous`` is the assignment in force. ``pins`` maps (topic, number) to a worker_id, or to a host (any
-    of its workers). ``cut_off`` are worker_ids. ``deliveries`` has the topics that are not delivered to
+    of its workers). ``deliveries`` has the topics that are not delivered to
     handlers. With ``rebalance``, slots also move to spread each topic evenly.
     """
     undrained = [member for member in members if member.host not in drained_hosts]
-    plan = _Plan(undrained, topics, deliveries or {}, cut_off)
+    plan = _Plan(undrained, topics, deliveries or {})
     plan.keep(previous or {}, pins or {})
     plan.place()
     plan.balance()
@@ -116,7 +113,6 @@ class _Plan:
         members: list[Member],
         topics: Mapping[str, int],
         deliveries: Mapping[str, str],
-        cut_off: Collection[str],
     ) -> None:
         self.members = sorted(members, key=lambda member: member.worker_id)
         self.topics = dict(sorted(topics.items()))
@@ -131,8 +127,7 @@ class _Plan:
 
         def able(topic: str) -> list[int]:
             delivery = deliveries.get(topic, Delivery.HANDLER.value)
-            can = [worker for worker in self.everyone if self.members[worker].can_handle(topic, delivery)]
-            return [worker for worker in can if self.members[worker].worker_id not in cut_off] or can
+            return [worker for worker in self.everyone if self.members[worker].can_handle(topic, delivery)]
 
         self.able = {topic: able(topic) for topic in self.topics}
         # Workers that can handle the same topics are of one kind; usually there are one or two kinds.

@@ -9,12 +9,11 @@ nothing, whatever it believes; one without a connection sends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import intents
-from toc.coordination.assignment import Member, Owners, assign
-from toc.coordination.cut_off import CutOff
+from toc.coordination.assignment import Owners, assign
 from toc.coordination.local import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import (
@@ -71,9 +70,6 @@ class Leader:
     def __post_init__(self) -> None:
         self._topics: dict[str, int] | None = None
         self._deliveries: dict[str, str] = {}
-        self._cut_off = CutOff()
-        self._without: Mapping[str, list[str]] = {}
-        """The workers that were cut off at the last assignment, each with the servers that it lacked."""
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -100,7 +96,7 @@ class Leader:
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
         now = time.monotonic()
-        if self._due is None or self._due > now + DEBOUNCE:  # due later: when a worker may become cut off
+        if self._due is None or self._due > now + DEBOUNCE:
             self._changed_at = now
             self._due = now + DEBOUNCE
 
@@ -166,7 +162,6 @@ class Leader:
         owners_before = {owner for owners in previous.values() for owner in owners}
         if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
             return True
-        cut_off = self._judge_cut_off(workers, owners_before)
         began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
@@ -174,7 +169,6 @@ class Leader:
             previous=previous,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
-            cut_off=cut_off,
             deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
         )
@@ -228,18 +222,6 @@ class Leader:
                 ms=ms,
             )
         return True
-
-    def _judge_cut_off(self, workers: list[Member], owners: Collection[str | None]) -> Collection[str]:
-        """Return the workers that are cut off. Looks again when the judgement changes next."""
-        before, self._without = self._without, self._cut_off.look(workers, owners)
-        for worker_id in sorted(self._without.keys() - before.keys()):
-            log.warning("worker_cut_off", worker=worker_id, servers=self._without[worker_id])
-        alive = {member.worker_id for member in workers}
-        for worker_id in sorted(before.keys() & alive - self._without.keys()):
-            log.info("worker_not_cut_off", worker=worker_id)
-        if self._due is None and self._cut_off.due is not None:
-            self._changed_at = self._due = self._cut_off.due
-        return self._without.keys()
 
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
         """Return the workers that have claimed the slots of these topics."""

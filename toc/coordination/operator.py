@@ -9,7 +9,6 @@ from typing import NamedTuple, Self
 from toc.coordination.address import Address
 from toc.coordination.assignment import TABLES, assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
-from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents, Pin, read_intents, read_members
 from toc.coordination.session import Session
 from toc.coordination.znodes import (
@@ -65,10 +64,6 @@ class Operator:
         members = {member.worker_id: member for member in read_members(self._session, self._paths)}
         hosts = {worker_id: member.host for worker_id, member in members.items()}
         leaving = {
-            name: f"{name} does not reach {', '.join(servers)}"
-            for name, servers in apart(members.values()).items()
-        }
-        leaving |= {
             name: f"{host} is drained by {wanted.drains[host].by}"
             for name, host in hosts.items()
             if host in wanted.drains
@@ -199,7 +194,6 @@ class Operator:
             previous=assignment,
             pins=wanted.targets,
             drained_hosts=wanted.drains,
-            cut_off=apart(members),
             deliveries=deliveries,
             rebalance=True,
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import inf
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
@@ -215,32 +214,6 @@ class Sweep:
             if self._topics.raise_slots(topic.name, row.slot_amount):
                 log.warning("slots_raised", job_id=row.job_id, topic=topic.name, slots=row.slot_amount)
 
-    def lost(self, rows: Iterable[DueRow]) -> list[DueRow]:
-        """Return those of these due rows that have no entry. Skips rows whose Redis does not answer
-        or whose task has ended.
-
-        An entry moves from the StoreQueue to the PrepareQueue, and leaves the PrepareQueue only
-        after its row was written. So the StoreQueue is asked first, then the PrepareQueue, then the
-        row.
-        """
-        before = {row.job_id: row for row in rows}
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        for row in before.values():
-            topic = self._catalog.known_type(row.biz_type)
-            if topic is not None:
-                slot = topic.slot(row.slot_crc, row.slot_amount)
-                entries.setdefault(slot, []).append((row.job_id, inf))  # no entry is later than that
-        absent = {
-            slot: [job_id for job_id, _ in found]
-            for slot, found in self._queues.lacking(entries).items()
-            if not isinstance(found, IndexUnavailable) and found
-        }
-        missing: list[int] = []
-        for slot, taken in self._queues.taken(absent).items() if absent else ():
-            if not isinstance(taken, IndexUnavailable):
-                missing += [job_id for job_id in absent[slot] if job_id not in taken]
-        return [row for row in self.scans.pending(missing) if row == before[row.job_id]] if missing else []
-
     def _topic(self, row: DueRow) -> Topic | None:
         topic = self._catalog.known_type(row.biz_type)
         if topic is not None:
@@ -265,8 +238,7 @@ def _long_ago(topic: Topic, now: int) -> int:
 class Crawl:
     """One pass over all rows of a status in some tables, in steps, each table in order of due time.
 
-    ``where`` is an additional SQL condition, ``missing`` is passed to ``Sweep.add``. ``lost``: only rows that
-    have no entry are added.
+    ``where`` is an additional SQL condition, ``missing`` is passed to ``Sweep.add``.
     """
 
     def __init__(
@@ -280,10 +252,8 @@ class Crawl:
         where: str = "",
         rows_per_step: int = ROWS_PER_STEP,
         missing: bool = False,
-        lost: bool = False,
     ) -> None:
         self._missing = missing
-        self._lost = lost
         self._sweep = sweep
         self._waiting = deque(tables)
         self._active: dict[int, Position] = {}
@@ -340,8 +310,6 @@ class Crawl:
             failpoint("sweep.rows-read")
         if self._status is TaskStatus.DEAD:
             counts, _ = self._sweep.restore_dead(rows)
-        elif self._lost:
-            counts, _ = self._sweep.add(self._sweep.lost(rows), missing=True)
         else:
             counts, _ = self._sweep.add(rows, missing=self._missing)
         if len(rows) < self._rows / 2:

@@ -7,13 +7,8 @@ Each table is swept by one worker, over all topics at once:
     window     every 5 minutes    all rows up to the horizon
     dead       every minute       rows of status 4 get their DeadQueue entry back
     refill     when the index has lost data: everything at once, what is due soonest first
-    others     every 10 s         overdue rows of tables that other workers sweep
 
-The last pass is for tables whose worker is cut off from a Redis node that others reach. The owner
-of a slot on that node sees no loss of data, so no other pass would find rows without an entry. A
-worker that finds such rows stands in for the other one: for a while it sweeps these tables too, and
-it checks further tables of others each second as long as it finds such rows. Two workers that sweep
-one table do no harm.
+Two workers that sweep one table do no harm.
 
 None of this may disturb live traffic. A pass consists of steps of few rows, spread over its period,
 and rests after each step in proportion to its time. With too much to do, passes take longer than
@@ -24,7 +19,6 @@ that hangs holds up no other.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
@@ -54,9 +48,6 @@ SOON_EVERY = 1.0
 OVERDUE_EVERY = 5.0
 WINDOW_EVERY = 300.0
 DEAD_EVERY = 60.0
-OTHERS_EVERY = 10.0
-STAND_IN_SECONDS = 300.0
-"""How long a worker sweeps tables of others in which it found rows without an entry."""
 
 JUST_DUE_MS = 5000
 """How long ago a row of the first pass may be due. A transaction that uses now as its time may take this long
@@ -136,8 +127,6 @@ class Sweeper:
         self._clock = sweep.clock
         self._every = sorted(every)
         self._tables: frozenset[int] = frozenset()
-        self._stands_in: dict[int, float] = {}
-        """Tables of others that are swept here too, each with the time until which (monotonic)."""
         self._fresh: deque[int] = deque()
         """Tables that were added and have not been crawled yet."""
         self._known = KnownEntries(self._clock)
@@ -155,14 +144,6 @@ class Sweeper:
         self._window_began = now
         self._dead: Crawl | None = None
         self._dead_began = now
-        self._others_at = now + OTHERS_EVERY
-        self._others: Crawl | None = None
-        """The pass over overdue rows in tables of others, while some have any."""
-        self._others_began = now
-        self._others_every = OTHERS_EVERY
-        self._other = random.randrange(len(self._every) or 1)  # noqa: S311 - spreads looks, guards nothing
-        """Place of the next table of others to check. Random at first, so that workers check a table at
-        different times."""
         self._refill: _Refill | None = None
         self._refill_at = now
         self._refill_wanted = float("-inf")
@@ -227,8 +208,6 @@ class Sweeper:
                 self._step_dead(now)
             elif self._window_at <= now or self._news:
                 self._step_window(now)
-            elif self._others_at <= now:
-                self._step_others(now)
         except (StoreUnavailable, SchemaBehind) as exc:
             return self._failed(now, exc)
         if self._failing_since is not None:
@@ -238,14 +217,14 @@ class Sweeper:
         if self._back:
             return 0.0
         window_at = now if self._news else self._window_at
-        due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._others_at, self._later_at)
+        due = min(self._soon_at, self._overdue_at, self._dead_at, window_at, self._later_at)
         if self._refill:
             due = min(due, self._refill_at)
         return max(0.0, due - self._clock.monotonic())
 
     def _ask_server(self) -> None:
-        """Look at one table of the server although none is swept here, so that this worker knows whether the
-        server answers: others compare that with what they know (toc.coordination.cut_off)."""
+        """Look at one table of the server although none is swept here, so that this worker can tell if the
+        server does not answer."""
         if self._every:
             self._follow_switchover(self._every[0])
             self._sweep.scans.look(self._every[:1], {}, 0, 1, 1)
@@ -274,18 +253,12 @@ class Sweeper:
         now = self._clock.monotonic()
         return max(until, now + factor * (now - began))
 
-    def _swept(self, now: float) -> list[int]:
-        """The tables of the passes over what is due: this worker's, and those for which it stands in."""
-        if self._stands_in:
-            self._stands_in = {table: until for table, until in self._stands_in.items() if until > now}
-        return sorted(self._tables.union(self._stands_in))
-
     # --- due soon
 
     def _step_soon(self, began: float) -> None:
         soon = self._soon
         if not soon.tables and not soon.more:
-            tables = self._swept(began)
+            tables = sorted(self._tables)
             if tables:  # another thread may have taken the last one away
                 self._follow_switchover(tables[0])
             slices = ceil(soon.rows / SOON_ROWS)
@@ -304,7 +277,7 @@ class Sweeper:
     def _step_overdue(self, began: float) -> None:
         overdue = self._overdue
         if not overdue.tables and not overdue.more:
-            overdue.start(began, self._swept(began), OVERDUE_STEPS)
+            overdue.start(began, sorted(self._tables), OVERDUE_STEPS)
         self._look(overdue, overdue.take(), 0, self._clock.now_ms() - JUST_DUE_MS)
         until = began if overdue.tables or overdue.more else overdue.began + OVERDUE_EVERY
         self._overdue_at = self._rest(began, REST_OVERDUE, until)
@@ -434,62 +407,6 @@ class Sweeper:
                 rows_per_step=CRAWL_ROWS,
             )
         self._dead, self._dead_at = self._crawl(self._dead, began, self._dead_began, DEAD_EVERY)
-
-    # --- tables of others
-
-    def _step_others(self, began: float) -> None:
-        """Look for overdue rows without an entry in tables of others, and stand in for the workers
-        of these tables."""
-        if self._others is None:
-            self._others_began, self._others_every = began, OTHERS_EVERY
-            self._others = self._overdue_elsewhere()
-        crawl = self._others
-        if crawl is not None:
-            tables = crawl.reading
-            try:
-                added = crawl.step().added
-            except (StoreUnavailable, SchemaBehind):  # the passes over this worker's own tables log it
-                self._others, added = None, 0
-            if added:
-                self._stand_in(tables, added, began)
-            if self._others is not None and crawl.tables_left:
-                self._others_at = self._rest(began, REST_CRAWL, began)
-                return
-        self._others = None
-        self._others_at = self._others_began + self._others_every
-
-    def _stand_in(self, tables: Iterable[int], added: int, began: float) -> None:
-        """Sweep these tables too, from now on, and check more tables of others soon."""
-        fresh = [table for table in tables if table not in self._stands_in]
-        self._stands_in |= dict.fromkeys(tables, began + STAND_IN_SECONDS)
-        self._others_every = SOON_EVERY
-        if fresh:
-            log.warning("sweep_stands_in", tables=len(fresh), entries=added)
-
-    def _overdue_elsewhere(self) -> Crawl | None:
-        """The pass over the tables of others that are checked now and have overdue rows, if any."""
-        tables = self._of_others()
-        to_ms = self._clock.now_ms() - JUST_DUE_MS
-        overdue = self._sweep.scans.look(tables, {}, 0, to_ms, 1).with_due_rows if tables else []
-        if not overdue:
-            return None
-        where = f" AND {self._sweep.untaken()}"  # a task that runs under a lease may have no entry
-        return Crawl(self._sweep, overdue, from_ms=0, to_ms=to_ms, where=where, lost=True)
-
-    def _of_others(self) -> list[int]:
-        """The tables of others to check now: as many as this worker has itself, the next ones each time.
-
-        So each table is checked by others about once in each round, however many workers there are. All of
-        them take turns, because some are cut off, too.
-        """
-        tables: list[int] = []
-        for _ in self._every:
-            if len(tables) < len(self._tables):
-                table = self._every[self._other % len(self._every)]
-                self._other += 1
-                if table not in self._tables and table not in self._stands_in:
-                    tables.append(table)
-        return tables
 
     def _crawl(
         self, crawl: Crawl, began: float, pass_began: float, every: float

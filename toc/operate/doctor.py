@@ -15,7 +15,6 @@ from typing import NamedTuple
 from toc.coordination import ensemble
 from toc.coordination.assignment import TABLES
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
-from toc.coordination.cut_off import apart
 from toc.coordination.intents import Intents
 from toc.coordination.znodes import host_of
 from toc.index import preflight
@@ -268,7 +267,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         text = f"{len(workers)} workers on {', '.join(hosts)}; {leader or 'nobody'} leads"
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
-    lines += _cut_off(workers)
+    lines += _out_of_reach(workers)
     lines += _protocols(workers)
     lines += _capability(workers, topics)
     for (topic, number), why in sorted(moving.items()):
@@ -327,11 +326,13 @@ def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]
             yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
 
 
-def _cut_off(workers: list[WorkerRow]) -> Iterator[Line]:
-    hosts = {row.member.worker_id: row.member.host for row in workers}
-    for worker, lacking in apart(row.member for row in workers).items():
-        what = f"does not reach {', '.join(lacking)}, as others do: they take its slots"
-        yield Line(Level.WARN, "workers", worker, what, f"look at the network of {hosts[worker]}")
+def _out_of_reach(workers: list[WorkerRow]) -> Iterator[Line]:
+    for row in workers:
+        if row.member.out_of_reach:
+            what = f"does not reach {', '.join(sorted(row.member.out_of_reach))}; it keeps its slots"
+            host = row.member.host
+            do = f"if others reach it, look at the network of {host}, or toc drain {host}"
+            yield Line(Level.WARN, "workers", row.member.worker_id, what, do)
 
 
 def _protocols(workers: list[WorkerRow]) -> Iterator[Line]:

@@ -43,8 +43,6 @@ APART_SECONDS = 0.2
 """How long to wait for a late answer if no connection is idle. After that a new connection is
 opened to learn the state of the server; each step of opening it may take as long, or longer. No
 other caller waits meanwhile."""
-REACHED_SECONDS = 3.0
-"""How long after its last answer a server counts as reached. Each worker asks it about once a second."""
 AGAIN_SECONDS = 0.25
 """Seconds between probes of what is marked."""
 JOIN_SECONDS = 2.0
@@ -92,7 +90,6 @@ class Health:
         self._owing_since = 0.0
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
-        self._heard_at = float("-inf")
         self._tell_back: list[Callable[[], None]] = []
 
     def when_back(self, tell: Callable[[], None]) -> None:
@@ -105,16 +102,6 @@ class Health:
         seconds = min(seconds, MOST_PATIENCE_SECONDS)
         usual = self._usual
         self._average = seconds if usual is None else usual + (seconds - usual) / 4
-        self.heard()
-
-    def heard(self) -> None:
-        """Record that the server has just answered."""
-        self._heard_at = time.monotonic()
-
-    @property
-    def reached(self) -> bool:
-        """Whether the server has answered lately."""
-        return time.monotonic() - self._heard_at < REACHED_SECONDS
 
     @property
     def _usual(self) -> float | None:
@@ -257,7 +244,6 @@ class Health:
         self._thread, self._closed = None, threading.Event()
         self.owing, self._average = 0, None
         self._tell_back = []
-        self._heard_at = float("-inf")
         self._forget()
 
     def _forget(self) -> None:

@@ -233,7 +233,6 @@ class Shards:
                 return parts
         try:
             parts.results.append(do(server, rest))
-            health.heard()
         except OF_TABLES as exc:
             if not isinstance(exc, SchemaBehind):
                 health.find_failing(rest, writes=writes)

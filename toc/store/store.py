@@ -160,10 +160,6 @@ class Store(Batches):
         """Return why a server, by number, is marked as away; None if it is not."""
         return self._shards.health[self._shards.servers[server]].away
 
-    def reached(self, server: int) -> bool:
-        """Return whether a server, by number, has answered this process lately."""
-        return self._shards.health[self._shards.servers[server]].reached
-
     def when_back(self, server: int, tell: Callable[[], None]) -> None:
         """Call ``tell`` whenever this server, by number, or one of its tables answers again after an
         outage."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from toc.coordination.cut_off import Reach
 from toc.loop import Loop
 from toc.model.clock import Clock
 from toc.observe.metrics import (
@@ -24,6 +24,8 @@ from toc.worker.stages.fallback import Fallback
 from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
 
+OUT_SECONDS = 2.0
+"""A server that has been out of reach for this long is reported."""
 STUCK_SECONDS = 120.0
 """An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
 so long while tasks wait for one: the daemon replaces the process. Calls to servers that hang are given up
@@ -31,6 +33,21 @@ much earlier."""
 STILL_SECONDS = 1.0
 """A process whose beat comes later than this was stopped, perhaps with its daemon. Its slots may have other
 owners, which the daemon learns in the next moments."""
+
+
+class Reach:
+    """The servers that one process does not reach, without short interruptions."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since: dict[str, float] = {}
+        """Each server that is out of reach, and since when."""
+
+    def look(self, out: Collection[str]) -> list[str]:
+        """Record which servers are out of reach now, by name. Returns those to report, sorted."""
+        now = self._monotonic()
+        self._since = {name: self._since.get(name, now) for name in out}
+        return sorted(name for name, since in self._since.items() if now - since >= OUT_SECONDS)
 
 
 class Beat:
@@ -82,21 +99,18 @@ class Beat:
         damage.check_descriptors()
         if why := damage.found():
             self._recycle(why)
-        out = self._reach.look(self._servers(self._store.away, self._watch.silent))
-        reached = self._servers(self._store.reached, self._watch.heard)
-        if self._watch.heard:
-            reached.add("redis")  # the name used by members that cannot list the nodes
-        stuck = self._measure()
-        self._link.send("beat", stuck=stuck, out_of_reach=out, reached=sorted(reached.difference(out)))
+        out = self._reach.look(self._out_of_reach())
+        self._link.send("beat", stuck=self._measure(), out_of_reach=out)
         return BEAT_SECONDS
 
-    def _servers(self, wanted: Callable[[int], object], nodes: Iterable[object]) -> set[str]:
-        """Return names for these Redis nodes, and for the database servers that are ``wanted``.
-
-        The names are the same on all hosts. The address of a single Redis may not be.
-        """
+    def _out_of_reach(self) -> set[str]:
+        """Return names for the servers that do not answer: the same on all hosts, as the address of a single
+        Redis may not be."""
         clustered = self._watch.queues.nodes.clustered
-        databases = {f"database {n}" for n in range(len(self._store.tables_of_server())) if wanted(n)}
+        databases = {
+            f"database {n}" for n in range(len(self._store.tables_of_server())) if self._store.away(n)
+        }
+        nodes = self._watch.silent
         return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
 
     def _measure(self) -> list[str]:

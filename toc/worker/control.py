@@ -9,8 +9,7 @@
     to the daemon
     ready         it can work
     unfit         instead of ready: why it cannot work; ``wrong``: an operator must act
-    beat          ``stuck``: internal loops that hang; ``out_of_reach``: servers that do not answer;
-                  ``reached``: the others, which do
+    beat          ``stuck``: internal loops that hang; ``out_of_reach``: servers that do not answer
     met           other workers with claims in its slots
     dropped       slots
     leaving       it takes nothing more; ``recycle``: why it wants a successor, if it does

@@ -14,7 +14,7 @@ import pytest
 from harness import secured
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
-from toc.coordination import cut_off, leader, session
+from toc.coordination import leader, session
 from toc.coordination import zookeeper as coordination
 from toc.coordination.address import Address
 from toc.coordination.assignment import Member
@@ -118,8 +118,7 @@ class Daemon:
 
     def join(self, worker_id: str, *, out_of_reach: Iterable[str] = ()) -> None:
         out = frozenset(out_of_reach)
-        reached = frozenset({"database 0"} - out)
-        member = Member(worker_id, self.host, self._weight, self._handles, out_of_reach=out, reached=reached)
+        member = Member(worker_id, self.host, self._weight, self._handles, out_of_reach=out)
         self.coordinator.join(member)
         self.held.setdefault(worker_id, set())
 
@@ -385,96 +384,21 @@ def test_a_host_of_more_weight_takes_more_slots(daemons: Daemons) -> None:
     assert (len(first.slots), len(second.slots)) == (21, 7)
 
 
-def test_what_a_worker_does_not_reach_while_another_does_costs_it_its_slots_until_it_does(
-    daemons: Daemons,
-) -> None:
-    daemons.topics = {"order.close": 16, "only.a": 2}
-    first, second = daemons.start("a"), daemons.start("b", handles=["order.close"])
-    daemons.until(daemons.calm)
-    assert (len(first.slots), len(second.slots)) == (9, 9)
-    joined = daemons.created_worker("a-0")
-    since = daemons.workers()[0].joined
-    assert 0 < since <= time.time() * 1000
-    first.join("a-0", out_of_reach=["database 0"])
-    daemons.until(lambda: {slot.topic for slot in first.slots} == {"only.a"} and daemons.calm())
-    assert [set(each.member.out_of_reach) for each in daemons.workers()] == [{"database 0"}, set()]
-    assert daemons.created_worker("a-0") > joined, "its node is a new one, or the leader would not look"
-    assert daemons.workers()[0].joined == since, "and it is a member since when it was"
-    first.join("a-0")
-    daemons.until(lambda: len(first.slots) == 9 and daemons.calm())
-
-
-def test_only_the_slots_of_a_worker_that_is_cut_off_move_for_that_reason(daemons: Daemons) -> None:
-    first = daemons.start("a", workers=2)
-    daemons.start("b")
-    daemons.until(daemons.calm)
-    first.reluctant = True
-    first.join("a-0", out_of_reach=["database 0"])
-    daemons.until(lambda: not first.coordinator.desired()["a-0"])
-    for host in "cd":
-        daemons.start(host)
-    daemons.until(lambda: bool(first.held["a-1"] - first.coordinator.desired()["a-1"]))
-    moving = {(row.owner, row.reason) for row in daemons.rows() if row.owner in ("a-0", "a-1") and row.reason}
-    why = "a-0 does not reach database 0; a-0 has not released it yet"
-    assert {reason for owner, reason in moving if owner == "a-0"} == {why}
-    assert {reason for owner, reason in moving if owner == "a-1"} <= {
-        "a-1 has not released it yet",
-        "balance",
-    }
-    first.reluctant = False
-    daemons.until(daemons.calm)
-
-
-def test_what_no_worker_reaches_moves_nothing_though_they_tell_one_after_the_other(
-    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cut_off, "APART_SECONDS", 1.0)
-    first, second = daemons.start("a"), daemons.start("b")
-    daemons.until(daemons.calm)
-    before = daemons.holders()
-    first.join("a-0", out_of_reach=["database 0"])
-    seen = time.monotonic()
-    daemons.until(lambda: time.monotonic() > seen + 0.5)
-    second.join("b-0", out_of_reach=["database 0"])
-    daemons.until(lambda: time.monotonic() > seen + 2.5)
-    assert daemons.holders() == before
-    second.join("b-0")  # to which it is back: now a is cut off, and this test could have failed
-    daemons.until(lambda: daemons.calm() and not first.slots)
-
-
-def test_a_new_leader_gives_nothing_back_to_who_was_cut_off_before(
-    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cut_off, "APART_SECONDS", 1.0)
-    leads, lacks, _ = (daemons.start(host) for host in "abc")
-    daemons.until(daemons.calm)
-    assert leads.coordinator.leading
-    lacks.join("b-0", out_of_reach=["database 0"])
-    daemons.until(lambda: daemons.calm() and not lacks.slots)
-    daemons.stop(leads)
-    stopped = time.monotonic()
-
-    def goes_on() -> bool:
-        assert not lacks.slots
-        assert not lacks.coordinator.desired()["b-0"]
-        return daemons.settled() and time.monotonic() > stopped + 2
-
-    daemons.until(goes_on)
-    lacks.join("b-0")
-    daemons.until(lambda: daemons.calm() and bool(lacks.slots))
-
-
-def test_who_comes_while_somebody_may_be_cut_off_need_not_wait_for_that(
-    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cut_off, "APART_SECONDS", 3600.0)
+def test_a_worker_that_does_not_reach_a_server_says_so_and_keeps_its_slots(daemons: Daemons) -> None:
     first, _ = daemons.start("a"), daemons.start("b")
     daemons.until(daemons.calm)
+    before, since = daemons.holders(), daemons.workers()[0].joined
     first.join("a-0", out_of_reach=["database 0"])
-    told = time.monotonic()
-    daemons.until(lambda: time.monotonic() > told + 1)  # the leader has looked
-    third = daemons.start("c")
+    daemons.until(
+        lambda: [set(each.member.out_of_reach) for each in daemons.workers()] == [{"database 0"}, set()]
+    )
+    third = daemons.start("c")  # the leader has assigned anew by then
     daemons.until(lambda: bool(third.slots) and daemons.calm())
+    assert first.slots
+    assert {slot for slot, owner in daemons.holders().items() if owner == "a-0"} <= {
+        slot for slot, owner in before.items() if owner == "a-0"
+    }
+    assert daemons.workers()[0].joined == since, "it is a member since when it was"
 
 
 def test_more_slots_of_a_topic_are_assigned_while_the_others_stay(daemons: Daemons) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from fault.kit.proxy import Proxy
-from harness.machine import Machine
 from harness.system import System
 
-from toc import NewTask, TaskStatus, TimeoutCenter
+from toc import NewTask, TaskStatus
 from toc.coordination.operator import Operator
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
@@ -153,28 +152,6 @@ def test_both_hosts_work_while_one_has_no_redis(split: Split) -> None:
     after = center.submit_many([NewTask("test.sync", n, 1) for n in range(100)])
     system.wait(lambda: not [j for j, row in center.store.read(after).items() if not row.status], "ended", 20)
     assert split.system.not_run_once(job_ids + after) == {}
-
-
-def test_what_a_cut_off_application_submits_does_not_wait_for_the_cut_off_host_that_sweeps_its_table(
-    split: Split, machine: Machine
-) -> None:
-    """The other host has the slot and misses nothing: its Redis answers. But the task has no entry."""
-    system = split.system
-    system.start("host-b", processes=1)
-    system.wait(split.shared, "both have slots and tables", 20)
-    split.cut()
-    with TimeoutCenter(system.settings.model_copy(update={"redis_url": split.url})) as application:
-        # With a basis other than its biz_id, a task's slot does not follow from its table.
-        tasks = [NewTask("test.sync", n, 0.5, slot_basis=str(n + 1)) for n in range(64)]
-        job_ids = application.submit_many(tasks)
-        system.wait(lambda: not system.pending(job_ids), "they have run", 30)
-        after = application.submit_many([task._replace(delay=2) for task in tasks])
-        system.wait(lambda: not system.pending(after), "those after them, too", 10)
-    assert system.not_run_once(job_ids + after) == {}
-    assert not split.logged("index_reachable"), "it was cut off all the time"
-    # Until the leader takes the tables from the host that is cut off, some seconds later.
-    assert system.daemons[1].events("sweep_stands_in") or system.daemons[0].events("worker_cut_off")
-    assert system.late(after)[-1] < 5000 + 1000 * machine.slack, "the other host sweeps those tables now"
 
 
 def _status(split: Split, job_id: int) -> int:

@@ -20,21 +20,18 @@ from sqlalchemy.engine import make_url
 
 from toc import NewTask, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
-from toc.index.messages import Peek, Prepared, PrepareRequest
+from toc.index.messages import Peek
 from toc.maintenance.known_entries import KNOWN_SECONDS, KnownEntries
 from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
 from toc.maintenance.sweeper import (
     CRAWL_ROWS,
-    OTHERS_EVERY,
     SOON_EVERY,
-    STAND_IN_SECONDS,
     Sweeper,
 )
 from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind
 from toc.model.sharding import table_of_job
-from toc.model.task import TaskRow, TaskStatus
-from toc.model.topic import Slot
+from toc.model.task import TaskRow
 from toc.observe.metrics import SWEEP_ADDED
 from toc.operate import admin
 from toc.sdk.submission import RowMaker
@@ -400,70 +397,6 @@ def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
     assert bench.indexed(job_ids) == set(job_ids)
 
 
-def test_a_worker_finds_what_no_worker_of_the_tables_indexes_and_then_sweeps_them_too(bench: Bench) -> None:
-    """Their worker is cut off from Redis, say. This one has a quarter of the tables."""
-    bench.sweeper = Sweeper(bench.sweep, every=range(8))
-    bench.sweeper.add([2, 5])
-    bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=0.01) for n in range(64)))
-    with structlog.testing.capture_logs() as logs:
-        bench.run(3 * OTHERS_EVERY + 10)  # the others are thrice as many; what was just due waits for 5 s
-    assert bench.indexed(job_ids) == set(job_ids)
-    assert sum(line["tables"] for line in logs if line["event"] == "sweep_stands_in") == 6
-    after = bench.store(*(NewTask("test.sync", n, delay=3.0) for n in range(64)))
-    bench.run(3.5)
-    assert bench.indexed(after) == set(after), "on time, as in tables of its own"
-    bench.run(STAND_IN_SECONDS)
-    last = bench.store(*(NewTask("test.sync", n, delay=3.0) for n in range(64)))
-    bench.run(3.5)
-    assert {job_id >> 12 & 7 for job_id in bench.indexed(last)} == {2, 5}, "that ends"
-
-
-def test_a_worker_does_not_stand_in_where_overdue_tasks_have_entries_or_end_meanwhile(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a burst: all is overdue there, and it runs."""
-    queues, store = bench.center.queues, bench.center.store
-    bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=0.01) for n in range(64)))
-    bench.run(10)
-    assert bench.indexed(job_ids) == set(job_ids)
-    topic = bench.center.catalog.get("test.sync")
-    running: dict[int, tuple[Slot, float]] = {}
-    for row in store.read(job_ids[:8]).values():
-        slot = topic.slot(row.slot_crc, row.slot_amount)
-        queues.add({slot: [(row.job_id, 1.0)]})  # due by Redis's clock, too
-        (taken,) = queues.prepare([PrepareRequest(slot, 1, topic.retries, 7)]).values()
-        assert isinstance(taken, Prepared)
-        ((job_id, fence),) = taken.entries
-        assert job_id == row.job_id
-        running[job_id] = slot, fence
-    (ends,) = bench.store(NewTask("test.sync", 99, delay=0.01))
-    lacking, add = queues.lacking, queues.add
-
-    def meanwhile_it_ends(entries: Any) -> Any:
-        found: dict[Slot, Any] = {**lacking(entries)}
-        if ends in {job_id for some in found.values() for job_id, _ in some}:
-            store.finish([(ends, 0)])
-        return found
-
-    def meanwhile_those_end(entries: Any) -> Any:
-        for job_id in {job_id for some in entries.values() for job_id, _ in some}.intersection(running):
-            slot, fence = running[job_id]
-            store.finish([(job_id, 0)])
-            queues.commit({slot: [(job_id, fence)]})
-        return add(entries)
-
-    monkeypatch.setattr(queues, "lacking", meanwhile_it_ends)
-    monkeypatch.setattr(queues, "add", meanwhile_those_end)
-    bench.sweeper = Sweeper(bench.sweep, every=range(8))
-    bench.sweeper.add({0, 1} - {ends >> 12 & 7})
-    with structlog.testing.capture_logs() as logs:
-        bench.run(8 * OTHERS_EVERY)
-    assert store.read([ends])[ends].status == TaskStatus.PROCESSED, "it was met"
-    assert not [line for line in logs if line["event"] == "sweep_stands_in"]
-
-
 def test_a_server_that_hangs_does_not_hold_up_the_others(
     system: System, mariadb: MariaDB, database_prefix: str
 ) -> None:
@@ -638,8 +571,7 @@ def test_a_worker_that_sweeps_no_table_of_a_server_finds_out_whether_it_answers(
             sweep = Sweep(center.store, center.queues, center.catalog, bench.clock)
             Sweeper(sweep, every=center.store.tables).run_once()
             assert center.store.away(0)
-            assert not center.store.reached(0)
         finally:
             center.close()
     Sweeper(bench.sweep, every=bench.center.store.tables).run_once()
-    assert bench.center.store.reached(0)
+    assert bench.center.store.away(0) is None

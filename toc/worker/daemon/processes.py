@@ -45,7 +45,6 @@ class WorkerProcess:
         """Whether it has ever sent a message. Until then it counts as starting, however long that takes."""
         self.out_of_reach: frozenset[str] = frozenset()
         """The servers that do not answer it."""
-        self.reached: frozenset[str] = frozenset()
         """The other servers, which have answered it."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""

@@ -256,10 +256,9 @@ class Daemon:
         child.stuck = message["stuck"]
         if child.stuck and not debugged(child.process.pid):
             self._kill(child, f"hanging: {', '.join(texts(child.stuck))}")
-        before = child.out_of_reach, child.reached
+        before = child.out_of_reach
         child.out_of_reach = frozenset(texts(message.get("out_of_reach", ())))
-        child.reached = frozenset(texts(message.get("reached", ())))
-        if child.member and (child.out_of_reach, child.reached) != before:
+        if child.member and child.out_of_reach != before:
             self._join(child)
 
     def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
@@ -294,7 +293,6 @@ class Daemon:
                 protocol=child.protocol,
                 keys=child.keys,
                 out_of_reach=child.out_of_reach,
-                reached=child.reached,
             )
         )
 

@@ -125,8 +125,6 @@ class IndexWatch:
         """When each node answered last (monotonic)."""
         self._silent = False
         """Whether some node did not answer the last time."""
-        self._heard: frozenset[object] = frozenset()
-        """Nodes that have answered, of those that serve slots."""
         self._out: frozenset[object] = frozenset()
         """Nodes that are out of reach."""
         self._full: frozenset[object] = frozenset()
@@ -158,11 +156,6 @@ class IndexWatch:
     def silent(self) -> frozenset[object]:
         """The nodes that are out of reach, as ``Queues.node_of`` returns them."""
         return self._out
-
-    @property
-    def heard(self) -> frozenset[object]:
-        """The nodes that answer, of those that serve slots."""
-        return self._heard - self._out
 
     @property
     def broken(self) -> int:
@@ -277,19 +270,15 @@ class IndexWatch:
         now = self.clock.monotonic()
         self._silent = False
         out: dict[object, IndexUnavailable] = {}
-        heard: set[object] = set()
         for slot in samples:
             node, answer = self.queues.node_of(slot), found[slot]
             if not isinstance(answer, IndexUnavailable) or isinstance(answer, IndexBroken):
                 self._answered[node] = now
-                heard.add(node)
                 continue
-            if node in self._heard:
-                heard.add(node)
             self._silent = True
             if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
                 out[node] = answer
-        before, self._out, self._heard = self._out, frozenset(out), frozenset(heard)
+        before, self._out = self._out, frozenset(out)
         for node in self._out - before:
             log.warning("index_unreachable", error=str(out[node]))
         if before - self._out:
