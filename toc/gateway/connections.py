@@ -24,7 +24,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from enum import Enum
+from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 
@@ -53,25 +53,25 @@ STATE = "toc.connection"
 """The connection of a request, in the ``state`` of its scope."""
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """What a connection waits for."""
 
-    HEAD = "head"
+    HEAD = 0
     """The rest of a request's line and headers, also the first byte of the first request."""
-    BODY = "body"
+    BODY = 1
     """The rest of a body."""
-    WORK = "work"
+    WORK = 2
     """The application."""
-    UNREAD = "unread"
+    UNREAD = 3
     """Beside another phase: the client reads nothing of an answer."""
-    IDLE = "idle"
+    IDLE = 4
     """Another request."""
-    LEAVING = "leaving"
+    LEAVING = 5
     """Its last answer is written; the client may go on sending, which is dropped."""
 
 
-SECONDS = {Phase.HEAD: 10.0, Phase.BODY: 40.0, Phase.UNREAD: 30.0, Phase.IDLE: 75.0, Phase.LEAVING: 5.0}
-"""How long a phase may last. The application has less time for a body (``exchange.BODY_SECONDS``)."""
+SECONDS = {Phase.HEAD: 10.0, Phase.BODY: 30.0, Phase.UNREAD: 30.0, Phase.IDLE: 75.0, Phase.LEAVING: 5.0}
+"""How long a phase may last. That of the application is bounded by itself."""
 
 
 class ClientGone(Exception):
@@ -89,6 +89,8 @@ class Connection(asyncio.Protocol):
         self._inner = HttpToolsProtocol(app_state={**app_state, STATE: self}, **about)
         self._loop = asyncio.get_running_loop()
         self.phase = Phase.HEAD
+        self._group = self.crowd.phases[self.phase]
+        """The connections in its phase."""
         self._lost = False
         self._in_head = True
         """Whether what arrives is a head."""
@@ -164,13 +166,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""
-        self.crowd.now_in(Phase.UNREAD, self)
+        self.crowd.unread[self] = self._loop.time()
         self._inner.pause_writing()
         self.crowd.bound_unread()
 
     def resume_writing(self) -> None:
         """Note that the client reads."""
-        self.crowd.no_longer_in(Phase.UNREAD, self)
+        self.crowd.unread.pop(self, None)
         self._inner.resume_writing()
 
     # --- what the application tells
@@ -234,7 +236,7 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, kind: Kind, detail: str) -> None:
         """Answer beside the application, which has not begun to answer, and close."""
-        if self.phase not in (Phase.HEAD, Phase.BODY):  # the answer to an earlier request is under way
+        if self.phase not in (Phase.HEAD, Phase.BODY) or self.transport.is_closing():  # it is answered
             self.close("slow")
             return
         if self._begun or self.phase is Phase.BODY:
@@ -275,7 +277,7 @@ class Connection(asyncio.Protocol):
 
     def late(self, phase: Phase) -> None:
         """Close it: its phase has lasted too long."""
-        if phase is Phase.HEAD and self._begun:
+        if phase is Phase.BODY or (phase is Phase.HEAD and self._begun):
             CONNECTIONS_CLOSED.of("slow").add()
             self.refuse(TIMEOUT, "the request did not arrive in time")
         elif phase is Phase.LEAVING:
@@ -284,11 +286,11 @@ class Connection(asyncio.Protocol):
             self.close("slow")
 
     def _enter(self, phase: Phase) -> None:
-        if self._lost:
-            return
-        self.crowd.no_longer_in(self.phase, self)
-        self.phase = phase
-        self.crowd.now_in(phase, self)
+        if not self._lost:
+            self._group.pop(self, None)
+            self.phase = phase
+            self._group = self.crowd.phases[phase]
+            self._group[self] = self._loop.time()
 
 
 def client_address(text: str) -> IPv4Address | IPv6Address:
@@ -356,22 +358,29 @@ class Places:
     def __init__(self, most: int) -> None:
         self.most = most
         self.each = most * 7 // 8
-        self._taken: Counter[str] = Counter()
+        self._all = 0
+        self._taken: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self._all
 
     def take(self, *names: str) -> None:
         """Take a place in all these names. Raises Busy."""
-        taken = self._taken
-        if taken[""] >= self.most or any(taken[name] >= self.each for name in names):
+        taken, each = self._taken, self.each
+        if self._all >= self.most or any(taken.get(name, 0) >= each for name in names):
             raise Busy("too many requests are being answered; try again in a moment")
-        taken[""] += 1
+        self._all += 1
         for name in names:
-            taken[name] += 1
+            taken[name] = taken.get(name, 0) + 1
 
     def give(self, *names: str) -> None:
         """Give it back."""
-        for name in ("", *names):
-            self._taken[name] -= 1
-            if not self._taken[name]:
+        self._all -= 1
+        for name in names:
+            left = self._taken[name] - 1
+            if left:
+                self._taken[name] = left
+            else:
                 del self._taken[name]
 
 
@@ -394,22 +403,18 @@ class Crowd:
         """For requests that are being worked on, whose connections cannot be closed for others."""
         self.waits = Places(self.work.each)
         """For those among them that wait for tasks."""
-        self._phases: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
+        self.phases: list[dict[Connection, float]] = [{} for _ in Phase]
         """The connections in each phase and since when, the longest first."""
+        self.unread = self.phases[Phase.UNREAD]
         self._addresses: Counter[str] = Counter()
         self._ports: Counter[str] = Counter()
-
-    @property
-    def unread(self) -> dict[Connection, float]:
-        """The connections whose clients do not read."""
-        return self._phases[Phase.UNREAD]
 
     def join(self, new: Connection) -> None:
         """Add a new connection. If there are too many, another one goes."""
         self.all.add(new)
         self._addresses[new.address] += 1
         self._ports[new.port] += 1
-        self.now_in(new.phase, new)
+        self.phases[new.phase][new] = asyncio.get_running_loop().time()
         if new.address and self._addresses[new.address] > self.per_address:
             self._close_one(new, address=new.address)
         elif self._ports[new.port] > self.per_port:
@@ -431,8 +436,8 @@ class Crowd:
     def _close_one(self, new: Connection, **like: str) -> None:
         """Close the oldest of those that arrive, leave or do not read, or else of those that rest: of
         whichever there are more."""
-        others = [self._phases[phase] for phase in SECONDS if phase is not Phase.IDLE]
-        resting = [self._phases[Phase.IDLE]]
+        others = [self.phases[phase] for phase in SECONDS if phase is not Phase.IDLE]
+        resting = [self.phases[Phase.IDLE]]
         order = [others, resting] if sum(map(len, others)) > len(resting[0]) else [resting, others]
         for groups in order:
             oldest: list[tuple[float, int, Connection]] = []
@@ -448,22 +453,14 @@ class Crowd:
 
     def left(self, connection: Connection) -> None:
         """Forget a connection."""
-        self.no_longer_in(connection.phase, connection)
-        self.no_longer_in(Phase.UNREAD, connection)
+        self.phases[connection.phase].pop(connection, None)
+        self.unread.pop(connection, None)
         if connection in self.all:
             self.all.discard(connection)
             for count, name in ((self._addresses, connection.address), (self._ports, connection.port)):
                 count[name] -= 1
                 if not count[name]:
                     del count[name]
-
-    def now_in(self, phase: Phase, connection: Connection) -> None:
-        """Note that a phase of a connection begins."""
-        self._phases[phase][connection] = asyncio.get_running_loop().time()
-
-    def no_longer_in(self, phase: Phase, connection: Connection) -> None:
-        """Note that a phase of a connection has ended."""
-        self._phases[phase].pop(connection, None)
 
     def bound_unread(self) -> None:
         """Close connections whose clients have read nothing for longest, until few enough bytes are
@@ -483,7 +480,7 @@ class Crowd:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
             for phase, seconds in SECONDS.items():
-                for connection, since in list(self._phases[phase].items()):
+                for connection, since in list(self.phases[phase].items()):
                     if now - since <= seconds:
                         break
                     connection.late(phase)

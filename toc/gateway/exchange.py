@@ -6,18 +6,15 @@ check ─▶ body (time, bytes, memory) ─▶ begin: a place ─▶ the door's 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from toc.gateway.connections import STATE, ClientGone, Connection
-from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, TIMEOUT, Problem
+from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, Problem
 from toc.model.errors import BodyTooLarge, Busy
 
-BODY_SECONDS = 30.0
-"""How long a body may take to arrive."""
 REST_SECONDS = 0.1
 REST_BYTES = 64 << 10
 """A request that is refused before its body was received keeps its connection if the rest of the body is so
@@ -45,16 +42,20 @@ class Memory:
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self._most = most
-        self._held: Counter[str] = Counter()
+        self._all = 0
+        self._held: dict[str, int] = {}
 
     def take(self, sender: str, size: int) -> None:
         """Take bytes. Raises Busy."""
-        if self._held[sender] + size > self._most - self._held.total() - size:
+        held = self._held.get(sender, 0) + size
+        if held > self._most - self._all - size:
             raise Busy("too many bytes are being received and sent; try again in a moment")
-        self._held[sender] += size
+        self._held[sender] = held
+        self._all += size
 
     def give(self, sender: str, size: int) -> None:
         """Give them back."""
+        self._all -= size
         self._held[sender] -= size
         if not self._held[sender]:
             del self._held[sender]
@@ -67,12 +68,13 @@ class Exchange:
         self.connection: Connection = scope["state"][STATE]
         self._fields = self.connection.called()
         self._scope = scope
-        if self._fields >= 0 and any(name == b"transfer-encoding" for name, _ in scope["headers"]):
-            scope["headers"] = scope["headers"][: self._fields]  # without trailers
         self._receive = receive
         self._send = send
         self._memory = memory
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        if self._fields >= 0 and b"transfer-encoding" in self._headers:  # without trailers
+            scope["headers"] = scope["headers"][: self._fields]
+            self._headers = dict(reversed(scope["headers"]))
         self._whole = not self.has_body
         self._begun = False
         self._places: tuple[str, ...] = ()
@@ -95,6 +97,14 @@ class Exchange:
 
     def check(self) -> None:
         """Raise Problem for what no door takes: no host or several, a coding that was not undone."""
+        headers = self._headers
+        if (
+            len(headers) == len(self._scope["headers"])
+            and b"host" in headers
+            and b"transfer-encoding" not in headers
+            and b"content-encoding" not in headers
+        ):
+            return  # as nearly always
         hosts, codings, old = 0, list[bytes](), self._scope["http_version"] == "1.0"
         for name, value in self._scope["headers"]:
             if name == b"host":
@@ -115,7 +125,7 @@ class Exchange:
     async def body(self, most: int) -> bytes:
         """Return the whole body, of at most ``most`` bytes.
 
-        Raises BodyTooLarge, Busy, Problem (408) or ClientGone, perhaps before all of it has come.
+        Raises BodyTooLarge, Busy or ClientGone, perhaps before all of it has come.
         """
         declared = self._headers.get(b"content-length", b"")
         held = int(declared[:20]) if declared.isdigit() else 0
@@ -124,19 +134,15 @@ class Exchange:
         self.hold(held)
         parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while not self._whole:
-                    part = await self._part()
-                    size += len(part)
-                    if size > most:
-                        raise BodyTooLarge(f"at most {most} bytes are allowed")
-                    if size > held:  # without a Content-Length
-                        self.hold(size - held)
-                        held = size
-                    parts.append(part)
-        except TimeoutError:
-            raise Problem(TIMEOUT, "the request did not arrive in time") from None
+        while not self._whole:
+            part = await self._part()
+            size += len(part)
+            if size > most:
+                raise BodyTooLarge(f"at most {most} bytes are allowed")
+            if size > held:  # without a Content-Length
+                self.hold(size - held)
+                held = size
+            parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _part(self) -> bytes:
@@ -208,16 +214,16 @@ class Exchange:
             headers = [*headers, (b"connection", b"close")]
         if self._whole:
             self._work()
-        connection, at, view = self.connection, 0, memoryview(body)
-        connection.outlet.corked = len(body) <= PART
+        connection, size = self.connection, len(body)
+        connection.outlet.corked = size <= PART
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        while len(body) - at > PART and not connection.left:
-            connection.sending = len(body) - at - PART
-            part = view[at : at + PART]
-            at += PART
+        rest: bytes | memoryview = body if size <= PART else memoryview(body)
+        while len(rest) > PART and not connection.left:
+            connection.sending = len(rest) - PART
+            part, rest = rest[:PART], rest[PART:]
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
         connection.sending = 0
-        await self._send({"type": "http.response.body", "body": view[at:] if at else body})
+        await self._send({"type": "http.response.body", "body": rest})
         connection.outlet.uncork()
         connection.answered()
 

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from harness.secured import Tls
 
-from toc.gateway import connections, exchange
+from toc.gateway import connections
 from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase, Places
 from toc.gateway.exchange import Exchange, Memory
 from toc.gateway.problems import Problem
@@ -227,14 +227,12 @@ def test_a_waiting_request_is_never_closed_for_a_new_one_and_the_last_places_are
             await asyncio.sleep(0.1)
             new = await served.connect()
             assert b" 200 " in await answer_to(new, ASK), "there is a place for a probe"
-            waiting = sum(crowd.waits._taken[name] for name in ("",))
-            assert waiting == crowd.waits.each < crowd.work.each < crowd.per_port
+            assert len(crowd.waits) == crowd.waits.each < crowd.work.each < crowd.per_port
             over.set()
             for _, writer in (new, *held):
                 writer.close()
             await until(lambda: not crowd.all)
-        assert not crowd.work._taken
-        assert not crowd.waits._taken
+        assert not len(crowd.work) + len(crowd.waits)
 
     uvloop.run(steps())
 
@@ -262,7 +260,7 @@ def test_a_connection_ends_that_rests(monkeypatch: pytest.MonkeyPatch, rest: byt
 @pytest.mark.parametrize("begun", [b"G", POST, POST + b"Content-Length: 9\r\n\r\nx"])
 def test_a_request_that_does_not_arrive_is_told_so(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     monkeypatch.setitem(SECONDS, Phase.HEAD, 0.2)
-    monkeypatch.setattr(exchange, "BODY_SECONDS", 0.2)
+    monkeypatch.setitem(SECONDS, Phase.BODY, 0.2)
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
     async def steps() -> None:
