@@ -43,7 +43,7 @@ def test_an_error_whose_text_takes_its_time_takes_that_of_its_own_thread(
     error = system.row(raising).last_error or ""
     line.prove(error.startswith(kept), f"it failed with {error[:60]!r}")
     assert len(error) <= 1000
-    assert max(slow.values()) < SPEAK_SECONDS / 10 + line.slack, "what others did was written meanwhile"
+    assert max(slow.values()) < SPEAK_SECONDS / 2 + line.slack, "what others did was written meanwhile"
     assert daemon.workers() == before
     line.judge(system, within=5)
-    assert system.late(load.job_ids)[-1] < 1000 * (SPEAK_SECONDS / 10 + line.slack)
+    assert system.late(load.job_ids)[-1] < 1000 * (SPEAK_SECONDS / 2 + line.slack)
