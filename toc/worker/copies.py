@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context
 from typing import Any, TypeVar
 
 from toc.observe.log import get_logger
@@ -112,9 +113,9 @@ class Executor(ThreadPoolExecutor):
     """Threads for ``asyncio.to_thread``. Copies inherit this executor's queue, too."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Run ``fn`` on a thread. If ``fn`` creates a copy, the copy ends when ``fn`` returns in
-        it."""
-        return super().submit(_ending_copies, fn, *args, **kwargs)
+        """Run ``fn`` on a thread, in a context of its own: what others have set there is not seen. If ``fn``
+        creates a copy, the copy ends when ``fn`` returns in it."""
+        return super().submit(Context().run, _ending_copies, fn, *args, **kwargs)
 
 
 def _ending_copies(fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:

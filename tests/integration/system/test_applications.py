@@ -83,8 +83,8 @@ def one(task):
     check()
 @center.handler("test.async")
 async def coroutine(task):
+    await asyncio.get_running_loop().run_in_executor(None, check)
     check()
-    await asyncio.sleep(0)
     await asyncio.create_task(asyncio.sleep(0))
 @center.handler("test.batch", batch=2)
 def batch(tasks):
