@@ -39,6 +39,7 @@ from toc.model.wire import instant
 from toc.operate.admin import migrator
 from toc.operate.top import Top
 from toc.sdk.client import TimeoutCenter, open_queues
+from toc.store.pulls import HandOut
 from toc.store.server import DatabaseServer, Result, Statement
 
 CANARY = "hunter2canary"
@@ -158,6 +159,21 @@ def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, cent
     assert "--next" not in toc.err
     assert "next" in toc.refused("running", "--next", "x")
     assert "no-topic" in toc.refused("running", "--topic", "no-topic")
+
+
+def test_a_task_that_a_consumer_has_is_told_from_one_that_waits(toc: Toc, center: TimeoutCenter) -> None:
+    toc.ok("topic", "create", "mail.send", "--biz-type", 9, "--slots", 1, "--delivery", "pull")
+    job_id = center.submit("mail.send", biz_id=1, delay=0.01)
+    item = HandOut(job_id, 9, retries=16, ttr_ms=60_000, nonce=bytes(range(16)))
+
+    def handed_out() -> bool:
+        return center.store.pulls.hand_out([item], center.clock.now_ms())[job_id].nonce == item.nonce
+
+    assert "owner" not in toc.json("get", job_id)
+    assert until(handed_out, 60)
+    shown = toc.json("get", job_id)
+    assert (shown["owner"], shown["host"], shown["slot"]) == ("a consumer", None, "mail.send_0")
+    assert datetime.fromisoformat(shown["since"]) < datetime.fromisoformat(shown["next_time"])
 
 
 def test_what_is_due_or_has_ended_on_a_topic_is_listed_by_time(

@@ -13,7 +13,7 @@ from toc.coordination.znodes import host_of
 from toc.model.errors import IndexUnavailable, InvalidInput
 from toc.model.scores import split
 from toc.model.task import TaskRow
-from toc.model.topic import Slot, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.leases import owner_number
 
@@ -21,6 +21,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 V = TypeVar("V")
 
+CONSUMER = "a consumer"
+"""The owner of a task that was handed out."""
 PAGE = 1000
 """Most tasks on a page."""
 OF_A_SLOT = 5000
@@ -72,8 +74,16 @@ def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limi
 
 
 def of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
-    """Return where a task runs, or None. Raises StoreUnavailable; what Redis does not say the row does."""
-    return _where(center, {row.job_id: topic.slot(row.slot_crc, row.slot_amount)}).get(row.job_id)
+    """Return where a task runs, or None. Raises StoreUnavailable; what Redis does not say the row does.
+
+    Of a task that a consumer has pulled nobody knows the host.
+    """
+    slot = topic.slot(row.slot_crc, row.slot_amount)
+    if topic.delivery is Delivery.PULL:
+        pulled = center.store.pulls.read([row.job_id]).whole().get(row.job_id)
+        if pulled is not None and pulled.nonce and pulled.next_time > pulled.now:
+            return Running(row.job_id, slot, CONSUMER, None, pulled.began)
+    return _where(center, {row.job_id: slot}).get(row.job_id)
 
 
 def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Running]:
@@ -91,7 +101,7 @@ def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Runnin
     for job_id, (owner, since) in leases.items():
         before = found.get(job_id)
         worker = owners.get(owner) or (before.worker if before else None)
-        found[job_id] = _running(job_id, slots[job_id], worker, since)
+        found[job_id] = _running(job_id, slots[job_id], worker, since or None)
     return found
 
 
