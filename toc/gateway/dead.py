@@ -122,7 +122,7 @@ async def _bulk(
 CALLS = (
     HttpCall(
         "GET", "/v1/dead", Action.READ_DEAD, list_dead, "List dead tasks",
-        query=tasks.Search, gives=tasks.Page,
+        query=tasks.Search, gives=tasks.TaskPage,
     ),
     HttpCall(
         "POST", "/v1/dead:redrive", Action.REDRIVE, redrive, "Redrive dead tasks", body=Chosen, gives=Counts

@@ -52,10 +52,12 @@ def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
     )
     inputs = [(str(number), "serialization", adapter) for number, adapter in enumerate(adapters)]
     gives, more = TypeAdapter.json_schemas(inputs, ref_template=_REFERENCE)  # type: ignore[arg-type]
-    definitions = {**more.get("$defs", {}), **schemas.get("$defs", {}), "Problem": _problem_schema()}
+    definitions = _plain({**more.get("$defs", {}), **schemas.get("$defs", {}), "Problem": _problem_schema()})
+    for name in ("Leases", "Nack", "Extend"):
+        definitions[name]["not"] = {"required": ["lease", "leases"]}
     paths: dict[str, dict[str, Any]] = {}
     for number, call in enumerate(calls):
-        shape = gives[(str(number), "serialization")]
+        shape = _plain(gives[(str(number), "serialization")])
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, shape)
     return {
         "openapi": "3.1.0",
@@ -86,7 +88,7 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         if f"{{{name}}}" in call.path
     ]
     if call.query is not Nothing:
-        schema = call.query.model_json_schema(ref_template=_REFERENCE)
+        schema = _plain(call.query.model_json_schema(ref_template=_REFERENCE))
         parameters += [
             {
                 "name": name,
@@ -114,7 +116,9 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         kinds += [TOO_LARGE, MEDIA_TYPE]
     if call.method != "GET":
         kinds.append(Kind("conflict", 409, "The present state forbids it"))
-    content = {"application/json": {"schema": shape}} if call.gives is not bytes else {"*/*": {}}
+    content = {"application/json": {"schema": shape}}
+    if call.gives is bytes:
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     done = {"description": "Done.", "content": content}
     operation: dict[str, Any] = {
         "operationId": _identifier(call),
@@ -129,11 +133,28 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     }
     if call.body is not None:
         reference = {"$ref": _REFERENCE.format(model=call.body.__name__)}
-        accepted: dict[str, Any] = {"application/json": {"schema": reference}}
-        if call.takes_raw:
-            accepted["*/*"] = {"schema": {"description": "The task's body; its fields are in the query."}}
-        operation["requestBody"] = {"required": not takes_nothing(call.body), "content": accepted}
+        # JSON alone: beside another kind, generators choose wrongly. The description tells of raw bodies.
+        operation["requestBody"] = {
+            "required": not takes_nothing(call.body),
+            "content": {"application/json": {"schema": reference}},
+        }
     return operation
+
+
+def _plain(node: Any) -> Any:
+    """Return schemas as generators of clients need them: named by their keys alone, without titles that
+    collide, and with fields that may be left out even though they have a default."""
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: _plain(value) for key, value in node.items() if key != "default"}
+    if isinstance(found.get("title"), str):
+        del found["title"]
+    default = node.get("default")
+    if default is not None and "description" in found and "efault" not in found["description"]:
+        found["description"] += f" Default {default}."
+    return found
 
 
 def _identifier(call: HttpCall) -> str:

@@ -111,7 +111,7 @@ class Which(Query):
     limit: Annotated[int, Field(ge=1, le=MOST_ON_PAGE)] = 100
 
 
-class Page(TypedDict):
+class SchedulePage(TypedDict):
     """Schedules by name. Those that the token may not see are left out, so a page may be empty although more
     follow: while ``next`` is not null, ask on with it as ``after``."""
 
@@ -297,7 +297,7 @@ _ONE = "/v1/schedules/{name}"
 CALLS = (
     HttpCall(
         "GET", "/v1/schedules", Action.READ_SCHEDULES, list_schedules, "List the schedules",
-        query=Which, gives=Page,
+        query=Which, gives=SchedulePage,
     ),
     HttpCall(
         "POST", "/v1/schedules", Action.CHANGE_SCHEDULE, create, "Create a schedule",

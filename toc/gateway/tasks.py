@@ -301,7 +301,7 @@ class Search(Query):
         return None if self.biz_id is None else _meant(self.biz_id, text=self.text)
 
 
-class Page(TypedDict):
+class TaskPage(TypedDict):
     """Tasks in the order of their next time (or of their end); with a biz_id in the order of submission.
 
     A page reads a bounded number of rows, so it may be empty although more follow: while ``next`` is not
@@ -329,7 +329,7 @@ async def found_page(asked: Asked, wanted: Selection, after: str | None, limit: 
     return await service.at_server(store.server_of_biz(wanted.biz), page)
 
 
-async def shown_page(asked: Asked, found: Found) -> Page:
+async def shown_page(asked: Asked, found: Found) -> TaskPage:
     """Show a page as far as its token may see it."""
     await asked.service.read_through(found.rows)
     shown = [(row, asked.topic_of(row)) for row in found.rows]
@@ -427,7 +427,7 @@ CALLS = (
     HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=show.TaskShown),
     HttpCall("GET", "/v1/tasks/{job_id}/body", Action.GET_BODY, body, "Download a task's body", gives=bytes),
     HttpCall("GET", "/v1/tasks/{job_id}/history", Action.GET_TASK, history, "See why a task failed"),
-    HttpCall("GET", "/v1/tasks", Action.FIND_TASKS, search, "Search tasks", query=Search, gives=Page),
+    HttpCall("GET", "/v1/tasks", Action.FIND_TASKS, search, "Search tasks", query=Search, gives=TaskPage),
     HttpCall("DELETE", "/v1/tasks/{job_id}", Action.CANCEL, cancel, "Cancel a task", gives=Changed),
     HttpCall(
         "PATCH", "/v1/tasks/{job_id}", Action.RESCHEDULE, reschedule, "Give a task another deadline",
