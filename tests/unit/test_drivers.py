@@ -15,7 +15,6 @@ import hiredis
 import pymysql
 import pytest
 import redis
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +29,6 @@ OF_PYMYSQL = {
     "_force_close",
 }
 OF_REDIS = {"_sock", "_parser"}
-OF_UVICORN = {"_unset_keepalive_if_required"}
 
 
 def used(file: str, receivers: set[str]) -> set[str]:
@@ -61,6 +59,7 @@ def test_no_others_are_used() -> None:
     assert used("store/mysql_connection.py", {"driver", "connection"}) == OF_PYMYSQL
     assert not used("store/mysql.py", {"driver", "connection"})
     assert used("index/connections.py", {"_connection"}) == OF_REDIS
+    assert not used("gateway/connections.py", {"_inner"}), "uvicorn's"
 
 
 @pytest.mark.parametrize("name", sorted(OF_PYMYSQL))
@@ -73,14 +72,6 @@ def test_redis_has_it() -> None:
     assert vars(connection).keys() >= OF_REDIS
     assert "_reader" in members(inspect.getfile(type(connection._parser)))
     assert callable(hiredis.Reader().has_data)
-
-
-def test_uvicorn_has_it() -> None:
-    assert (
-        used("gateway/connections.py", {"self"}) - members(str(ROOT / "toc/gateway/connections.py"))
-        == OF_UVICORN
-    )
-    assert vars(HttpToolsProtocol).keys() >= OF_UVICORN
 
 
 def test_aiohttp_has_it() -> None:
