@@ -161,7 +161,8 @@ class App:
                 raise Problem(MEDIA_TYPE, "send application/json")
             data = await self._body(call, exchange)
             if call.named and (name := exchange.header(b"idempotency-key")) is not None:
-                request = _request(token, scope, content_type, name, data)
+                make = partial(_request, token, scope, content_type, name, data)
+                request = await self._service.parsed(data, make)
             if is_raw:
                 raw = data
             else:

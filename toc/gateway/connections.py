@@ -428,6 +428,8 @@ class Crowd:
         name = transport.get_extra_info("peername")
         if not isinstance(name, tuple):
             return ""
+        if ":" not in name[0] and not self._proxies:
+            return str(name[0])
         address = client_address(name[0])
         if any(address in network for network in self._proxies):
             return ""
