@@ -8,12 +8,12 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from toc.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json, whole_text
+from toc.dialects.json_fields import MOST_VALUES, NotUnderstood, number, parsed, text, to_go_json, whole_text
 from toc.dialects.names import template_of, topic_for
 from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
-from toc.model.documents import parse_object
+from toc.model.documents import check_values, parse_object
 from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists
 from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
@@ -176,6 +176,12 @@ def _content(values: dict[str, Any]) -> str:
 
 def _callback(content: str) -> tuple[str | None, str | None]:
     """Return the target and the path of a callback; neither if the content is to be pulled."""
+    if '"sn"' not in content or '"url"' not in content:  # most contents are none, however large
+        return None, None
+    try:
+        check_values(content.encode(errors="surrogatepass"), MOST_VALUES)
+    except InvalidDocument as exc:
+        raise NotUnderstood(f"content that is a callback: {exc}") from None
     try:
         said = parse_object(content, most=len(content), surrogates=True)
     except InvalidDocument:

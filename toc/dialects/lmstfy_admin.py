@@ -17,7 +17,7 @@ from toc.dialects.lmstfy_replies import refusal, reply, secret_of
 from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, PREFIX, names_of, prefix_of, topic_of
 from toc.dialects.lmstfy_wire import Query, Refused
 from toc.dialects.names import is_hash
-from toc.dialects.port import Dialect, Reply, Request
+from toc.dialects.port import BESIDE_BYTES, Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model import access
 from toc.model.access import Access, Role, Token
@@ -52,6 +52,11 @@ class LmstfyAdmin(Dialect):
         super().__init__(service)
         self._told: dict[str, tuple[str, str]] = {}
         """Namespaces and queues of topics that have a hash in their name."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of the body of a request: a form with a description."""
+        return BESIDE_BYTES
 
     def token(self, request: Request) -> Token:
         """Return the administrator's token that a request carries. Raises Refused without a valid one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl
@@ -51,7 +52,7 @@ class RedisDelayed(Dialect):
             message = f"Request method '{request.method}' not supported"
             reply = _spring(request, HTTPStatus.METHOD_NOT_ALLOWED, message, call)
             return reply._replace(headers=((b"allow", method.encode()),))
-        values = _fields(request)
+        values = await self.service.parsed(request.body, partial(_fields, request))
         handed: tuple[Delivered, ...] = ()
         if call == "add":
             job = self._job(values)

@@ -395,7 +395,7 @@ class Crowd:
         proxies: Iterable[IPv4Network | IPv6Network] = (),
     ) -> None:
         self.most = most
-        self.per_address = per_address
+        self.per_address = min(per_address, most * 7 // 8)
         self._proxies = tuple(proxies)
         self.per_port = most * 7 // 8
         self.all: set[Connection] = set()
