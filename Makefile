@@ -68,7 +68,7 @@ faults: $(STAMP) servers ## every fault that toc must survive, and the table of 
 faults-long: $(STAMP) servers ## the tests that take several minutes each, most of them of faults
 	$(BIN)/pytest tests -m chaos --measure $(ARGS)
 
-runbook: $(STAMP) servers ## the recipes of docs/operations.md as they are written, under load, timed
+runbook: $(STAMP) servers ## the recipes of docs/run.md as they are written, under load
 	$(BIN)/pytest tests/fault/test_runbook.py -m chaos --measure -s $(ARGS)
 
 faults-page: $(STAMP) ## put the table of the last faults and soaks into evidence/faults.md

@@ -1,4 +1,4 @@
-"""The runbook of docs/operations.md: each recipe with its commands as they are written, under load.
+"""The runbook of docs/run.md: each recipe with its commands as they are written, under load.
 
 The page says what to run and when to go on; the test runs it and waits for that. ``ssh`` and ``systemctl``
 are the test's to play: its hosts are daemons of this machine. In the end the checker judges every task.
@@ -6,11 +6,9 @@ are the test's to play: its hosts are daemons of this machine. In the end the ch
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import textwrap
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,7 @@ from fault.kit.operated import OperatedCluster
 from fault.kit.table import left, overdue
 
 ROOT = Path(__file__).parents[2]
-RUNBOOK = (ROOT / "docs/operations.md").read_text().split("\n## Runbook\n")[1].split("\n## ")[0]
+RUNBOOK = (ROOT / "docs/run.md").read_text().split("\n## Runbook\n")[1].split("\n## ")[0]
 RECIPES = {
     title: [
         line
@@ -31,31 +29,27 @@ RECIPES = {
     ]
     for title, text in re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", RUNBOOK, re.MULTILINE | re.DOTALL)
 }
-TIMES = ROOT / ".faults" / "runbook.json"
 TOPIC = "test.sync"
 HERE = MappingProxyType({"order.close --biz-type 1001": f"{TOPIC} --biz-type 1", "order.close": TOPIC})
 """What this reader of the page puts in for its topic."""
 
 
 class Cluster(OperatedCluster):
-    """With the recipes that nobody has tried yet, and what the others took."""
+    """With the recipes that nobody has tried yet."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.recipes = dict(RECIPES)
-        self.seconds: dict[str, float] = {}
 
     def run(self, line: str, words: Mapping[str, str] = HERE, *, codes: tuple[int, ...] = (0,)) -> str:
         """A line of the page."""
         return super().run(line, words, codes=codes)
 
     @contextmanager
-    def timed(self, title: str) -> Iterator[list[str]]:
-        """The recipe's lines; how long the block takes is noted."""
-        began = time.monotonic()
+    def recipe(self, title: str) -> Iterator[list[str]]:
+        """The recipe's lines."""
+        print(title, flush=True)
         yield self.recipes.pop(title)
-        self.seconds[title] = round(time.monotonic() - began, 1)
-        print(f"{title}: {self.seconds[title]} s", flush=True)
 
 
 @pytest.fixture
@@ -71,7 +65,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.mark.timeout(600)
 def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
     run = cluster.run
-    with cluster.timed("Bring up a cluster") as (config, schema, topic, first, second, workers, doctor):
+    with cluster.recipe("Bring up a cluster") as (config, schema, topic, first, second, workers, doctor):
         for line in (config, schema, topic, first, second):
             run(line)
         cluster.wait(cluster.even, "both hosts have their slots")
@@ -80,13 +74,13 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
     system = cluster.system
     doomed = [system.client.submit("test.doomed", biz_id=n, delay=0.1) for n in range(4)]
     with Load(system.client, rate=40, ahead=(0.2, 2.0)) as load:
-        with cluster.timed("Add a host") as (check, start, workers):
+        with cluster.recipe("Add a host") as (check, start, workers):
             run(check)
             run(start)
             cluster.wait(cluster.even, "the new host has its share")
             assert "host3" in run(workers)
 
-        with cluster.timed("Drain a host") as (drain, workers, stop, start, undrain):
+        with cluster.recipe("Drain a host") as (drain, workers, stop, start, undrain):
             run(drain)
             cluster.wait(lambda: cluster.owned("host2") == 0, "the host is drained")
             run(workers)
@@ -96,7 +90,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
             run(undrain)
             cluster.wait(lambda: cluster.even() and cluster.owned("host2") > 0, "it has slots again")
 
-        with cluster.timed("Double the slots of a topic") as (show, alter, slots, count):
+        with cluster.recipe("Double the slots of a topic") as (show, alter, slots, count):
             assert "8" in run(show)
             run(alter)
             named = slots.replace("order.close", TOPIC)
@@ -106,7 +100,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
             )
             assert re.search(r"^pending by slots +.* under ", run(count), re.MULTILINE)
 
-        with cluster.timed("Find out why tasks are late") as (slots, show, resume, workers, intents, *rest):
+        with cluster.recipe("Find out why tasks are late") as (slots, show, resume, workers, intents, *rest):
             undrain, doctor = rest
             with system.recorder.fault("other", note="paused"):
                 run(f"toc topic pause {TOPIC}")
@@ -130,7 +124,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
             run(f"toc undrain {host}")
         cluster.wait(cluster.even, "all hosts have slots again")
 
-        with cluster.timed("When a host is lost") as lines:
+        with cluster.recipe("When a host is lost") as lines:
             lost = cluster.hosts.pop("host3")
             with system.recorder.fault("kill", pids=lost.workers()):
                 lost.kill()
@@ -139,7 +133,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
                 run(line)
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
-        with cluster.timed("When Redis is lost") as (rebuild,):
+        with cluster.recipe("When Redis is lost") as (rebuild,):
             with system.recorder.fault("redis_loss"):
                 cluster.local.kill("redis1")
                 shutil.rmtree(cluster.local.directory / "redis/0/appendonlydir")
@@ -147,7 +141,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
                 cluster.wait(lambda: _succeeds(cluster, rebuild), "all is indexed again")
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
-        with cluster.timed("When MySQL is lost") as lines:
+        with cluster.recipe("When MySQL is lost") as lines:
             with system.recorder.fault("store_down"):
                 cluster.local.kill("mariadb")
                 cluster.local.start_parts(["mariadb"])
@@ -156,7 +150,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
         members = ("zookeeper1", "zookeeper2", "zookeeper3")
-        with cluster.timed("When a ZooKeeper is lost") as (doctor,):
+        with cluster.recipe("When a ZooKeeper is lost") as (doctor,):
             with system.recorder.fault("zk_down"):
                 cluster.local.kill(members[0])
                 [said] = [line for line in run(doctor, codes=(1,)).splitlines() if "does not answer" in line]
@@ -165,7 +159,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
                 cluster.local.start_parts(members[:1])
             cluster.wait(lambda: "does not answer" not in run(doctor, codes=(0, 1)), "it is back")
 
-        with cluster.timed("When all ZooKeepers are lost") as (workers,):
+        with cluster.recipe("When all ZooKeepers are lost") as (workers,):
             with system.recorder.fault("zk_down"):
                 cluster.local.kill(*members)
                 seen = len(system.history())
@@ -174,7 +168,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
             cluster.wait(lambda: _succeeds(cluster, workers) and cluster.even(), "the hosts are back")
             run(workers)
 
-        with cluster.timed("Roll out a new version") as (schema, check, *steps):
+        with cluster.recipe("Roll out a new version") as (schema, check, *steps):
             run(schema)
             run(check)
             for line in steps:
@@ -188,7 +182,7 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
     assert verdict.clean, f"{verdict}\n{system.logs()}"
 
     # after the verdict: the checker does not see what the command line does to dead tasks
-    with cluster.timed("Redrive dead tasks") as (listing, show, one, get, dry, rest_of_them):
+    with cluster.recipe("Redrive dead tasks") as (listing, show, one, get, dry, rest_of_them):
         mine = {
             "order.close": "test.doomed",
             "connection refused": "fails as always",
@@ -201,8 +195,6 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
         assert int(run(dry, mine).split()[-1]) >= len(doomed) - 1
         run(rest_of_them, mine)
     assert not cluster.recipes, f"recipes that nobody has tried: {sorted(cluster.recipes)}"
-    TIMES.parent.mkdir(exist_ok=True)
-    TIMES.write_text(json.dumps(cluster.seconds, indent=2))
 
 
 def _succeeds(cluster: Cluster, line: str) -> bool:

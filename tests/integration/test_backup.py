@@ -1,4 +1,4 @@
-"""docs/operations.md, "Backup and restore": its commands as they are written, on servers of their own.
+"""docs/run.md, "Backup and restore": its commands as they are written, on servers of their own.
 
 A server is lost after its backup. With its binary log nothing is lost and nothing runs twice; without it
 those tasks run again that ended after the backup, and no others.
@@ -22,12 +22,12 @@ from toc import NewTask, TaskStatus
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.store.schema import body_table_name, task_table_name
 
-OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+RUN = Path(__file__).parents[2] / "docs/run.md"
 STEPS = {
     name: textwrap.dedent(text)
     for name, text in re.findall(
         r"^ *<!-- a test runs this: ([\w ]+) -->\n *```sh\n(.*?)^ *```$",
-        OPERATIONS.read_text(),
+        RUN.read_text(),
         re.MULTILINE | re.DOTALL,
     )
 }

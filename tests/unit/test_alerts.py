@@ -60,9 +60,9 @@ def test_every_alert_says_which_cluster_it_is_about() -> None:
 
 def test_each_alert_has_a_runbook() -> None:
     assert len(ALERTS) == len(set(ALERTS)) > 15
-    linked = re.findall(r"^          runbook_url: docs/operations.md#(\w+)$", RULES, re.MULTILINE)
+    linked = re.findall(r"^          runbook_url: docs/run.md#(\w+)$", RULES, re.MULTILINE)
     assert linked == [alert.lower() for alert in ALERTS]
-    section = (ROOT / "docs/operations.md").read_text().split("\n## Alerts\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/run.md").read_text().split("\n## Alerts\n")[1].split("\n## ")[0]
     entries = re.findall(r"^### (\w+)\n\n(.+?)(?=\n###|\Z)", section, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in entries] == ALERTS
     assert all(len(text) > 60 for _, text in entries)

@@ -1,4 +1,4 @@
-"""A rolling upgrade as docs/operations.md has it: the schema, then host after host, under load.
+"""A rolling upgrade as docs/run.md has it: the schema, then host after host, under load.
 
 The next version is a copy of this one with a migration more. To try the way to a real one, in the checkout of
 the older:
