@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from toc.model.errors import InvalidInput, shown
 
-_PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}")
+PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}")
 
 EVERYTHING = "*"
 
 
 def check_pattern(pattern: object, field: str = "pattern") -> str:
     """Return ``pattern`` if it is a valid pattern. Raises InvalidInput, which names ``field``."""
-    if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
+    if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
         raise InvalidInput(
             f"{shown(pattern)} is not a pattern of topics: letters, digits, '.', '_', '-' and '*' for any "
             f"of these, at most 128, such as 'shop.*'",

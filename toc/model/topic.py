@@ -133,13 +133,15 @@ class Topic:
         Raises ValueError or TypeError if the values do not make a topic.
         """
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        kinds = {"topic_type": TopicType, "backoff": Backoff, "paused": bool, "delivery": Delivery}
-        for name, kind in (kinds | {"closed": bool}).items():
+        for name, kind in (("topic_type", TopicType), ("backoff", Backoff), ("delivery", Delivery)):
             if name in known:
                 try:
                     known[name] = kind(known[name])
                 except ValueError as exc:
-                    raise InvalidTopic(str(exc), name) from exc
+                    what = f"{name} must be one of {', '.join(kind)}, not {shown(known[name])}"
+                    raise InvalidTopic(what, name) from exc
+        for name in {"paused", "closed"} & known.keys():
+            known[name] = bool(known[name])
         return cls(**known)
 
     def values(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toc.coordination import ensemble
 from toc.coordination.assignment import TABLES
@@ -29,9 +29,9 @@ from toc.operate import admin, schedules, targets
 from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
+from toc.store.records import NamedRecords
 from toc.store.scan import DueRow
 from toc.store.store import Store
-from toc.store.unsharded_table import UnshardedTable
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
@@ -383,15 +383,15 @@ def _none_yet(topics: list[Topic]) -> Iterator[Line]:
 
 def _damaged_rows(store: Store) -> Iterator[Line]:
     """Name the rows of small tables that count for nothing, because they hold what toc never writes."""
-    tables: list[tuple[str, UnshardedTable, Callable[[], set[str]]]] = [
-        ("topics", store.topics, lambda: {each.name for each in store.topics.list()}),
-        ("templates", store.templates, lambda: {each.pattern for each in store.templates.list()}),
-        ("tokens", store.tokens, lambda: {each.name for each in store.tokens.list()}),
-        ("targets", store.targets, lambda: {each.name for each in store.targets.list()}),
-    ]
+    tables: dict[str, NamedRecords[Any]] = {
+        "topics": store.topics,
+        "templates": store.templates,
+        "tokens": store.tokens,
+        "targets": store.targets,
+    }
     with suppress(TocError):  # the server fails: reported elsewhere
-        for part, table, understood in tables:
-            for name in sorted(table.names() - understood()):
+        for part, table in tables.items():
+            for name in sorted(table.damaged()):
                 what = "its row cannot be understood and counts for nothing: another program has changed it"
                 yield Line(Level.REFUSE, part, name, what, "correct the row; the log says what is wrong")
 

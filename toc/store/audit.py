@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sqlalchemy import insert, select
+
 from toc.store import rows as sql
-from toc.store.server import Param, Statement
-from toc.store.unsharded_table import UnshardedTable
+from toc.store.records import Records
 
 INTENT, RESULT = "intent", "result"
 MOST_ACTOR, MOST_ACTION, MOST_TARGET = 128, 64, 255
@@ -36,16 +37,16 @@ class AuditRow(NamedTuple):
     result: str | None
 
 
-class AuditTable(UnshardedTable):
+class AuditTable(Records):
     """The table of the audit. Any method raises StoreUnavailable or SchemaBehind."""
 
     def intend(self, action_id: str, actor: str, action: str, target: str, details: str) -> None:
         """Record what is about to be done."""
-        self._record(action_id, INTENT, actor, action, target, details, None)
+        self._record(action_id, actor, action, target, phase=INTENT, details=details)
 
     def conclude(self, action_id: str, actor: str, action: str, target: str, result: str) -> None:
         """Record the result."""
-        self._record(action_id, RESULT, actor, action, target, "{}", result)
+        self._record(action_id, actor, action, target, phase=RESULT, details="{}", result=result)
 
     def list(
         self,
@@ -61,42 +62,43 @@ class AuditTable(UnshardedTable):
 
         ``below``: only those with a smaller audit_id, for the next page. The other filters are exact.
         """
-        marks, params = [f"phase='{INTENT}'"], list[Param]()
-        for column, value in (("actor", actor), ("action", action), ("target", target)):
+        column = self._column
+        where = [column.phase == INTENT]
+        for one, value in ((column.actor, actor), (column.action, action), (column.target, target)):
             if value is not None:
-                marks.append(f"{column}=%s")
-                params.append(value)
+                where.append(one == value)
         if since is not None:
-            marks.append(f"gmt_create>={self._server.instant(since)}")
+            where.append(column.gmt_create >= since)
         if below is not None:
-            marks.append(f"audit_id<{below:d}")
-        at = self._server.milliseconds("gmt_create")
-        select = (
-            f"SELECT audit_id,action_id,{at},actor,action,target,details FROM {self._table} "
-            f"WHERE {' AND '.join(marks)} ORDER BY audit_id DESC LIMIT {limit:d}"
-        )
-        begun = self._rows(select, params)
+            where.append(column.audit_id < below)
+        what = select(
+            column.audit_id, column.action_id, column.gmt_create, column.actor, column.action, column.target,
+            column.details,
+        )  # fmt: skip
+        begun = self._rows(what.where(*where).order_by(column.audit_id.desc()).limit(limit))
         if not begun:
             return []
-        ids = [row[1] for row in begun]
-        select = (
-            f"SELECT action_id,{at},result FROM {self._table} WHERE phase='{RESULT}' "
-            f"AND audit_id>{min(row[0] for row in begun):d} AND action_id IN ({','.join(['%s'] * len(ids))})"
+        ended = select(column.action_id, column.gmt_create, column.result).where(
+            column.phase == RESULT,
+            column.audit_id > min(row[0] for row in begun),
+            column.action_id.in_([row[1] for row in begun]),
         )
-        ends = {row[0]: row[1:] for row in self._rows(select, ids)}
+        ends = {row[0]: row[1:] for row in self._rows(ended)}
         return [AuditRow(*row, *ends.get(row[1], (None, None))) for row in begun]
 
     def purge(self, keep: int) -> int:
         """Delete the oldest rows that are older than ``keep`` ms. Returns how many."""
-        return sql.delete_oldest(self._server, self._table, "audit_id", keep)
+        return sql.delete_oldest(self._server, str(self._table), "audit_id", keep)
 
-    def _record(
-        self, action_id: str, phase: str, actor: str, action: str, target: str, *more: str | None
-    ) -> None:
-        insert = (
-            f"INSERT INTO {self._table} (action_id,phase,actor,action,target,details,result,gmt_create) "
-            f"VALUES (%s,%s,%s,%s,%s,%s,%s,{self._now()})"
+    def _record(self, action_id: str, actor: str, action: str, target: str, **more: str) -> None:
+        row = insert(self._table).values(
+            action_id=action_id,
+            actor=actor[:MOST_ACTOR],
+            action=action[:MOST_ACTION],
+            target=target[:MOST_TARGET],
+            gmt_create=self._clock.now_ms(),
+            **more,
         )
-        cut = (actor[:MOST_ACTOR], action[:MOST_ACTION], target[:MOST_TARGET])
-        # Written twice after a lost answer, it says the same twice: readers join by action_id.
-        self._server.run([Statement(insert, [action_id, phase, *cut, *more])])
+        self._rows(
+            row
+        )  # written twice after a lost answer, it says the same twice: readers join by action_id

@@ -9,34 +9,35 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
+from sqlalchemy import insert, select
+
+from toc.store.records import Records
 from toc.store.server import Duplicate
-from toc.store.unsharded_table import UnshardedTable
 
 
-class IdentityTable(UnshardedTable):
+class IdentityTable(Records):
     """The table of that row. Raises StoreUnavailable or SchemaBehind."""
 
     def get(self) -> str:
         """Return the identity: 32 hexadecimal digits, unique to this task table."""
-        if (found := self._read()) is None:
-            into = f"INSERT INTO {self._table} (number,identity,lease_secret,gmt_create)"
-            values = [secrets.token_hex(16), secrets.token_hex(32)]
-            with suppress(Duplicate):  # another program was faster
-                self._write(f"{into} VALUES (1,%s,%s,{self._now()})", values)
-            found = self._read()
-        return found or ""
+        return self._read()[0]
 
     def lease_secret(self) -> bytes:
         """Return the secret that seals leases."""
-        self.get()
-        ((secret,),) = self._rows(f"SELECT lease_secret FROM {self._table} WHERE number=1")
-        return bytes.fromhex(secret)
+        return bytes.fromhex(self._read()[1])
 
     @property
     def place(self) -> str:
         """Return the table's location, for a message."""
         return self._server.name
 
-    def _read(self) -> str | None:
-        rows = self._rows(f"SELECT identity FROM {self._table} WHERE number=1")
-        return str(rows[0][0]) if rows else None
+    def _read(self) -> tuple[str, str]:
+        """Return identity and secret; make them if this is the first program that asks."""
+        query = select(self._column.identity, self._column.lease_secret).where(self._column.number == 1)
+        if not (rows := self._rows(query)):
+            values = {"number": 1, "identity": secrets.token_hex(16), "lease_secret": secrets.token_hex(32)}
+            with suppress(Duplicate):  # another program was faster
+                self._write(insert(self._table).values(**values, gmt_create=self._clock.now_ms()))
+            rows = self._rows(query)
+        ((identity, secret),) = rows
+        return identity, secret

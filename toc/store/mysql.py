@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import pymysql
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
@@ -60,6 +61,7 @@ TABLE_LOCK_SECONDS = 1
 class MySqlServer(DatabaseServer):
     """A MySQL 8 or MariaDB server that holds some of the databases."""
 
+    dialect = mysql.dialect(paramstyle="format")
     greatest = "GREATEST"
     for_update = " FOR UPDATE"
     read_only = "SELECT @@global.read_only"

@@ -11,7 +11,9 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Column,
+    ColumnElement,
     Double,
     Index,
     Integer,
@@ -22,10 +24,12 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import MAX_ATTRIBUTE_CHARS
@@ -56,7 +60,26 @@ _ROWID = Integer().with_variant(
 )  # SQLite: the rowid itself, no second tree
 _U32 = Integer().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
 _U16 = SmallInteger().with_variant(mysql.SMALLINT(unsigned=True), *_MYSQL)
-_INSTANT = BigInteger().with_variant(mysql.DATETIME(fsp=3), *_MYSQL)  # SQLite: milliseconds since 1970 UTC
+
+
+class _Datetime(TypeDecorator[int]):
+    """A DATETIME of MySQL, read and written as milliseconds since 1970 UTC, which the server converts."""
+
+    impl = mysql.DATETIME
+    cache_ok = True
+
+    def bind_expression(self, bindparam: BindParameter[int]) -> ColumnElement[Any]:
+        """Return an expression for the instant of so many ms."""
+        return func.timestampadd(_MICROSECOND, bindparam * literal_column("1000"), _EPOCH)
+
+    def column_expression(self, column: ColumnElement[int]) -> ColumnElement[Any]:
+        """Return an expression for the ms of an instant."""
+        return func.timestampdiff(_MICROSECOND, _EPOCH, column).op("DIV")(literal_column("1000"))
+
+
+_MICROSECOND: ColumnElement[Any] = literal_column("MICROSECOND")
+_EPOCH: ColumnElement[Any] = literal_column("TIMESTAMP'1970-01-01 00:00:00'")
+_INSTANT = BigInteger().with_variant(_Datetime(fsp=3), *_MYSQL)  # SQLite: the milliseconds as a number
 _TINY = SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
 _KEY = LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)

@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from sqlalchemy import Dialect
+
 from toc.model.errors import InvalidInput, StoreUnavailable
 from toc.sockets import none_left
 from toc.store.pool import Busy, Pool, PooledConnection
@@ -374,6 +376,8 @@ class DatabaseServer(ABC):
     def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
         """Return a SELECT that yields ``table`` if a row of this status has its next_time in [start, end)."""
 
+    dialect: Dialect
+    """How SQLAlchemy Core writes SQL for it."""
     greatest: str
     for_update: str
     read_only: str

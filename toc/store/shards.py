@@ -10,6 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 from urllib.parse import unquote
 
+from sqlalchemy import MetaData
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -162,6 +163,8 @@ class Shards:
         alone = len(self.servers) == 1
         self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}
         self.topic_server = self.servers[0]
+        self.first_metadata = MetaData(None if layout.sqlite else layout.database_name(0))
+        """For the tables that only the first database has, on ``topic_server``."""
         self._threads = self._new_threads()
         call_in_children(self._after_fork)
 

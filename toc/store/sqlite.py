@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
@@ -53,6 +54,7 @@ def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
 class SqliteServer(DatabaseServer):
     """One SQLite file that holds all tables."""
 
+    dialect = sqlite_dialect.dialect(paramstyle="format")
     greatest = "MAX"
     for_update = ""
     read_only = ""

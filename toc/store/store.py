@@ -30,13 +30,13 @@ from toc.store.requests import Requests
 from toc.store.scan import Scans
 from toc.store.schedules import ScheduleTable
 from toc.store.schema import (
-    AUDIT_TABLE,
-    IDENTITY_TABLE,
-    RETIRED_TABLE,
-    TARGET_TABLE,
-    TEMPLATE_TABLE,
-    TOKEN_TABLE,
-    TOPIC_TABLE,
+    audit_table,
+    identity_table,
+    retired_table,
+    target_table,
+    template_table,
+    token_table,
+    topic_table,
 )
 from toc.store.secretbox import SecretBox
 from toc.store.select import Selections
@@ -108,18 +108,13 @@ class Store(Batches):
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
         self.pulls = Pulls(shards, self._stamp)
-        first = shards.topic_server
-        self.topics = TopicTable(
-            first,
-            shards.first(TOPIC_TABLE),
-            retired=shards.first(RETIRED_TABLE),
-            clock=clock,
-        )
-        self.identity = IdentityTable(first, shards.first(IDENTITY_TABLE), clock)
-        self.templates = TemplateTable(first, shards.first(TEMPLATE_TABLE), self.topics, clock)
-        self.tokens = TokenTable(first, shards.first(TOKEN_TABLE), clock)
-        self.targets = TargetTable(first, shards.first(TARGET_TABLE), SecretBox(secret_keys), clock)
-        self.audit = AuditTable(first, shards.first(AUDIT_TABLE), clock)
+        first, metadata = shards.topic_server, shards.first_metadata
+        self.topics = TopicTable(first, topic_table(metadata), retired_table(metadata), clock)
+        self.identity = IdentityTable(first, identity_table(metadata), clock)
+        self.templates = TemplateTable(first, template_table(metadata), self.topics, clock)
+        self.tokens = TokenTable(first, token_table(metadata), clock)
+        self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)
+        self.audit = AuditTable(first, audit_table(metadata), clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""

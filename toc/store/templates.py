@@ -6,62 +6,50 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sqlalchemy import Table, select, update
+
 from toc.model.clock import Clock
 from toc.model.documents import parse_object
-from toc.model.errors import InvalidInput, UnknownTemplate, shown
-from toc.model.pattern import check_pattern
+from toc.model.errors import UnknownTemplate
+from toc.model.pattern import PATTERN
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Statement
+from toc.store.records import REPEATS, NamedRecords
+from toc.store.server import DatabaseServer
 from toc.store.topics import TopicTable
-from toc.store.unsharded_table import REPEATS, UnshardedTable
 
 log = get_logger(__name__)
 
 
-class TemplateTable(UnshardedTable):
+class TemplateTable(NamedRecords[Template]):
     """The templates. Any method raises StoreUnavailable or SchemaBehind."""
 
-    _named = "pattern"
+    noun, names_fit, unknown = "template", PATTERN, UnknownTemplate
 
-    def __init__(self, server: DatabaseServer, table: str, topics: TopicTable, clock: Clock) -> None:
+    def __init__(self, server: DatabaseServer, table: Table, topics: TopicTable, clock: Clock) -> None:
         super().__init__(server, table, clock)
         self._topics = topics
 
-    def list(self) -> list[Template]:
-        """Return all templates, by pattern."""
-        return list(self.versions())
-
     def get(self, pattern: str) -> Template:
         """Return one. Raises UnknownTemplate."""
-        found = next((each for each in self.list() if each.pattern == pattern), None)
-        if found is None:
-            raise _unknown(pattern)
-        return found
+        return self._find(pattern)[0]
 
     def versions(self) -> dict[Template, int]:
         """Return all templates by pattern, each with its version, which guards topics created by it."""
-        select = f"SELECT pattern,policies,most_topics,version FROM {self._table} ORDER BY pattern"
-        found: dict[Template, int] = {}
-        for pattern, policies, most, version in self._rows(select):
-            try:
-                found[Template(pattern, parse_object(policies), most)] = version
-            except (ValueError, TypeError, AttributeError, InvalidInput) as exc:
-                # Of a later version, or edited by hand.
-                if self._complains(pattern):
-                    log.warning("template_not_understood", pattern=pattern, error=str(exc))
-        return found
+        return {template: row["version"] for template, row in self._every()}
 
     def create(self, template: Template) -> None:
         """Add a template. Raises NameTaken."""
-        now = self._now()
-        insert = (
-            f"INSERT INTO {self._table} (pattern,policies,most_topics,gmt_create,gmt_modified,version) "
-            f"VALUES (%s,%s,{template.most_topics:d},{now},{now},0)"
+        now = self._clock.now_ms()
+        self._add(
+            f"there is a template {template.pattern!r} already; alter it",
+            **_values(template),
+            pattern=template.pattern,
+            gmt_create=now,
+            gmt_modified=now,
+            version=0,
         )
-        texts = [template.pattern, json.dumps(dict(template.policies))]
-        self._add(insert, texts, f"there is a template {template.pattern!r} already; alter it")
 
     def alter(self, pattern: str, policies: Mapping[str, Any], most_topics: int | None) -> Template:
         """Change policies of a template, or its cap. Topics that it has made stay as they are.
@@ -69,28 +57,15 @@ class TemplateTable(UnshardedTable):
         Raises UnknownTemplate and InvalidInput.
         """
         for _ in range(REPEATS):
-            found = next((each for each in self.versions().items() if each[0].pattern == pattern), None)
-            if found is None:
-                raise _unknown(pattern)
-            template, version = found
+            template, version = self._find(pattern)
             changed = template.altered(policies, most_topics)
-            params = [json.dumps(dict(changed.policies)), pattern]
-            update = (
-                f"UPDATE {self._table} SET policies=%s,most_topics={changed.most_topics:d},"
-                f"gmt_modified={self._now()},version=version+1 WHERE pattern=%s AND version={version:d}"
-            )
-            if self._write(update, params) == 1:
+            if self._update(self._at(pattern, version), **_values(changed)):
                 return changed
-        raise self._keeps_changing(f"template {pattern!r}")
+        raise self._keeps_changing(pattern)
 
     def delete(self, pattern: str) -> None:
         """Remove a template. Topics that it has made stay. Raises UnknownTemplate."""
-        try:
-            check_pattern(pattern)  # MySQL takes one with a trailing space for the same pattern
-        except InvalidInput:
-            raise _unknown(pattern) from None
-        if not self._write(f"DELETE FROM {self._table} WHERE pattern=%s", [pattern]):
-            raise _unknown(pattern)
+        self._delete(pattern)
 
     def create_topic(self, topic: Topic, pattern: str, version: int) -> bool:
         """Add a topic by a template of this version. False: the template has changed, or the biz_type is
@@ -99,17 +74,17 @@ class TemplateTable(UnshardedTable):
         Of two programs that create topics by one template at once, the second is refused, reads again, and
         so counts what the first has created. Raises TopicExists.
         """
-        where = f"EXISTS (SELECT 1 FROM {self._table} WHERE pattern=%s AND version={version:d})"
-        lock = f"SELECT 1 FROM {self._table} WHERE pattern=%s{self._server.for_update}"
-        change = f"UPDATE {self._table} SET version=version+1 WHERE pattern=%s AND version={version:d}"
-        return self._topics.add(
-            topic,
-            where,
-            [pattern],
-            before=[Statement(lock, [pattern])],
-            after=[Statement(change, [pattern])],
-        )
+        same = self._at(pattern, version)
+        lock = select(self._name).where(self._name == pattern).with_for_update()
+        count = update(self._table).where(same).values(version=self._column.version + 1)
+        return self._topics.add(topic, select(self._name).where(same).exists(), before=[lock], after=[count])
+
+    def _parse(self, row: Mapping[str, Any]) -> Template:
+        return Template(row["pattern"], parse_object(row["policies"]), row["most_topics"])
+
+    def _complain(self, name: str, exc: Exception) -> None:
+        log.warning("template_not_understood", pattern=name, error=str(exc))
 
 
-def _unknown(pattern: str) -> UnknownTemplate:
-    return UnknownTemplate(f"there is no template {shown(pattern)}; `toc template list` shows all")
+def _values(template: Template) -> dict[str, Any]:
+    return {"policies": json.dumps(dict(template.policies)), "most_topics": template.most_topics}

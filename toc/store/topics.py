@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
+
+from sqlalchemy import ClauseElement, ColumnElement, Table, delete, exists, insert, literal, select
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
-from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_topic_name
+from toc.model.topic import NAME, Delivery, Topic, check_topic_name
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Duplicate, Param, Statement
-from toc.store.unsharded_table import REPEATS, UnshardedTable
+from toc.store.records import REPEATS, NamedRecords
+from toc.store.server import DatabaseServer, Duplicate
 
 log = get_logger(__name__)
 
@@ -20,27 +22,27 @@ _FIELDS = tuple(field.name for field in fields(Topic))
 _FIXED = frozenset({"name", "biz_type", "delivery"})
 
 
-class TopicTable(UnshardedTable):
+class TopicTable(NamedRecords[Topic]):
     """The topics. Unique keys on name and biz_type keep two hosts from disagreeing.
 
     Any method raises StoreUnavailable or SchemaBehind.
     """
 
-    def __init__(self, server: DatabaseServer, table: str, *, retired: str, clock: Clock) -> None:
+    noun, names_fit, unknown = "topic", NAME, UnknownTopic
+
+    def __init__(self, server: DatabaseServer, table: Table, retired: Table, clock: Clock) -> None:
         super().__init__(server, table, clock)
         self._retired = retired
 
-    def list(self) -> list[Topic]:
-        """Return all topics, by name."""
-        return sorted((topic for topic, _version in self._select("1=1")), key=lambda topic: topic.name)
-
-    def state(self) -> tuple[int, int]:
-        """Return what is another pair if a topic has changed: their number and the sum of their versions."""
-        return self._state("version")
-
     def get(self, name: str) -> Topic | None:
         """Return the topic of a name, or None."""
-        return next((topic for topic, _version in self._select("name=%s", name)), None)
+        with suppress(UnknownTopic):
+            return self._find(name)[0]
+        return None
+
+    def get_with_version(self, name: str) -> tuple[Topic, int]:
+        """Return a topic and its version. Every change makes a new version. Raises UnknownTopic."""
+        return self._find(check_topic_name(name))
 
     def create(self, topic: Topic) -> None:
         """Add a topic. Raises TopicExists if its name or biz_type is taken, or was a deleted topic's."""
@@ -52,30 +54,29 @@ class TopicTable(UnshardedTable):
     def add(
         self,
         topic: Topic,
-        where: str = "1=1",
-        params: Sequence[Param] = (),
-        *,
-        before: Sequence[Statement] = (),
-        after: Sequence[Statement] = (),
+        *where: ColumnElement[bool],
+        before: Sequence[ClauseElement] = (),
+        after: Sequence[ClauseElement] = (),
     ) -> bool:
-        """Add a topic if the condition ``where`` holds. False: it does not, or the biz_type is retired.
+        """Add a topic if the conditions hold. False: they do not, or the biz_type is retired.
 
         ``before`` and ``after`` run in the same transaction. Raises TopicExists.
         """
-        now = self._now()
-        placeholders, values = _literals(topic, _FIELDS)
-        insert = (
-            f"INSERT INTO {self._table} ({','.join(_FIELDS)},gmt_create,gmt_modified,version) "
-            f"SELECT {','.join(placeholders)},{now},{now},0 FROM (SELECT 1 AS one) AS one "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {self._retired} WHERE biz_type={topic.biz_type:d}) AND {where}"
-        )
-        statements = [*before, Statement(insert, [*values, *params]), *after]
+        now = self._clock.now_ms()
+        values = topic.values() | {"gmt_create": now, "gmt_modified": now, "version": 0}
+        row = select(*(literal(value, self._column[name].type) for name, value in values.items()))
+        free = ~exists().where(self._retired.c.biz_type == topic.biz_type)
+        if_free = row.select_from(select(literal(1)).subquery("one")).where(free, *where)
+        statements = [*before, insert(self._table).from_select(list(values), if_free), *after]
         try:
-            results = self._server.run(statements, transaction=len(statements) > 1, again=False)
+            results = self._server.run(
+                [self._compiled(each) for each in statements], transaction=len(statements) > 1, again=False
+            )
             return results[len(before)].matched == 1
         except Duplicate as exc:
-            other = self.get(topic.name)
-            what = f"topic {topic.name!r}" if other else f"a topic with biz_type {topic.biz_type}"
+            what = (
+                f"topic {topic.name!r}" if self.get(topic.name) else f"a topic with biz_type {topic.biz_type}"
+            )
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
 
     def alter(self, name: str, /, **changes: Any) -> Topic:
@@ -91,35 +92,30 @@ class TopicTable(UnshardedTable):
             topic, version = self.get_with_version(name)
             if topic.closed and changes.get("closed", True):
                 raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")
-            changed = replace(topic, **_typed(changes))
+            changed = Topic.of(topic.values() | changes)
             if changed.slot_amount < topic.slot_amount:
                 raise InvalidTopic(
                     f"slot_amount of {name!r} is {topic.slot_amount} and only grows: tasks stay in the slots "
                     "in which they were submitted",
                     "slot_amount",
                 )
-            names = tuple(changes)
-            placeholders, params = _literals(changed, names)
-            sets = [f"{field}={placeholder}" for field, placeholder in zip(names, placeholders, strict=True)]
-            if self._update(",".join(sets), f"name=%s AND version={version:d}", *params, name):
+            values = changed.values()
+            if self._update(self._at(name, version), **{field: values[field] for field in changes}):
                 return changed
-        raise self._keeps_changing(f"topic {name!r}")
-
-    def get_with_version(self, name: str) -> tuple[Topic, int]:
-        """Return a topic and its version. Every change makes a new version. Raises UnknownTopic."""
-        found = self._select("name=%s", check_topic_name(name))
-        if not found:
-            raise UnknownTopic(f"there is no topic {name!r}", name)
-        return found[0]
+        raise self._keeps_changing(name)
 
     def deliver(self, name: str, version: int, delivery: Delivery) -> bool:
         """Change the delivery of a paused topic. False if it was changed since ``version``."""
-        change = f"delivery='{Delivery(delivery).value}'"
-        return self._update(change, f"name=%s AND paused=1 AND version={version:d}", name)
+        return self._update(self._at(name, version), self._column.paused == 1, delivery=Delivery(delivery))
 
     def close(self, name: str, version: int) -> bool:
         """Have a paused topic take no new task. False if it was changed since ``version``."""
-        return self._update("closed=1", f"name=%s AND paused=1 AND version={version:d}", name)
+        return self._update(self._at(name, version), self._column.paused == 1, closed=True)
+
+    def raise_slots(self, name: str, slot_amount: int) -> bool:
+        """Give a topic at least this slot_amount, which a row has. Returns whether this changed anything."""
+        fewer = self._column.slot_amount < slot_amount
+        return self._update(self._name == name, fewer, slot_amount=slot_amount)
 
     def retire(self, topic: Topic, version: int) -> bool:
         """Remove a closed topic. Its biz_type is never used again. False if it was changed since ``version``.
@@ -127,66 +123,27 @@ class TopicTable(UnshardedTable):
         The biz_type is retired first, in a transaction of its own: a reader that finds the topic
         gone also finds its biz_type retired. If the program ends in between, call this again.
         """
-        now = self._now()
-        insert = (
-            f"INSERT INTO {self._retired} (biz_type,name,retention,gmt_create) "
-            f"VALUES ({topic.biz_type:d},%s,{topic.retention:d},{now})"
-        )
         with suppress(Duplicate):  # an earlier attempt has stopped after this
-            self._write(insert, [topic.name])
-        delete = f"DELETE FROM {self._table} WHERE name=%s AND closed=1 AND version={version:d}"
-        return self._write(delete, [topic.name]) == 1
+            self._write(
+                insert(self._retired).values(
+                    biz_type=topic.biz_type,
+                    name=topic.name,
+                    retention=topic.retention,
+                    gmt_create=self._clock.now_ms(),
+                )
+            )
+        closed = self._at(topic.name, version), self._column.closed == 1
+        return self._write(delete(self._table).where(*closed)) == 1
 
     def retired(self) -> dict[int, int]:
         """Return the biz_types of deleted topics, and for how many seconds their finished rows are kept."""
-        return dict(self._rows(f"SELECT biz_type,retention FROM {self._retired}"))
+        return dict(self._rows(select(self._retired.c.biz_type, self._retired.c.retention)))
 
-    def raise_slots(self, name: str, slot_amount: int) -> bool:
-        """Give a topic at least this slot_amount, which a row has. Returns whether this changed anything."""
-        return self._update(f"slot_amount={slot_amount:d}", f"name=%s AND slot_amount<{slot_amount:d}", name)
+    def _parse(self, row: Mapping[str, Any]) -> Topic:
+        return Topic.of(row)
 
-    def _update(self, sets: str, where: str, *params: Param) -> bool:
-        change = f"SET {sets},gmt_modified={self._now()},version=version+1"
-        return self._write(f"UPDATE {self._table} {change} WHERE {where}", params) == 1
+    def _complain(self, name: str, exc: Exception) -> None:
+        log.warning("topic_not_understood", topic=name, error=str(exc))
 
-    def _select(self, where: str, *params: Param) -> Sequence[tuple[Topic, int]]:
-        select = f"SELECT {','.join(_FIELDS)},version FROM {self._table} WHERE {where}"
-        return self._understood(self._rows(select, params))
-
-    def _understood(self, rows: Sequence[Any]) -> Sequence[tuple[Topic, int]]:
-        """Return the topics in rows of ``_FIELDS``, each with its version."""
-        topics = []
-        for row in rows:
-            try:
-                topics.append((Topic.of(dict(zip(_FIELDS, row, strict=False))), row[-1]))
-            except (ValueError, TypeError) as exc:  # of a newer version, or edited by hand: skip it
-                if self._complains(row[0]):
-                    log.warning("topic_not_understood", topic=row[0], error=str(exc))
-        return topics
-
-
-def _typed(changes: dict[str, Any]) -> dict[str, Any]:
-    typed = dict(changes)
-    for name, kind in (("topic_type", TopicType), ("backoff", Backoff)):
-        if name in typed:
-            try:
-                typed[name] = kind(typed[name])
-            except ValueError as exc:
-                raise InvalidTopic(
-                    f"{name} must be one of {', '.join(kind)}, not {typed[name]!r}", name
-                ) from exc
-    return typed
-
-
-def _literals(topic: Topic, names: tuple[str, ...]) -> tuple[list[str], list[Param]]:
-    """Return fields of a topic as SQL: numbers as literals, texts as parameters."""
-    placeholders: list[str] = []
-    params: list[Param] = []
-    for name in names:
-        value = getattr(topic, name)
-        if isinstance(value, str):
-            placeholders.append("%s")
-            params.append(str(value))
-        else:
-            placeholders.append(f"{value:d}" if isinstance(value, int) else f"{value!r}")
-    return placeholders, params
+    def _unknown(self, name: object) -> UnknownTopic:
+        return UnknownTopic(f"there is no topic {name!r}", str(name))

@@ -15,10 +15,10 @@ from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate.audit import action_record, audited
 from toc.store.history import FailedTry, line, parse
+from toc.store.records import Records
 from toc.store.secretbox import new_key
 from toc.store.server import Statement
 from toc.store.store import Store
-from toc.store.unsharded_table import UnshardedTable
 
 DAMAGE = ["[" * 3000, '{"a":' * 70 + "1" + "}" * 70, "7", "null", '{"a": 1e999}', '["\\ud800"]', "", "{}"]
 
@@ -32,7 +32,7 @@ def store(place: Any) -> Iterator[Store]:
     one.close()
 
 
-def change(table: UnshardedTable, statement: str, *params: str) -> None:
+def change(table: Records, statement: str, *params: str) -> None:
     table._server.run([Statement(statement, list(params))])
 
 
@@ -59,14 +59,14 @@ def test_a_damaged_row_of_a_small_table_is_named_and_the_others_are_read(
     table: Any = getattr(store, make.__name__)
     for name in ("one", "two"):
         make(store, name)
-    key = table._named
+    key = table._name.name
     name = "one.*" if key == "pattern" else "one"
     change(table, f"UPDATE {table._table} SET {column}=%s WHERE {key}=%s", damage, name)
     with capture_logs() as lines:
         assert [getattr(each, key) for each in table.list()] == [name.replace("one", "two")]
     assert [line["event"] for line in lines] == [f"{make.__name__[:-1]}_not_understood"]
     assert name in lines[0].values()
-    assert table.names() == {name, name.replace("one", "two")}
+    assert table.damaged() == {name}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""What the tables of the first database share: topics, templates, tokens, targets, audit, identity.
+
+Statements are made of the tables of toc.store.schema in SQLAlchemy Core and sent as all others are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from re import Pattern
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import ClauseElement, ColumnElement, Table, and_, delete, func, insert, select, update
+
+from toc.model.clock import Clock, RateLimit
+from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, shown
+from toc.store.server import DatabaseServer, Duplicate, Statement
+
+R = TypeVar("R")
+
+REPEATS = 5
+"""How often a change is repeated if another process changed the row first."""
+
+COMPLAIN_SECONDS = 60.0
+"""How often a row that is not understood is named in the log: the tables are read every other second."""
+
+State = tuple[int, int]
+"""The number of rows and the sum of their versions: another one means that a row has changed."""
+
+
+class Records:
+    """A table that only the first database has. Any method raises StoreUnavailable or SchemaBehind."""
+
+    def __init__(self, server: DatabaseServer, table: Table, clock: Clock) -> None:
+        self._server = server
+        self._table = table
+        self._column = table.c
+        self._clock = clock
+
+    def _compiled(self, statement: ClauseElement) -> Statement:
+        """Return a statement as text. That takes a while: keep what is sent often."""
+        made: Any = statement.compile(
+            dialect=self._server.dialect, compile_kwargs={"render_postcompile": True}
+        )
+        values = [made.params[name] for name in made.positiontup]
+        numbers = [value if isinstance(value, (int, float)) else "%s" for value in values]
+        return Statement(str(made) % tuple(numbers), [v for v in values if not isinstance(v, (int, float))])
+
+    def _rows(self, query: ClauseElement | Statement) -> Sequence[Any]:
+        statement = query if isinstance(query, Statement) else self._compiled(query)
+        return self._server.run([statement])[0].rows
+
+    def _write(self, change: ClauseElement) -> int:
+        """Make a change once. Returns how many rows it matched. Raises Duplicate."""
+        return self._server.run([self._compiled(change)], again=False)[0].matched
+
+
+class NamedRecords(Records, ABC, Generic[R]):
+    """A table of records with names. Any method raises StoreUnavailable or SchemaBehind."""
+
+    noun: str
+    names_fit: Pattern[str]
+    """What a name looks like. MySQL takes one with a trailing space for the same name; this does not."""
+    unknown: type[InvalidInput]
+    """The error for a name that no record has."""
+    guard = "version"
+    """The column that each change of a row changes."""
+
+    def __init__(self, server: DatabaseServer, table: Table, clock: Clock) -> None:
+        super().__init__(server, table, clock)
+        (self._name,) = table.primary_key
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+
+    @abstractmethod
+    def _parse(self, row: Mapping[str, Any]) -> R:
+        """Make a record of a row. Raises ValueError, TypeError, KeyError or AttributeError."""
+
+    @abstractmethod
+    def _complain(self, name: str, exc: Exception) -> None:
+        """Log that a row is not understood: it is of a later version, or was edited by hand."""
+
+    def list(self) -> list[R]:
+        """Return all records, by name."""
+        return [record for record, _row in self._every()]
+
+    def damaged(self) -> set[str]:
+        """Return the names of rows that cannot be understood."""
+        names = {str(name) for (name,) in self._rows(select(self._name))}
+        return names - {row[self._name.name] for _, row in self._every()}
+
+    def state(self) -> State:
+        """Return the State."""
+        ((count, total),) = self._rows(self._count_and_sum)
+        return int(count), int(total)
+
+    def _every(self) -> Sequence[tuple[R, Mapping[str, Any]]]:
+        return self._understood(self._rows(self._select))
+
+    def _find(self, name: str) -> tuple[R, int]:
+        """Return a record and its version. Raises ``unknown``."""
+        where = self._name == self._possible(name)
+        for record, row in self._understood(self._rows(select(self._table).where(where))):
+            return record, row[self.guard]
+        raise self._unknown(name)
+
+    def _understood(self, rows: Sequence[Any]) -> Sequence[tuple[R, Mapping[str, Any]]]:
+        """Return the records in rows of all columns, each with its row by column."""
+        found, columns = [], self._column.keys()
+        for values in rows:
+            row = dict(zip(columns, values, strict=True))
+            try:
+                found.append((self._parse(row), row))
+            except (ValueError, TypeError, KeyError, AttributeError) as exc:
+                if self._complains(row[self._name.name]):
+                    self._complain(row[self._name.name], exc)
+        return found
+
+    def _add(self, taken: str, **values: Any) -> None:
+        """Insert a row. Raises NameTaken, with this text."""
+        try:
+            self._write(insert(self._table).values(values))
+        except Duplicate as exc:
+            raise NameTaken(taken) from exc
+
+    def _at(self, name: str, version: int) -> ColumnElement[bool]:
+        """Select the row of a name, if it is still at this version."""
+        return and_(self._name == name, self._column[self.guard] == version)
+
+    def _update(self, *where: ColumnElement[bool], **values: Any) -> bool:
+        """Change a row and its version. False if none is at these conditions any more."""
+        version = self._column.version
+        values |= {"gmt_modified": self._clock.now_ms(), "version": version + 1}
+        return self._write(update(self._table).where(*where).values(values)) == 1
+
+    def _delete(self, name: str) -> None:
+        """Delete a row. Raises ``unknown``."""
+        if not self._write(delete(self._table).where(self._name == self._possible(name))):
+            raise self._unknown(name)
+
+    def _possible(self, name: object) -> str:
+        """Return a name that a record can have. Raises ``unknown``."""
+        if not isinstance(name, str) or not self.names_fit.fullmatch(name):
+            raise self._unknown(name)
+        return name
+
+    def _unknown(self, name: object) -> InvalidInput:
+        return self.unknown(f"there is no {self.noun} {shown(name)}; `toc {self.noun} list` shows all")
+
+    def _keeps_changing(self, name: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._server.name}: {self.noun} {name!r} keeps changing; try again")
+
+    @cached_property
+    def _select(self) -> Statement:
+        return self._compiled(select(self._table).order_by(self._name))
+
+    @cached_property
+    def _count_and_sum(self) -> Statement:
+        total = func.coalesce(func.sum(self._column[self.guard]), 0)
+        return self._compiled(select(func.count(), total).select_from(self._table))
