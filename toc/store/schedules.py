@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.model.clock import Clock
-from toc.model.errors import ScheduleExists, StoreUnavailable
+from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
 from toc.model.schedule import Definition, Planned, State, Step
 from toc.model.sharding import JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus
@@ -36,8 +36,11 @@ from toc.store.server import (
 from toc.store.shards import Shards, Trouble
 
 REPEATS = 5
-MOST_WAITING = 500
-"""Schedules of a table that wait for a step and among which the topics take turns."""
+MOST_OF_TOPIC = 5_000
+"""Most schedules of one topic in one table."""
+MOST_WAITING = 2 * MOST_OF_TOPIC
+"""Schedules of a table that wait for a step and among which the topics take turns: no single topic fills
+them."""
 TOGETHER = 200
 """About how many tasks one transaction inserts; those of one schedule are never split."""
 
@@ -230,9 +233,16 @@ class ScheduleTable:
     # --- writing
 
     def create(self, definition: Definition, state: State) -> StoredSchedule:
-        """Add a schedule. Raises ScheduleExists."""
+        """Add a schedule. Raises ScheduleExists, or InvalidSchedule if its topic has too many."""
         table, text = self.table_of(definition.name), definition.to_json()
         server = self._shards.server_of[table]
+        count = f"SELECT COUNT(*) FROM {self._shards.schedule_names[table]} WHERE topic=%s"
+        if int(server.run([Statement(count, [definition.topic])])[0].rows[0][0]) >= MOST_OF_TOPIC:
+            raise InvalidSchedule(
+                f"topic {definition.topic!r} has too many schedules: {MOST_OF_TOPIC} in this one's table; "
+                "use tasks that submit the next one, or another topic",
+                "topic",
+            )
         names = ["name", "topic", "definition", "change_id"]
         marks = ["%s", "%s", "%s", f"{_change_id():d}"]
         for field, column in COLUMNS.items():

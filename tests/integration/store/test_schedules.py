@@ -11,12 +11,13 @@ from fault.kit.proxy import Proxy
 from sqlalchemy import create_engine
 
 from toc.model.clock import Clock
-from toc.model.errors import ScheduleExists
+from toc.model.errors import InvalidSchedule, ScheduleExists
 from toc.model.schedule import Definition, new_state, step
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
+from toc.store import schedules
 from toc.store.occurrences import occurrence_key
 from toc.store.schedule_rows import StoredSchedule
 from toc.store.schedules import Move
@@ -58,6 +59,20 @@ def test_a_row_is_read_as_it_was_written(store: Store) -> None:
     assert store.schedules.named(["read", "none"])[0] == {"read": seen}
     with pytest.raises(ScheduleExists):
         new(store, "read", schedule_id=12)
+
+
+def test_a_topic_has_at_most_so_many_schedules_in_a_table(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "MOST_OF_TOPIC", 2)
+    names = [f"many{number}" for number in range(100)]
+    table = store.schedules.table_of(names[0])
+    first, second, third, *_ = (name for name in names if store.schedules.table_of(name) == table)
+    new(store, first)
+    new(store, second)
+    with pytest.raises(InvalidSchedule, match="topic 't' has too many schedules"):
+        new(store, third)
+    assert store.schedules.get(third) is None
 
 
 def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
