@@ -188,10 +188,6 @@ class Connection(asyncio.Protocol):
 
     def given(self) -> None:
         """The application was given data of the body."""
-        self._lines = 0
-        """How many of its lines have arrived."""
-        self._fields = -1
-        """How many headers the next request to be answered has, -1 if that is not known."""
         self._beside = 0
 
     def complete(self) -> None:

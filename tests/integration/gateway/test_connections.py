@@ -408,6 +408,28 @@ def test_every_kind_of_answer_arrives_whole_and_in_order(tls: bool) -> None:
     uvloop.run(steps())
 
 
+def test_a_request_that_asks_for_another_protocol_before_the_answer_to_the_one_before_is_refused() -> None:
+    # The parser takes what follows its head for that protocol: the application would see no body.
+    seen: list[bytes] = []
+
+    async def read(one: Exchange) -> tuple[int, bytes]:
+        seen.append(await one.body(9))
+        return 200, b""
+
+    async def steps() -> None:
+        async with serving(read) as served:
+            streams = await served.connect()
+            streams[1].write(
+                ASK + POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nhi"
+            )
+            assert b"200 OK" in await streams[0].readuntil(b"\r\n\r\n")
+            assert b" 400 " in await ended(streams)
+            streams[1].close()
+        assert seen == [b""]
+
+    uvloop.run(steps())
+
+
 def test_trailers_are_no_headers() -> None:
     seen: list[Any] = []
 
