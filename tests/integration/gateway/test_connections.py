@@ -187,13 +187,17 @@ def test_an_address_has_a_bound_of_its_own_unless_it_is_a_proxy() -> None:
 
 def test_what_is_worked_on_leaves_places_for_others_and_no_port_takes_all() -> None:
     places = Places(16)
-    for _ in range(14):
+    for _ in range(12):
         places.take("port a", "address x")
-    for names in (["port a"], ["address x", "port b"]):
+    for names in (["port a", "address x"], ["port b", "address x"], ["port b", "address y", "address x"]):
         with pytest.raises(Busy):
             places.take(*names)
-    places.take("port b", "address y")
-    places.take("port b", "address y")
+    for _ in range(2):  # who has the most that one may have leaves some to others of the port
+        places.take("port a", "address y")
+    with pytest.raises(Busy):
+        places.take("port a", "address z")
+    for _ in range(2):
+        places.take("port b", "address y")
     with pytest.raises(Busy):
         places.take("port c")
     places.give("port a", "address x")
