@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from toc import NewTask, TimeoutCenter
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import DedupConflict, StoreUnavailable, SubmitUnknown
-from toc.store import submit as submit_module
+from toc.store import write
 
 
 def through(proxy: Proxy, url: str) -> str:
@@ -49,7 +49,7 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
         proxy.eat(b";COMMIT", count=2, quiet=0.02)
         client.submit_many(tasks(500, ahead=(2.0, 3.0), first=1000))
         # Nobody can tell: the server is gone after it has committed. The same submit again finds the row.
-        monkeypatch.setattr(submit_module, "RESEND_SECONDS", 1.0)  # how long it tries to find out
+        monkeypatch.setattr(write, "RESEND_SECONDS", 1.0)  # how long it tries to find out
         proxy.eat(b"INSERT INTO", refuse=True, quiet=0.02)
         due = datetime.now(UTC) + timedelta(hours=1)
         with pytest.raises(SubmitUnknown) as caught:

@@ -14,6 +14,7 @@ import pytest
 from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
+from harness.rows import insert
 from harness.secured import root_url
 from harness.system import System, small_system
 from sqlalchemy.engine import make_url
@@ -152,15 +153,17 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     stale = center.store.get(doomed)
     assert stale is not None
     long_ago = center.clock.now_ms() - 60_000
-    center.store.insert(
+    insert(
+        center.store,
         replace_row(
             stale, job_id=stale.job_id ^ 1, status=0, biz_type=77, action_time=long_ago, next_time=long_ago
-        )
+        ),
     )
-    center.store.insert(
+    insert(
+        center.store,
         replace_row(
             stale, job_id=stale.job_id ^ 2, status=0, biz_type=99, action_time=long_ago, next_time=long_ago
-        )
+        ),
     )
     center.store.topics.alter("test.async", paused=True)
     with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:

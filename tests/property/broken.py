@@ -18,7 +18,7 @@ from toc.model.verdict import Check, Failure
 from toc.model.verdict import after_crash as after_crash_of
 from toc.model.verdict import check as check_row
 from toc.store.batch import Batches
-from toc.store.put_plan import TRIED_BEFORE
+from toc.store.plan import TRIED_BEFORE
 from toc.store.server import DatabaseServer, Statement
 from toc.worker.stages import check as check_stage
 from toc.worker.stages import reclaim

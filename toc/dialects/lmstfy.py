@@ -29,13 +29,13 @@ from toc.model.errors import (
     TocError,
 )
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
-from toc.model.task import TaskRow, TaskStatus, decode_attribute
+from toc.model.task import Submission, TaskRow, TaskStatus, decode_attribute
 from toc.model.template import Template
 from toc.operate import admin, bulk
 from toc.pull.delivered import Delivered
 from toc.pull.end_without_pull import end_without_pull
 from toc.pull.pulls import MAX_HOLD_SECONDS
-from toc.sdk.submission import LATEST_MS, Submission
+from toc.sdk.submission import LATEST_MS
 from toc.store.select import Selection
 
 MOST_BYTES = 16 << 20

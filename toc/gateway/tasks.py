@@ -19,10 +19,9 @@ from toc.model.access import MATRIX, Action
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
-from toc.model.task import NewTask, OnConflict, Put, PutOutcome, TaskStatus
+from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskStatus
 from toc.model.topic import Topic
 from toc.model.wire import MAX_EXACT
-from toc.sdk.submission import Submission
 from toc.store.select import END_OF_TIME, Selection, cursor_text, parse_cursor
 from toc.store.select import Page as Found
 

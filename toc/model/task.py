@@ -10,7 +10,7 @@ from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.model.body import MOST_BODY, Body
+from toc.model.body import NO_BODIES, Body, Contents
 from toc.model.clock import from_ms
 from toc.model.documents import MAX_DEPTH, check_depth, parse_object
 from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask, reduced
@@ -27,6 +27,8 @@ UNLIMITED = 65_535
 MAX_ATTEMPTS = 65_535
 """Largest value of the column. Further tries of a task reuse the last 31 numbers, in turn."""
 MAX_ATTRIBUTE_CHARS = 4096
+ROW_BYTES = 300
+"""Approximate bytes of a row in SQL without its attribute and body."""
 _ATTRIBUTES = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 """Made once: ``json.dumps`` would make one for each attribute."""
 
@@ -285,6 +287,27 @@ class TaskRow(NamedTuple):
         return task_of(self, self.status, topic, body, expired=bool(self.expired))
 
 
+class Submission(NamedTuple):
+    """A task to store, checked: its row and body, and what to do if its name is taken. ``topic`` is the name
+    of its topic, for spans."""
+
+    row: TaskRow
+    contents: Contents = NO_BODIES
+    on_conflict: OnConflict = OnConflict.KEEP
+    request: Request | None = None
+    topic: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether one INSERT stores it, unless its name is taken."""
+        return self.on_conflict is OnConflict.KEEP and self.request is None
+
+    @property
+    def size(self) -> int:
+        """Roughly how many bytes it takes on its way. Bodies go as hexadecimal digits."""
+        return ROW_BYTES + len(self.row.attribute) + 2 * (self.row.body_length or 0)
+
+
 class TryRow(NamedTuple):
     """The columns that a try needs: for the row check, the handler's Task, and the end of the try.
 
@@ -323,7 +346,6 @@ def task_of(
     attempt: int | None = None, expired: bool = False, redrives: int = 0,
 ) -> Task:  # fmt: skip
     """Return the Task of a row. ``attempt``: by default the next one. Raises UnreadableTask."""
-    check_body_length(row)
     try:
         return Task(
             row.job_id,
@@ -345,12 +367,6 @@ def task_of(
         raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
     except (ValueError, OverflowError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None
-
-
-def check_body_length(row: TaskRow | TryRow | PullRow) -> None:
-    """Raise UnreadableTask for the length of a body that no body can have: who reads it makes room first."""
-    if row.body_length is not None and row.body_length > MOST_BODY:
-        raise UnreadableTask(row.job_id, f"its body_length: {row.body_length}")
 
 
 _cached_from_ms = lru_cache(256)(from_ms)

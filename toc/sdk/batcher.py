@@ -22,12 +22,12 @@ from toc.model.errors import (
     UnknownTopic,
 )
 from toc.model.sharding import BizId
-from toc.model.task import NewTask, Put, PutOutcome, Request, TaskRow
+from toc.model.task import NewTask, Put, Request, Submission, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.server_batcher import APART, Answer, ServerBatcher
-from toc.sdk.submission import Submission, bodies_of, check_job_id, conflict_of
-from toc.store.put_plan import Stored, ToPut
+from toc.sdk.server_batcher import APART, Answer, Item, ServerBatcher
+from toc.sdk.submission import bodies_of, check_job_id, conflict_of
+from toc.store.plan import Stored
 
 
 class Batcher:
@@ -41,10 +41,10 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         store = center.store
         servers = range(len(store.tables_of_server()))
-        self._submits = [self._submit_batcher("submit", server, self._insert) for server in servers]
-        self._puts = [self._submit_batcher("put", server, self._put) for server in servers]
+        self._submits = [self._batcher("submit", server, self._store, _given_up) for server in servers]
+        self._puts = [self._batcher("put", server, self._store, _given_up) for server in servers]
         """Separate, because plain submits need fewer round trips."""
-        self._reads = [self._read_batcher(server) for server in servers]
+        self._reads = [self._batcher("read", server, self._read, _not_read) for server in servers]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None
         self.keeping = self._loop.create_task(self._keep_topics())
@@ -129,7 +129,7 @@ class Batcher:
                 check = partial(self.center.targets.check_usable, task.target, task.topic)
                 await asyncio.wrap_future(self._topics_thread.submit(check))
             contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
-            return Submission(row, task.topic, contents, conflict_of(task), request)
+            return Submission(row, contents, conflict_of(task), request, task.topic)
         except InvalidInput:
             # A repeated request may be refused for what was valid the first time, such as a time now past.
             if request is None:
@@ -150,7 +150,8 @@ class Batcher:
     async def get(self, job_id: int) -> TaskRow | None:
         """Return the row of a task, or None."""
         batcher = self._reads[self.center.store.server_of(check_job_id(job_id))]
-        return await batcher.ask(job_id, 0)
+        row: TaskRow | None = await batcher.ask(job_id, 0)
+        return row
 
     async def topic(self, name: str) -> Topic:
         """Return a topic. Raises InvalidTopic, UnknownTopic."""
@@ -198,77 +199,36 @@ class Batcher:
         batchers = self._submits if one.plain else self._puts
         return batchers[self.center.store.server_of(one.row.job_id)]
 
-    def _submit_batcher(
-        self, name: str, server: int, together: Callable[[Sequence[Submission], Answer], None]
-    ) -> ServerBatcher[Submission, Put]:
+    def _batcher(
+        self,
+        name: str,
+        server: int,
+        send: Callable[[Sequence[Item], Answer], None],
+        given_up: Callable[[Item], TocError],
+    ) -> ServerBatcher[Item, Any]:
         store = self.center.store
         return ServerBatcher(
             f"{name}-{server}",
-            together=together,
-            alone=self._store_alone,
-            given_up=lambda one: SubmitUnknown(one.row.job_id),
+            send=send,
+            given_up=given_up,
             away=partial(store.away, server),
             examine=partial(store.examine_server, server),
         )
 
-    def _read_batcher(self, server: int) -> ServerBatcher[int, TaskRow | None]:
-        store = self.center.store
-        return ServerBatcher(
-            f"read-{server}",
-            together=self._read,
-            alone=lambda job_id, answer: self._read([job_id], answer),
-            given_up=lambda _job_id: StoreUnavailable("the database server does not answer"),
-            away=partial(store.away, server),
-            examine=partial(store.examine_server, server),
-        )
-
-    def _insert(self, tasks: Sequence[Submission], answer: Answer) -> None:
-        rows = [one.row for one in tasks]
-        contents = {sha: content for one in tasks for sha, content in one.contents.items()}
-        outcomes = self.center.store.insert_each(rows, contents)  # [rule: row-first]
-        failpoint("batch.rows-stored")
-        told = zip(rows, outcomes, strict=True)
-        answer([APART if outcome is None else _inserted(row, outcome) for row, outcome in told])
-        stored = [
-            (row, job_id) for row, job_id in zip(rows, outcomes, strict=True) if isinstance(job_id, int)
-        ]
-        if stored:
-            self.center._indexing.stored(*zip(*stored, strict=True))
-
-    def _put(self, tasks: Sequence[Submission], answer: Answer) -> None:
-        outcomes = self.center.store.put_each([_to_put(one) for one in tasks])
+    def _store(self, tasks: Sequence[Submission], answer: Answer) -> None:
+        outcomes = self.center.store.put_each(tasks)  # [rule: row-first]
         failpoint("batch.rows-stored")
         answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
-        self.center._indexing.puts([one for one in outcomes if isinstance(one, Stored)])
-
-    def _store_alone(self, one: Submission, answer: Answer) -> None:
-        if one.plain:
-            outcome = self.center.store.insert_alone(one.row, one.contents)
-            failpoint("batch.rows-stored")
-            answer([_inserted(one.row, outcome)])
-            if isinstance(outcome, int):
-                self.center._indexing.stored([one.row], [outcome])
-            return
-        stored = self.center.store.put_alone(_to_put(one))
-        failpoint("batch.rows-stored")
-        if isinstance(stored, TocError):
-            answer([stored])
-        else:
-            answer([stored.put])
-            self.center._indexing.puts([stored])
+        self.center._indexing.told([one for one in outcomes if isinstance(one, Stored)])
 
     def _read(self, job_ids: Sequence[int], answer: Answer) -> None:
         found = self.center.store.read_each(job_ids)
         answer([found.unanswered.get(job_id) or found.get(job_id) for job_id in job_ids])
 
 
-def _to_put(one: Submission) -> ToPut:
-    return ToPut(one.row, one.contents, one.on_conflict, one.request)
+def _given_up(one: Submission) -> TocError:
+    return SubmitUnknown(one.row.job_id)
 
 
-def _inserted(row: TaskRow, outcome: int | TocError) -> Put | TocError:
-    """Return the outcome of a submit without ``on_conflict``."""
-    if not isinstance(outcome, int):
-        return outcome
-    kept = row.dedup_key is not None and outcome != row.job_id
-    return Put(outcome, PutOutcome.KEPT if kept else PutOutcome.NEW)
+def _not_read(_job_id: int) -> TocError:
+    return StoreUnavailable("the database server does not answer")

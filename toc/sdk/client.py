@@ -19,7 +19,7 @@ from toc.config import Settings
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
 from toc.index.queues import Queues
-from toc.model.body import Body, Contents
+from toc.model.body import Body
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import (
@@ -40,6 +40,7 @@ from toc.model.task import (
     Put,
     Request,
     RescheduleOutcome,
+    Submission,
     Task,
     TaskRow,
     TaskStatus,
@@ -241,15 +242,20 @@ class TimeoutCenter:
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
             content_type, on_conflict, target, url,
         )  # fmt: skip
-        if conflict_of(task) is not OnConflict.KEEP:
-            if connection is not None:
-                raise InvalidInput(
-                    f"on_conflict={on_conflict!r} needs its own transaction: it cannot use connection="
-                )
+        if connection is None:
             return self.put(task).job_id
+        if conflict_of(task) is not OnConflict.KEEP:
+            raise InvalidInput(
+                f"on_conflict={on_conflict!r} needs its own transaction: it cannot use connection="
+            )
         row = self._row(task)
-        contents = bodies_of([task], [row])
-        return self._traced([row], lambda: self._submit(row, connection, contents), lambda job_id: [job_id])
+        one = Submission(row, bodies_of([task], [row]))
+
+        def put() -> int:
+            self._check_layout()
+            return self.store.put_with(connection, one)
+
+        return self._traced([row], put, lambda job_id: [job_id])
 
     def put(self, task: NewTask, *, request: Request | None = None) -> Put:
         """Store a task, or do with the task that has its dedup_key what ``on_conflict`` says; return which.
@@ -267,15 +273,11 @@ class TimeoutCenter:
             if request is None or (answer := self.store.answer_to(request, BizId.of(task.biz_id))) is None:
                 raise
             return answer
-        contents = bodies_of([task], [row])
+        one = Submission(row, bodies_of([task], [row]), conflict_of(task), request)
 
         def put() -> Put:
             self._check_places()
-            stored = self.store.put(
-                row, contents, on_conflict=conflict_of(task), request=request
-            )  # [rule: row-first]
-            failpoint("submit.row-stored")
-            return self._indexing.put(stored, request)
+            return self._indexing.put(self.store.put(one), request)  # [rule: row-first]
 
         return self._traced([row], put, lambda stored: [stored.job_id])
 
@@ -296,7 +298,8 @@ class TimeoutCenter:
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         contents = bodies_of(tasks, rows)
         self._check_places()
-        return self._traced(rows, lambda: self.store.insert_many(rows, self._indexing.stored, contents), list)
+        wanted = [Submission(row, contents) for row in rows]
+        return self._traced(rows, lambda: self.store.put_many(wanted, self._indexing.told), list)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored through ``connection=`` into the index now, after the commit.
@@ -455,15 +458,6 @@ class TimeoutCenter:
         if not self._layout_checked:
             self.store.check_layout()
             self._layout_checked = True
-
-    def _submit(self, row: TaskRow, connection: Connection | None, contents: Contents) -> int:
-        if connection is not None:
-            self._check_layout()
-            return self.store.insert_with(connection, row, contents)
-        self._check_places()
-        job_id = self.store.insert(row, contents)  # [rule: row-first]
-        self._indexing.stored([row], [job_id])
-        return job_id
 
     def _traced(
         self, rows: Sequence[TaskRow], store: Callable[[], Answer], ids: Callable[[Answer], list[int]]

@@ -14,11 +14,11 @@ from toc.index.messages import CancelReply
 from toc.index.queues import PATIENCE_SECONDS
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable, TocError
-from toc.model.task import Put, PutOutcome, Request, TaskRow, TaskStatus
+from toc.model.task import Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
-from toc.store.put_plan import Stored
+from toc.store.plan import PENDING, Stored
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
@@ -37,19 +37,31 @@ class Indexing:
         self._paused: dict[object, float] = {}
         """Redis nodes and slots that refused, each with the monotonic time until which submits skip it."""
 
-    def stored(self, rows: Sequence[TaskRow], job_ids: Sequence[int]) -> None:
-        """Add the entries of rows that were submitted, and are stored under these job_ids."""
+    def told(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
+        """Tell the index what submits have changed on rows. Returns its replies about entries that moved.
+
+        Their outcomes are fixed: whatever fails here is the sweep's to do.
+        """
         failpoint("submit.row-stored")
-        fresh = [row for row, job_id in zip(rows, job_ids, strict=True) if row.job_id == job_id]
-        # A new id after a clash, or an earlier task with this dedup_key: read the row for its slot and time.
-        others = [job_id for row, job_id in zip(rows, job_ids, strict=True) if row.job_id != job_id]
+        replies: dict[int, CancelReply] = {}
         try:
-            if others:
-                found = self._center.store.read(others).values()
-                fresh += [row for row in found if row.status == TaskStatus.PENDING]
-            self.add(fresh)
-        except TocError as exc:  # they are stored: the sweep indexes them
-            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
+            rows = [row for one in done if (row := one.inserted or one.kept) and row.status == PENDING]
+            if rows:
+                self.add(rows)
+            for one in done:
+                if one.before is not None:
+                    reply = self.move(one.before, one.due, self._center.clock.now_ms())
+                    if reply is None:
+                        break  # out of reach: the sweep moves the others, too
+                    replies[one.put.job_id] = reply
+        except Exception as exc:
+            log.warning(
+                "submit_not_indexed",
+                tasks=len(done),
+                error=str(exc),
+                exc_info=not isinstance(exc, TocError),
+            )
+        return replies
 
     def add(self, rows: Iterable[TaskRow]) -> None:
         """Add the entries of pending rows. Raises StoreUnavailable or SchemaBehind if a topic cannot be
@@ -89,40 +101,26 @@ class Indexing:
             log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
 
     def put(self, stored: Stored, request: Request | None) -> Put:
-        """Tell the index what a put has changed on rows; return its answer.
+        """Tell the index what a submit has changed on rows; return its answer.
 
         The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
         """
-        before, now = stored.before, self._center.clock.now_ms()
-        if stored.inserted is not None:
-            self.stored([stored.inserted], [stored.inserted.job_id])
-        if before is None:
-            return stored.put
-        reply = self.move(before, stored.due, now)
-        if request is not None:
+        reply = self.told([stored]).get(stored.put.job_id)
+        before = stored.before
+        if before is None or request is not None:
             return stored.put
         may_have_started = (
             before.attempts
             or before.crashes
             or before.last_error is not None
             or (
-                near(before, now)
+                near(before, self._center.clock.now_ms())
                 if reply is None
                 else reply.prepared or reply.redis_now_ms >= before.action_time
             )
         )
         outcome = PutOutcome.MAY_HAVE_STARTED if may_have_started else PutOutcome.REPLACED
         return Put(stored.put.job_id, outcome)
-
-    def puts(self, done: Sequence[Stored]) -> None:
-        """Tell the index what puts have changed on rows, as far as it is within reach; no answer waits."""
-        now = self._center.clock.now_ms()
-        rows = [one.inserted for one in done if one.inserted is not None]
-        if rows:
-            self.stored(rows, [row.job_id for row in rows])
-        for one in done:
-            if one.before is not None and self.move(one.before, one.due, now) is None:
-                return  # out of reach: the sweep moves the others
 
     def move(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
         """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""

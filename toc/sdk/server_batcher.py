@@ -25,10 +25,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from toc.model.errors import Busy, StoreUnavailable, TocError
-from toc.observe.log import get_logger
 from toc.store.threads import Threads
-
-log = get_logger(__name__)
 
 MOST_TOGETHER = 500
 """Most items of a batch."""
@@ -128,20 +125,18 @@ class ServerBatcher(Generic[Item, Outcome]):
         self,
         name: str,
         *,
-        together: Callable[[Sequence[Item], Answer], None],
-        alone: Callable[[Item, Answer], None],
+        send: Callable[[Sequence[Item], Answer], None],
         given_up: Callable[[Item], TocError],
         away: Callable[[], StoreUnavailable | None],
         examine: Callable[[Callable[[float], bool]], None],
     ) -> None:
-        """``together`` and ``alone`` run on a thread. They call the Answer once, and may then do more.
+        """``send`` runs on a thread. It calls the Answer once, and may then do more.
 
         ``away`` returns the error with which callers are refused at once, if any. ``examine`` examines the
         server of a late batch. It gets a function that waits up to a number of seconds for that batch's
         answer and returns whether it came.
         """
-        self._together = together
-        self._alone = alone
+        self._send = send
         self._given_up = given_up
         self._away = away
         self._examine = examine
@@ -329,14 +324,8 @@ class ServerBatcher(Generic[Item, Outcome]):
                 self._loop.call_soon_threadsafe(self._step, self._take, batch, outcomes)
 
         try:
-            items = [asked.item for asked in batch.asked]
-            if batch.alone:
-                self._alone(items[0], answer)
-            else:
-                self._together(items, answer)
+            self._send([asked.item for asked in batch.asked], answer)
         except BaseException as exc:
-            if batch.answered.is_set():  # the callers have their outcomes: what followed failed
-                log.exception("submit_not_indexed", tasks=len(batch.asked), error=str(exc))
             answer([exc] * len(batch.asked))
         finally:
             self._loop.call_soon_threadsafe(self._ended)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import NamedTuple
 
 from toc.model.body import DEFAULT_CONTENT_TYPE, NO_BODIES, Content, Contents, check_body
 from toc.model.clock import Clock, from_ms, to_ms
@@ -27,7 +26,6 @@ from toc.model.task import (
     UNLIMITED,
     NewTask,
     OnConflict,
-    Request,
     TaskRow,
     TaskStatus,
     check_expiry,
@@ -35,8 +33,6 @@ from toc.model.task import (
 )
 from toc.model.topic import Delivery, Topic, TopicType, check_native
 
-ROW_BYTES = 300
-"""Approximate bytes of a row without its attribute and body."""
 MAX_DELAY_SECONDS = 1e12
 """Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
 
@@ -197,26 +193,6 @@ def conflict_of(task: NewTask) -> OnConflict:
     if task.dedup_key is None:
         raise InvalidKey(f"dedup_key is needed with on_conflict={what.value!r}: it names the task")
     return what
-
-
-class Submission(NamedTuple):
-    """A task to store, checked: its row and body, and what to do if its name is taken."""
-
-    row: TaskRow
-    topic: str
-    contents: Contents = NO_BODIES
-    on_conflict: OnConflict = OnConflict.KEEP
-    request: Request | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether one INSERT stores it, together with others."""
-        return self.on_conflict is OnConflict.KEEP and self.request is None
-
-    @property
-    def size(self) -> int:
-        """Roughly how many bytes it takes on its way. Bodies go as hexadecimal digits."""
-        return ROW_BYTES + len(self.row.attribute) + 2 * (self.row.body_length or 0)
 
 
 def check_job_id(job_id: int) -> int:

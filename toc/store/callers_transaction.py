@@ -1,8 +1,8 @@
 """Stores a row in an open transaction of the caller, through SQLAlchemy: ``connection=``.
 
-The caller chooses its isolation, so a dedup_key is looked up twice: over a connection of the store's own, as
-for other submits (``toc.store.submit``), and by a plain read over the caller's, which sees what it has
-inserted itself.
+What is written is planned as for other submits (``toc.store.write``), but sent once and never rolled back:
+the transaction is the caller's, who also chooses its isolation. So a dedup_key is looked up twice: over a
+connection of the store's own, and by a plain read over the caller's, which sees what it has inserted itself.
 """
 
 from __future__ import annotations
@@ -14,58 +14,57 @@ from typing import Any
 from sqlalchemy import Connection, CursorResult
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from toc.model.body import NO_BODIES, Contents
 from toc.model.errors import StoreUnavailable, WrongShardConnection
-from toc.model.task import TaskRow
-from toc.store import bodies
+from toc.model.task import Submission, TaskRow
 from toc.store import rows as sql
-from toc.store.same_task import same_task
+from toc.store.plan import Planner, Seen, Stored
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
-from toc.store.submit import REPEATS, Submitter
+from toc.store.write import REPEATS, Writer
 
 
 class CallersTransaction:
     """Inserts rows for callers with a transaction. Thread-safe."""
 
-    def __init__(self, shards: Shards, submitter: Submitter) -> None:
+    def __init__(self, shards: Shards, writer: Writer) -> None:
         self._shards = shards
-        self._submitter = submitter
+        self._writer = writer
+        self._planner = Planner(shards)
         self._identities: dict[DatabaseServer, tuple[Any, ...] | None] = {}
 
-    def insert(self, connection: Connection, row: TaskRow, contents: Contents = NO_BODIES) -> int:
+    def put(self, connection: Connection, one: Submission) -> int:
         """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
 
         Raises WrongShardConnection unless the connection leads to the server of the row's table.
         """
-        table = self._shards.table_of(row.job_id)
+        table = self._shards.table_of(one.row.job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
         try:
             self._check_server(connection, server)
-            clashed = False
-            for _ in range(REPEATS):
-                if row.dedup_key is not None:
-                    other = _look(connection, name, row)
-                    other = other or self._submitter.stored_as(row)
-                    if other is not None:
-                        return same_task(row, other)
-                if clashed:  # and not with another's dedup_key, so the job_id is taken
-                    row = self._submitter.renamed(row)
-                body = bodies.insert(self._shards.body_names[table], [row], contents)
+            for attempt in range(REPEATS):
+                found = None
+                if one.row.dedup_key is not None:
+                    found = _look(connection, name, one.row) or self._writer.found(one)
+                if attempt and found is None:  # no clash with another's dedup_key, so the job_id is taken
+                    one = one._replace(row=self._writer.renamed(one.row))
+                plan = self._planner.plan(server, one, found, 0)
+                if isinstance(plan, Stored):
+                    return plan.put.job_id
+                (insert, *body), _ = self._planner.transaction(server, [plan], 0)
                 self._check_packets(connection, server, body)
                 try:
-                    _run(connection, sql.insert(server, name, [row]))
+                    _run(connection, insert)
                 except IntegrityError:  # the statement alone was undone
-                    clashed = True
-                else:
-                    try:
-                        for statement in body:
-                            _run(connection, statement)
-                    except DBAPIError:
-                        with suppress(DBAPIError):  # no row without its body, should the caller commit
-                            _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={row.job_id:d}"))
-                        raise
-                    return row.job_id
+                    continue
+                job_id = one.row.job_id
+                try:
+                    for statement in body:
+                        _run(connection, statement)
+                except DBAPIError:
+                    with suppress(DBAPIError):  # no row without its body, should the caller commit
+                        _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={job_id:d}"))
+                    raise
+                return job_id
         except DBAPIError as exc:
             if isinstance(exc.orig, Exception):
                 # Chain the driver's error: the text of SQLAlchemy's error quotes the row, with its
@@ -111,7 +110,7 @@ class CallersTransaction:
             raise StoreUnavailable(f"{server.name}: the body is larger than its max_allowed_packet")
 
 
-def _look(connection: Connection, name: str, row: TaskRow) -> TaskRow | None:
+def _look(connection: Connection, name: str, row: TaskRow) -> Seen | None:
     """Return the row with this dedup_key if the caller's transaction sees one, above all its own.
 
     A plain read: at REPEATABLE READ, a locking read that finds nothing would lock the gap until the caller's
@@ -128,12 +127,13 @@ def _look(connection: Connection, name: str, row: TaskRow) -> TaskRow | None:
         return None
     with sql.understood():
         biz_key, attribute, sha256 = [bytes.fromhex(_text(value) or "") for value in tuple(found)[1:]]
-        return row._replace(
+        seen = row._replace(
             job_id=int(found[0]),
             biz_key=biz_key.decode() or None,
             attribute=attribute.decode(),
             body_sha256=sha256 or None,
         )
+    return Seen(seen, False, 0)
 
 
 def _text(value: Any) -> Any:

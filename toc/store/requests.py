@@ -1,6 +1,6 @@
 """Named requests: each database remembers the answers to those that changed its rows.
 
-A request's row is written by the transaction that makes its change (toc.store.put), beside the task's row.
+A request's row is written by the transaction that makes its change (toc.store.write), beside the task's row.
 Two requests of one name but for different tasks may concern different databases. So the name is claimed
 first in the database that its key chooses, with what was asked; a claim has no answer.
 """
@@ -45,10 +45,11 @@ class Requests:
         """Claim the names of many, given with the tables of their rows. Returns those that are refused."""
         homes: dict[int, dict[bytes, Request]] = {}
         near: set[DatabaseServer] = set()
+        wanted = list(wanted)
         for request, table in wanted:
             home = int.from_bytes(request.key[:4]) % self.databases
             if table is None or table % self.databases != home:
-                homes.setdefault(home, {})[request.key] = request
+                homes.setdefault(home, {}).setdefault(request.key, request)
             if table is not None:
                 near.add(self._shards.server_of[table])
         refused: dict[Request, RequestReused] = {}
@@ -75,12 +76,11 @@ class Requests:
                     health.mark_away(exc)
                 continue
             found = answered(results[1::2])
-            for part in parts.values():
-                for request in part.values():
-                    try:
-                        _check_payload(request, found)
-                    except RequestReused as exc:
-                        refused[request] = exc
+            for request, _ in wanted:
+                try:
+                    _check_payload(request, found)
+                except RequestReused as exc:
+                    refused[request] = exc
         return refused
 
     def answer(self, request: Request, biz: BizId) -> Put | None:

@@ -141,13 +141,12 @@ def update_by_id(
 
 
 def select_by_dedup(
-    server: DatabaseServer, name: str, rows: Sequence[TaskRow], *, wait: bool = True
+    server: DatabaseServer, what: str, name: str, rows: Sequence[TaskRow], *, wait: bool = True
 ) -> list[Statement]:
-    """A select of one table's committed rows with the dedup_keys of these rows, which all have one.
+    """Selects of ``what`` for one table's committed rows with the dedup_keys of these, which all have one.
 
     If another transaction is inserting one: waits for its end, or is refused (Locked) unless ``wait``.
     """
-    what = columns(server)
     one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
     statements = []
     for first in range(0, len(rows), KEYS):
@@ -177,7 +176,8 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
     """Return one INSERT of many rows into one table."""
     values: list[str] = []
     params: list[str | bytes] = []
-    instant = cache(server.instant)  # rows that are written together share many
+    # Rows that are written together share many.
+    instant = server.instant if len(rows) == 1 else cache(server.instant)
     rare = any(row.tries or row.expires_at or row.expired or row.body_sha256 for row in rows)
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.

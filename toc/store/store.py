@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from toc.model.body import NO_BODIES, Content, Contents
+from toc.model.body import Content
 from toc.model.clock import Clock
 from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import OnConflict, Request, TaskRow, check_expiry
+from toc.model.task import TaskRow, check_expiry
 from toc.sockets import KEEPALIVE_SECONDS
 from toc.store import bodies, fitness
 from toc.store import rows as sql
@@ -23,9 +23,8 @@ from toc.store.ended import EndedRows
 from toc.store.history import FailedTry, parse
 from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
+from toc.store.plan import new_version, seen_columns, seen_rows
 from toc.store.pulls import Pulls
-from toc.store.put import Puts
-from toc.store.put_plan import Stored, ToPut, new_version, seen_columns, seen_rows
 from toc.store.requests import Requests
 from toc.store.scan import Scans
 from toc.store.schedules import ScheduleTable
@@ -42,11 +41,11 @@ from toc.store.secretbox import SecretBox
 from toc.store.select import Selections
 from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Statement
 from toc.store.shards import Layout, Shards
-from toc.store.submit import Submitter
 from toc.store.targets import TargetTable
 from toc.store.templates import TemplateTable
 from toc.store.tokens import TokenTable
 from toc.store.topics import TopicTable
+from toc.store.write import Writer
 
 R = TypeVar("R")
 
@@ -97,14 +96,11 @@ class Store(Batches):
         self.ended = EndedRows(shards)
         self.selections = Selections(shards)
         job_ids = JobIds(clock)
-        submitter = self._submitter = Submitter(shards, job_ids)
-        self.insert, self.insert_each = submitter.insert, submitter.insert_each
-        self.insert_alone, self.insert_many = submitter.insert_alone, submitter.insert_many
-        self.insert_with = CallersTransaction(shards, submitter).insert
         self.requests = Requests(shards, databases)
         self.answer_to = self.requests.answer
-        puts = self._puts = Puts(shards, job_ids, self._stamp, self.requests)
-        self.put_each, self.put_alone = puts.put_each, puts.put_alone
+        writer = self._writer = Writer(shards, job_ids, self._stamp, self.requests)
+        self.put, self.put_each, self.put_many = writer.put, writer.put_each, writer.put_many
+        self.put_with = CallersTransaction(shards, writer).put
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
         self.pulls = Pulls(shards, self._stamp)
@@ -118,7 +114,7 @@ class Store(Batches):
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""
-        self._submitter.close()
+        self._writer.close()
         self._shards.close()
 
     def check(self) -> None:
@@ -179,23 +175,6 @@ class Store(Batches):
             except StoreUnavailable as exc:
                 clocks[server.name] = exc
         return clocks
-
-    # --- storing -------------------------------------------------------------------------------------------
-
-    def put(
-        self,
-        row: TaskRow,
-        contents: Contents = NO_BODIES,
-        *,
-        on_conflict: OnConflict = OnConflict.REPLACE,
-        request: Request | None = None,
-    ) -> Stored:
-        """Store a row, or do with the task that has its dedup_key what ``on_conflict`` says.
-
-        A ``request`` that was answered before gets the same answer. Raises DedupConflict, TaskExists,
-        RequestReused, InvalidExpiry, SubmitUnknown.
-        """
-        return self._puts.put(ToPut(row, contents, on_conflict, request))
 
     # --- one task ------------------------------------------------------------------------------------------
 

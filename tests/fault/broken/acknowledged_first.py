@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from fault.kit import producer
+from harness.rows import insert
 
 from toc import NewTask, TimeoutCenter
 from toc.model.clock import Clock
@@ -23,7 +24,7 @@ _behind = ThreadPoolExecutor(1)
 
 def _write(center: TimeoutCenter, row: TaskRow) -> None:
     time.sleep(0.02)
-    center.store.insert(row)
+    insert(center.store, row)
 
 
 def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:

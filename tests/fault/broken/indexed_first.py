@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from fault.kit import producer
+from harness.rows import insert
 
 from toc import NewTask, TimeoutCenter
 from toc.model.clock import Clock
@@ -23,7 +24,7 @@ def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -
     assert self.queues.add({slot: [(row.job_id, float(row.next_time))]}) == {slot: 1}
     if next(_number) == 20:
         os.kill(os.getpid(), signal.SIGKILL)
-    return self.store.insert(row)
+    return insert(self.store, row)
 
 
 TimeoutCenter.submit = _submit  # type: ignore[method-assign]

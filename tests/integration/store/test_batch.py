@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from harness.rows import insert, insert_many
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidExpiry
@@ -16,7 +17,7 @@ from toc.model.task import UNLIMITED, TaskRow, TaskStatus
 from toc.model.verdict import Failure, after_expiry
 from toc.store.batch import Finish, Guard
 from toc.store.history import LINE_CHARS
-from toc.store.put_plan import TRIED_BEFORE
+from toc.store.plan import TRIED_BEFORE
 from toc.store.select import Selection
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.store import Store
@@ -35,7 +36,7 @@ def failure(row: TaskRow, **changes: Any) -> Failure:
 
 
 def dead_row(store: Store, row: TaskRow) -> TaskRow:
-    store.insert(row)
+    insert(store, row)
     assert store.die([failure(row)]) == {row.job_id: Guard.APPLIED}
     found = store.get(row.job_id)
     assert found is not None
@@ -44,7 +45,7 @@ def dead_row(store: Store, row: TaskRow) -> TaskRow:
 
 def test_read_returns_what_there_is_and_leaves_out_the_rest(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(500)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     missing = [new_row().job_id, 1, 2**63 - 1]
     assert store.read([row.job_id for row in rows] + missing) == {row.job_id: row for row in rows}
     assert store.read([]) == {}
@@ -56,7 +57,7 @@ def test_tries_and_expiry_are_stored_beside_rows_without_and_read_for_a_try(
     plain = new_row(attribute='{"a":"1,2:3"}')
     own = plain._replace(job_id=new_row(plain.biz_id).job_id, tries=40)
     ends = new_row(plain.biz_id, tries=UNLIMITED, expires_at=plain.action_time + 1, last_error="before, once")
-    store.insert_many([plain, own, ends])
+    insert_many(store, [plain, own, ends])
     assert store.read([plain.job_id, own.job_id, ends.job_id]) == {
         row.job_id: row for row in (plain, own, ends)
     }
@@ -77,7 +78,7 @@ def test_an_expired_row_ends_as_its_verdict_says_and_a_redrive_lets_it_expire_no
         new_row(expires_at=PAST, action_time=PAST - 9, attempts=n, last_error="x" * n or None)
         for n in (0, 2, 0)
     ]
-    store.insert_many(rows)
+    insert_many(store, rows)
     read = store.read_tries([row.job_id for row in rows])
     never, tried, changed = (read[row.job_id] for row in rows)
     store.reschedule(changed.job_id, PAST)
@@ -106,7 +107,7 @@ def test_a_row_that_has_not_expired_by_its_server_is_not_ended_by_a_clock_that_i
 ) -> None:
     now = Clock().now_ms()
     row = new_row(action_time=now + due, expires_at=now + expires)
-    store.insert(row)
+    insert(store, row)
     ends = after_expiry(store.read_tries([row.job_id])[row.job_id], now + 3_600_000)
     assert store.expire([ends]) == store.die([ends]) == {row.job_id: Guard.LOST}
     assert store.get(row.job_id) == row
@@ -114,7 +115,7 @@ def test_a_row_that_has_not_expired_by_its_server_is_not_ended_by_a_clock_that_i
 
 def test_a_reschedule_past_its_expiry_needs_another_one(store: Store, new_row: NewRow) -> None:
     row = new_row(action_time=T0, expires_at=T0 + 5)
-    store.insert(row)
+    insert(store, row)
     with pytest.raises(InvalidExpiry):
         store.reschedule(row.job_id, T0 + 6)
     assert store.get(row.job_id) == row
@@ -127,7 +128,7 @@ def test_a_reschedule_past_its_expiry_needs_another_one(store: Store, new_row: N
 
 def test_what_each_failed_try_raised_is_kept_and_the_oldest_give_way(store: Store, new_row: NewRow) -> None:
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     assert store.history(row.job_id) == []
     errors = ["boom", "é' %s \x00 \u2028 \n", *(f"{n} {'ü' * 1000}" for n in range(40))]
     for number, error in enumerate(errors, start=1):
@@ -159,7 +160,7 @@ def test_ids_that_are_not_numbers_never_get_into_sql(store: Store) -> None:
 def test_finish_names_every_case_and_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
     done, already, cancelled, dead, rescheduled, missing = (new_row() for _ in range(6))
     bystanders = [new_row() for _ in range(20)]
-    store.insert_many([done, already, cancelled, dead, rescheduled, *bystanders])
+    insert_many(store, [done, already, cancelled, dead, rescheduled, *bystanders])
     store.finish([(already.job_id, 0)])
     store.cancel_many([cancelled.job_id])
     store.die([failure(dead)])
@@ -188,7 +189,7 @@ def test_what_receivers_answered_is_added_to_the_histories_of_what_was_sent(
     store: Store, new_row: NewRow
 ) -> None:
     sent, again, plain, late = rows = [new_row() for _ in range(4)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     store.cancel_many([late.job_id])
     store.fail([failure(again, error="refused")])
     text = "'); DROP \u00e4 \\ \N{SNOWMAN}\n" + "x" * 500
@@ -204,7 +205,7 @@ def test_what_receivers_answered_is_added_to_the_histories_of_what_was_sent(
 
 def test_finish_of_many_under_different_versions_is_all_done(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(300)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     for row in rows[::10]:
         store.reschedule(row.job_id, T0)
     items = [(row.job_id, 1 if n % 10 == 0 else 0) for n, row in enumerate(rows)]
@@ -216,7 +217,7 @@ def test_finish_of_many_under_different_versions_is_all_done(store: Store, new_r
 
 def test_each_task_is_done_by_one_of_many_threads(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(60)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     items = [(row.job_id, 0) for row in rows]
 
     with ThreadPoolExecutor(8) as threads:
@@ -229,7 +230,7 @@ def test_each_task_is_done_by_one_of_many_threads(store: Store, new_row: NewRow)
 
 def test_a_failed_try_is_written_on_the_row(store: Store, new_row: NewRow) -> None:
     row, other = new_row(), new_row()
-    store.insert_many([row, other])
+    insert_many(store, [row, other])
 
     assert store.fail([failure(row, new_crashes=2, next_time=T0, error="é' %s \x00" + "x" * 2000)]) == {
         row.job_id: Guard.APPLIED
@@ -248,7 +249,7 @@ def test_a_failed_try_is_written_on_the_row(store: Store, new_row: NewRow) -> No
 @pytest.mark.parametrize("stale", [{"version": 1}, {"attempts": 1}, {"crashes": 1}])
 def test_a_stale_failure_touches_nothing(store: Store, new_row: NewRow, stale: dict[str, int]) -> None:
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     assert store.fail([failure(row, **stale)]) == {row.job_id: Guard.LOST}
     assert store.die([failure(row, **stale)]) == {row.job_id: Guard.LOST}
     assert store.get(row.job_id) == row
@@ -256,7 +257,7 @@ def test_a_stale_failure_touches_nothing(store: Store, new_row: NewRow, stale: d
 
 def test_a_timeout_that_charged_no_try_still_stops_the_late_failure(store: Store, new_row: NewRow) -> None:
     row = new_row(attempts=15)
-    store.insert(row)
+    insert(store, row)
     assert store.fail([failure(row, new_attempts=15, new_crashes=1)]) == {row.job_id: Guard.APPLIED}
     assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
 
@@ -264,7 +265,7 @@ def test_a_timeout_that_charged_no_try_still_stops_the_late_failure(store: Store
 @pytest.mark.parametrize("end", ["finish", "cancel", "die"])
 def test_a_row_that_ended_can_neither_fail_nor_die(store: Store, new_row: NewRow, end: str) -> None:
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     if end == "finish":
         store.finish([(row.job_id, 0)])
     elif end == "cancel":
@@ -282,7 +283,7 @@ def test_a_row_that_ended_can_neither_fail_nor_die(store: Store, new_row: NewRow
 
 def test_failures_of_a_batch_are_guarded_one_by_one(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(40)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     store.finish([(row.job_id, 0) for row in rows[::4]])
 
     guards = store.fail([failure(row) for row in rows])
@@ -302,7 +303,7 @@ def test_the_ids_of_a_biz_id_are_read_page_by_page_and_without_the_rows(
         return run(server, statements, **how)
 
     rows = [new_row("order-7") for _ in range(7)]
-    store.insert_many([*rows, new_row("order-7", biz_type=8), new_row()])
+    insert_many(store, [*rows, new_row("order-7", biz_type=8), new_row()])
     monkeypatch.setattr("toc.store.store.IDS_READ", 3)
     monkeypatch.setattr(DatabaseServer, "run", spy)
     assert store.ids_of(BizId.of("order-7"), 7) == sorted(row.job_id for row in rows)
@@ -312,7 +313,7 @@ def test_the_ids_of_a_biz_id_are_read_page_by_page_and_without_the_rows(
 
 def test_cancel_returns_the_row_as_it_was_and_works_once(store: Store, new_row: NewRow) -> None:
     row = new_row()
-    store.insert(row)
+    insert(store, row)
 
     assert store.cancel_many([row.job_id]) == {row.job_id: (True, row)}
     changed, again = store.cancel_many([row.job_id])[row.job_id]
@@ -325,7 +326,7 @@ def test_cancel_returns_the_row_as_it_was_and_works_once(store: Store, new_row: 
 
 def test_cancel_leaves_processed_and_dead_rows_alone(store: Store, new_row: NewRow) -> None:
     processed, doomed = new_row(), new_row()
-    store.insert(processed)
+    insert(store, processed)
     store.finish([(processed.job_id, 0)])
     dead = dead_row(store, doomed)
     for row in (store.get(processed.job_id), dead):
@@ -336,7 +337,7 @@ def test_cancel_leaves_processed_and_dead_rows_alone(store: Store, new_row: NewR
 
 def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(40)]
-    store.insert_many(rows)
+    insert_many(store, rows)
 
     def both(row: TaskRow) -> tuple[bool, Finish]:
         with ThreadPoolExecutor(2) as pair:
@@ -354,7 +355,7 @@ def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row
 
 def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_row: NewRow) -> None:
     fresh, tried, pending = new_row(), new_row(attempts=3), new_row()
-    store.insert_many([fresh, tried, pending])
+    insert_many(store, [fresh, tried, pending])
     store.cancel_many([fresh.job_id])
     store.cancel_many([tried.job_id])
 
@@ -369,7 +370,7 @@ def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_r
 
 def test_reschedule_gives_a_new_deadline_and_all_tries(store: Store, new_row: NewRow) -> None:
     row = new_row(attempts=3, crashes=2, last_error="boom")
-    store.insert(row)
+    insert(store, row)
 
     assert store.reschedule(row.job_id, T0) == (True, row)
 
@@ -385,7 +386,7 @@ def test_a_new_deadline_that_forgets_a_crash_remembers_that_there_was_a_try(
     store: Store, new_row: NewRow
 ) -> None:
     crashed, fresh = new_row(crashes=1), new_row()
-    store.insert_many([crashed, fresh])
+    insert_many(store, [crashed, fresh])
 
     for row in (crashed, fresh):
         assert store.reschedule(row.job_id, T0)[0]
@@ -400,7 +401,7 @@ def test_a_begun_try_is_noted_where_no_error_stands_and_on_no_ended_row(
 ) -> None:
     pending, failed, done, cancelled = new_row(), new_row(attempts=1, last_error="boom"), new_row(), new_row()
     rows = [pending, failed, done, cancelled]
-    store.insert_many(rows)
+    insert_many(store, rows)
     store.finish([(done.job_id, 0)])
     store.cancel_many([cancelled.job_id])
 
@@ -423,7 +424,7 @@ def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own
 ) -> None:
     row = new_row()
     one, other = (place.open(clock=StoppedClock()) for _ in range(2))
-    one.insert(row)
+    insert(one, row)
     run = DatabaseServer.run
     beaten: list[object] = []
 
@@ -446,7 +447,7 @@ def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own
 
 def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     store.cancel_many([row.job_id])
     before = store.get(row.job_id)
     assert store.reschedule(row.job_id, T0) == (False, before)
@@ -457,7 +458,7 @@ def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> 
 def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow) -> None:
     dead = dead_row(store, new_row(attempts=5))
     pending, cancelled = new_row(), new_row()
-    store.insert_many([pending, cancelled])
+    insert_many(store, [pending, cancelled])
     store.cancel_many([cancelled.job_id])
     ids = [dead.job_id, pending.job_id, cancelled.job_id, new_row().job_id]
 
@@ -477,7 +478,7 @@ def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow)
 
 def test_the_dead_are_listed_newest_first(fresh_store: Store, new_row: NewRow) -> None:
     rows = [new_row(biz_type=7 if n % 2 else 8) for n in range(30)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     for row in rows[:25]:
         fresh_store.die([failure(row)])
     newest_first = [row.job_id for row in rows[24::-1]]
@@ -505,7 +506,7 @@ def test_pending_rows_of_a_topic_are_counted_by_their_slot_amount(
     fresh_store: Store, new_row: NewRow
 ) -> None:
     rows = [new_row(slot_amount=amount) for amount in (16, 32, 32, 64)]
-    fresh_store.insert_many([*rows, new_row(slot_amount=128, biz_type=8)])
+    insert_many(fresh_store, [*rows, new_row(slot_amount=128, biz_type=8)])
     fresh_store.finish([(rows[3].job_id, 0)])
     tables = [table for tables in fresh_store.tables_of_server() for table in tables]
     assert fresh_store.count_stamped(tables, 7) == {16: 1, 32: 2}

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from harness.rows import insert, insert_many
 from sqlalchemy import create_engine
 
 from toc.model.body import Content
 from toc.model.errors import DedupConflict
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import Submission, TaskRow, TaskStatus
 from toc.store.bodies import BODY_BYTES, bounded
 from toc.store.server import DatabaseServer
 from toc.store.store import Store
@@ -59,8 +60,8 @@ def test_bodies_come_back_as_they_were_inserted_and_go_with_their_rows(
     rows = [with_body(new_row(), one) for one in contents]
     plain = [new_row(), new_row()]
     by_hash = {one.fingerprint(): one for one in contents}
-    assert store.insert(rows[0], by_hash) == rows[0].job_id
-    assert store.insert_many([plain[0], *rows[1:], plain[1]], contents=by_hash) == [
+    assert insert(store, rows[0], by_hash) == rows[0].job_id
+    assert insert_many(store, [plain[0], *rows[1:], plain[1]], by_hash) == [
         row.job_id for row in (plain[0], *rows[1:], plain[1])
     ]
     assert store.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
@@ -88,7 +89,7 @@ def test_a_body_keeps_to_its_row_through_reschedule_death_and_redrive(
 ) -> None:
     content = Content("a/b", EVERY_BYTE)
     row, plain = with_body(new_row(), content), new_row()
-    store.insert_many([row, plain], contents={content.fingerprint(): content})
+    insert_many(store, [row, plain], {content.fingerprint(): content})
     assert store.reschedule(row.job_id, row.action_time + 1)[0]
     assert stored(store, row) == content
     assert not store.bodies.read({row.job_id: 0}, gated=False), "a try of the old version is superseded"
@@ -110,33 +111,16 @@ def test_dedup_compares_bodies_by_length_hash_and_type(store: Store, new_row: Ne
     first, other, typed = Content("a/b", b"one"), Content("a/b", b"two"), Content("a/c", b"one")
     contents = {one.fingerprint(): one for one in (first, other, typed)}
     row = with_body(new_row(dedup_key="k"), first)
-    assert store.insert(row, contents) == row.job_id
+    assert insert(store, row, contents) == row.job_id
     again = new_row(row.biz_id, dedup_key="k")
-    assert store.insert(with_body(again, first), contents) == row.job_id
+    assert insert(store, with_body(again, first), contents) == row.job_id
     for another in (with_body(again, other), with_body(again, typed), again):
         with pytest.raises(DedupConflict, match="another body"):
-            store.insert(another, contents)
+            insert(store, another, contents)
         with pytest.raises(DedupConflict):
-            store.insert_many([new_row(), another], contents=contents)
+            insert_many(store, [new_row(), another], contents)
     assert store.get(again.job_id) is None
     assert stored(store, row) == first
-
-
-@pytest.mark.parametrize("many", [1, 40])
-def test_a_body_whose_commit_was_not_answered_is_stored_once(
-    through_proxy: Store, mysql_place: Any, proxy: Proxy, new_row: NewRow, many: int
-) -> None:
-    contents = [Content("a/b", b"%d" % n) for n in range(many)]
-    rows = [with_body(new_row(), one) for one in contents]
-    by_hash = {one.fingerprint(): one for one in contents}
-    proxy.eat(b";COMMIT")
-    if many == 1:
-        assert through_proxy.insert(rows[0], by_hash) == rows[0].job_id
-    else:
-        assert through_proxy.insert_many(rows, contents=by_hash) == [row.job_id for row in rows]
-    assert proxy.stats.eaten == 1
-    assert [stored(through_proxy, row) for row in rows] == contents
-    assert count(mysql_place, rows) == many
 
 
 def test_a_reschedule_whose_commit_was_not_answered_moves_the_body_once(
@@ -144,7 +128,7 @@ def test_a_reschedule_whose_commit_was_not_answered_moves_the_body_once(
 ) -> None:
     content = Content("a/b", b"x")
     row = with_body(new_row(), content)
-    through_proxy.insert(row, {content.fingerprint(): content})
+    insert(through_proxy, row, {content.fingerprint(): content})
     proxy.eat(b";COMMIT")
     assert through_proxy.reschedule(row.job_id, row.action_time + 1)[0]
     assert proxy.stats.eaten == 1
@@ -158,9 +142,9 @@ def test_a_body_of_the_callers_transaction_is_there_when_that_commits(
     content = Content("a/b", EVERY_BYTE)
     row, rolled_back = with_body(new_row(), content), with_body(new_row(), content)
     with engine.connect() as connection:
-        assert store.insert_with(connection, row, {content.fingerprint(): content}) == row.job_id
+        assert store.put_with(connection, Submission(row, {content.fingerprint(): content})) == row.job_id
         connection.commit()
-        store.insert_with(connection, rolled_back, {content.fingerprint(): content})
+        store.put_with(connection, Submission(rolled_back, {content.fingerprint(): content}))
         connection.rollback()
     engine.dispose()
     assert stored(store, row) == content
@@ -173,7 +157,7 @@ def test_however_rows_move_at_once_the_body_named_by_a_row_is_there_or_the_row_h
     """Reschedules and redrives race, redrives also of tasks that are not dead; readers read in between."""
     content = Content("a/b", bytes(20_000))
     row = with_body(new_row(), content)
-    mysql_store.insert(row, {content.fingerprint(): content})
+    insert(mysql_store, row, {content.fingerprint(): content})
     job_id, end = row.job_id, threading.Event()
     wrong: list[Any] = []
     read = [0]
@@ -222,7 +206,7 @@ def test_a_transaction_deletes_a_bounded_number_of_bytes(
 ) -> None:
     content = Content("a/b", bytes(BODY_BYTES // 2 - 1))
     rows = [with_body(new_row(1), content) for _ in range(5)]
-    mysql_store.insert_many(rows, contents={content.fingerprint(): content})
+    insert_many(mysql_store, rows, {content.fingerprint(): content})
     mysql_store.finish((row.job_id, 0) for row in rows)
     sent: list[int] = []
     run = DatabaseServer.run

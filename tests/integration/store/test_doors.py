@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from fault.kit.proxy import Proxy
+from harness.rows import insert_many
 
 from toc import NewTask, Settings, TimeoutCenter
 from toc.maintenance.record_retention import RecordRetention
@@ -143,7 +144,7 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
 ) -> None:
     store = fresh_store
     rows = [new_row(biz_type=9, status=status) for status in (0, 0, 0, 0, 4, 2, 3)]
-    store.insert_many([*rows, new_row(biz_type=8)])
+    insert_many(store, [*rows, new_row(biz_type=8)])
     tables = range(sum(map(len, store.tables_of_server())))
     assert store.count_open(tables, 9) == OpenTasks(4, 0, 1)
     shards = store._shards

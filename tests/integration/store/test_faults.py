@@ -16,6 +16,7 @@ import pymysql
 import pytest
 import structlog
 from fault.kit.proxy import Proxy
+from harness.rows import insert, insert_many
 from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
@@ -50,7 +51,7 @@ def test_a_store_that_is_closed_while_a_server_is_away_works_again(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
-    through_proxy.insert(row)
+    insert(through_proxy, row)
     proxy.refuse()
     for _ in range(2):  # the second one only reads the mark
         assert through_proxy.read_each([row.job_id]).unanswered
@@ -64,7 +65,7 @@ def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
 ) -> None:
     store = mysql_place.open(pool_size=3, connect_timeout=0.2, read_timeout=1.2)
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     table = table_of_job(row.job_id, 16)
     server, name = store._shards.server_of[table], store._shards.names[table]
     with root.connect() as connection, ThreadPoolExecutor(3) as callers:
@@ -126,7 +127,7 @@ def test_failures_that_are_no_packet_together_are_written_in_parts(launch: Any, 
     store = Store([server.url], databases=1, tables=4, clock=Clock())
     try:
         rows = [new_row() for _ in range(1500)]
-        store.insert_many(rows)
+        insert_many(store, rows)
         error = "\\'🕰" * 340
         failures = [Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, error) for row in rows]
         assert store.fail(failures) == dict.fromkeys([row.job_id for row in rows], Guard.APPLIED)
@@ -143,10 +144,10 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     rows = [new_row() for _ in range(6)]
-    through_proxy.insert_many(rows[:5])
+    insert_many(through_proxy, rows[:5])
     ids = [row.job_id for row in rows]
     uses: list[Callable[[], object]] = [
-        lambda: through_proxy.insert(rows[5]),
+        lambda: insert(through_proxy, rows[5]),
         lambda: through_proxy.read(ids),
         lambda: through_proxy.finish([(ids[0], 0)]),
         lambda: through_proxy.cancel_many([ids[1]]),
@@ -213,7 +214,7 @@ def test_slow_answers_are_waited_for_and_leave_nothing_behind(connection: Callab
 
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(20)]
-    through_proxy.insert_many(rows)
+    insert_many(through_proxy, rows)
     through_proxy.finish([(rows[0].job_id, 0)])
     proxy.eat(b"SET status=2")
 
@@ -227,7 +228,7 @@ def test_a_cancel_whose_answer_was_lost_is_this_calls(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
-    through_proxy.insert(row)
+    insert(through_proxy, row)
     proxy.eat(b"SET status=3")
     changed, before = through_proxy.cancel_many([row.job_id])[row.job_id]
     assert proxy.stats.eaten == 1
@@ -240,7 +241,7 @@ def test_a_nack_whose_answer_was_lost_is_this_calls(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     due = new_row(action_time=int(time.time() * 1000) - 10)
-    through_proxy.insert(due)
+    insert(through_proxy, due)
     item = HandOut(due.job_id, due.biz_type, 16, 60_000, secrets.token_bytes(16))
     as_read = through_proxy.pulls.hand_out([item], int(time.time() * 1000))[due.job_id]
     lease = PullLease(due.job_id, as_read.version, due.biz_type, 0, item.nonce)
@@ -256,7 +257,7 @@ def test_a_reschedule_whose_answer_was_lost_is_this_calls_and_happened_once(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row(attempts=2)
-    through_proxy.insert(row)
+    insert(through_proxy, row)
     proxy.eat(b"SET version=version+1")
     assert through_proxy.reschedule(row.job_id, 1_900_000_000_000) == (True, row)
     assert proxy.stats.eaten == 1
@@ -270,7 +271,7 @@ def test_a_reschedule_whose_answer_was_lost_is_not_made_again_over_what_came_sin
     through_proxy: Store, proxy: Proxy, new_row: NewRow, mysql_store: Store, since: str, monkeypatch: Any
 ) -> None:
     row = new_row()
-    through_proxy.insert(row)
+    insert(through_proxy, row)
     late, later = 1_900_000_000_000, 1_900_000_100_000
     (server,) = through_proxy._shards.servers
     send = server._send
@@ -308,7 +309,7 @@ def test_a_failed_try_whose_answer_was_lost_is_charged_once(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
-    through_proxy.insert(row)
+    insert(through_proxy, row)
     proxy.eat(b"SET attempts=1")
     guard = through_proxy.fail([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time + 1, "boom")])
     assert proxy.stats.eaten == 1
@@ -322,7 +323,7 @@ def test_a_redrive_whose_answer_was_lost_returns_its_rows(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row()
-    through_proxy.insert(row)
+    insert(through_proxy, row)
     through_proxy.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
     proxy.eat(b"SET status=0")
     (redriven,) = through_proxy.redrive([row.job_id], 1_900_000_000_000)
@@ -334,7 +335,7 @@ def test_a_lock_that_outlasts_one_wait_is_waited_for_again(
     mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
 ) -> None:
     row = new_row()
-    mysql_store.insert(row)
+    insert(mysql_store, row)
     table = BizId.of(row.biz_id).crc % mysql_place.tables
     name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
     before = int(_status(root, "Innodb_row_lock_waits"))
@@ -354,7 +355,7 @@ def test_the_victim_of_a_deadlock_is_sent_again(
 ) -> None:
     biz_id = new_row().biz_id
     rows = sorted((new_row(biz_id) for _ in range(30)), key=lambda row: row.job_id)
-    mysql_store.insert_many(rows)
+    insert_many(mysql_store, rows)
     first, last, heavy = rows[0], rows[-1], rows[1:-1]
     table = BizId.of(biz_id).crc % mysql_place.tables
     name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
@@ -401,11 +402,11 @@ def test_it_works_with_four_privileges_and_a_read_only_server_is_unavailable_unt
     row = new_row()
     try:
         store.check()
-        store.insert(row)
+        insert(store, row)
         with root.connect() as connection:
             connection.exec_driver_sql("SET GLOBAL read_only = 1")
         with pytest.raises(StoreUnavailable, match="read-only"):
-            store.insert(new_row())
+            insert(store, new_row())
         assert "read-only" in str(store.finish([(row.job_id, 0)]).unanswered[row.job_id])
         assert store.get(row.job_id) == row
     finally:
@@ -442,7 +443,7 @@ def switched_over(launch: Any, new_row: NewRow, use: Callable[[Store, TaskRow], 
         assert found() == {False}
         address.target = new.port
         writer = Store([url], databases=1, tables=1, clock=Clock())
-        writer.insert(row)
+        insert(writer, row)
         assert False in found(), "connections lead to the old primary"
         use(store, row)
         assert found() == {True}, "the row check must read what was committed"
@@ -499,7 +500,7 @@ def test_a_server_that_hangs_fails_fast_and_recovers(launch: Any, new_row: NewRo
         write_timeout=0.5,
     )
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     server.pause()
     assert row.job_id in store.finish([(row.job_id, 0)]).unanswered
     server.resume()
@@ -523,7 +524,7 @@ def test_a_server_that_was_killed_and_started_again_has_every_acknowledged_row(
     def submit() -> None:
         while not failed:
             try:
-                acknowledged.append(store.insert(new_row()))
+                acknowledged.append(insert(store, new_row()))
             except (StoreUnavailable, SubmitUnknown) as exc:
                 failed.append(exc)
             if len(acknowledged) > 200:
@@ -549,7 +550,7 @@ def test_a_table_that_is_gone_fails_its_own_tasks_alone(
 ) -> None:
     store: Store = mysql_place.open()
     rows = [new_row(biz_id=number) for number in range(64)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     table = table_of_job(rows[0].job_id, mysql_place.tables)
     theirs = {row.job_id for row in rows if table_of_job(row.job_id, mysql_place.tables) == table}
     name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
@@ -575,7 +576,7 @@ def test_one_table_is_locked_and_another_missing_and_the_others_are_written(
 ) -> None:
     store: Store = mysql_place.open()
     rows = [new_row(biz_id=number) for number in range(64)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     by_table: dict[int, set[int]] = {}
     for row in rows:
         by_table.setdefault(table_of_job(row.job_id, mysql_place.tables), set()).add(row.job_id)
@@ -602,10 +603,10 @@ def _works(call: Callable[[], object]) -> bool:
 def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
     store = place.open(pool_size=1, connect_timeout=1, read_timeout=1)
     row = new_row(dedup_key="k")
-    store.insert(row)
+    insert(store, row)
     for _ in range(20):
         with pytest.raises(DedupConflict):
-            store.insert(new_row(row.biz_id, dedup_key="k", attribute='{"x":1}'))
+            insert(store, new_row(row.biz_id, dedup_key="k", attribute='{"x":1}'))
     assert store.get(row.job_id) == row
     store.close()
 
@@ -635,7 +636,7 @@ sys.exit(status)
 
 def test_parent_and_child_of_a_fork_both_go_on(store: Store, place: Any, new_row: NewRow) -> None:
     row = new_row()
-    store.insert(row)
+    insert(store, row)
     arguments = [place.databases, place.tables, place.prefix, row.job_id, *place.urls]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FORK, *map(str, arguments)],
@@ -654,7 +655,7 @@ from toc.model.clock import Clock
 from toc.model.sharding import BizId, JobIds
 from toc.store.batch import Finish
 from toc.store.store import Store
-from toc.model.task import TaskRow
+from toc.model.task import Submission, TaskRow
 url, me = sys.argv[1], int(sys.argv[2])
 clock = Clock()
 store, ids = Store([url], databases=1, tables=4, clock=clock), JobIds(clock)
@@ -662,7 +663,7 @@ def one(n):
     biz, now = BizId.of(me * 1000 + n), clock.now_ms()
     job_id = ids.make(biz.crc)
     row = TaskRow(job_id, biz.number, None, 77, 0, now, now, "{}", 0, 0, 0, biz.crc, 16, None, None, now, now)
-    assert store.insert(row) == job_id
+    assert store.put(Submission(row)).put.job_id == job_id
     assert store.finish([(job_id, 0)]) == {job_id: Finish.DONE}
 with ThreadPoolExecutor(4) as threads:
     list(threads.map(one, range(150)))
@@ -693,7 +694,7 @@ def test_a_row_that_the_server_refuses_to_write_holds_up_no_other(
 ) -> None:
     """A damaged page, or a trigger or constraint that somebody has added."""
     rows = [new_row(biz_id=7) for _ in range(20)]
-    mysql_store.insert_many(rows)
+    insert_many(mysql_store, rows)
     shards = mysql_store._shards
     name = shards.names[shards.table_of(rows[0].job_id)]
     database, _, _ = name.partition(".")

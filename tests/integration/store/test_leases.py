@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from harness.leases import taken
 from harness.patience import until
+from harness.rows import insert, insert_many
 
 from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus, TryRow
@@ -48,7 +49,7 @@ def two(place: Any) -> Iterator[Store]:
 @pytest.fixture
 def row(one: Store, new_row: NewRow) -> TaskRow:
     row = new_row()
-    one.insert(row)
+    insert(one, row)
     return row
 
 
@@ -86,7 +87,7 @@ def test_one_of_two_takes_a_row_and_may_take_it_again(one: Store, two: Store, ro
 
 def test_each_row_is_taken_by_one_of_many(place: Any, one: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(200)]
-    one.insert_many(rows)
+    insert_many(one, rows)
     stores = [place.open() for _ in range(4)]
     for n, store in enumerate(stores):
         store.leases.identify(f"worker-{n}")
@@ -118,7 +119,7 @@ def test_a_leased_row_does_not_expire_by_the_sweep_and_one_whose_lease_ran_out_w
     one: Store, two: Store, new_row: NewRow
 ) -> None:
     row = new_row(action_time=1_600_000_000_000, expires_at=1_600_000_000_001)
-    one.insert(row)
+    insert(one, row)
     ends = after_expiry(tried(one, row), row.next_time)
     one.leases.take({row.job_id: 1})
     for store in (one, two):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from harness.rows import insert_many
 
 from toc.dev.local.process import until
 from toc.model.clock import Clock
@@ -46,7 +47,7 @@ def take_with(store: Store) -> Callable[[TaskRow], PullLease | None]:
 def due_rows(store: Store, new_row: NewRow, count: int, biz_type: int = 7) -> list[TaskRow]:
     due = int(time.time() * 1000) - 10
     rows = [new_row(action_time=due, biz_type=biz_type) for _ in range(count)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     return rows
 
 
@@ -93,7 +94,7 @@ def test_a_lease_that_names_another_topic_ends_nothing_beside_a_late_ack_either(
 ) -> None:
     now = int(time.time() * 1000)
     rows = [new_row("one table", action_time=now - 10, biz_type=45) for _ in range(2)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     late, other = rows
     _, lease = hand_out(store, [late], ttr_ms=1)[late.job_id]
     hand_out(store, [other])
@@ -137,7 +138,7 @@ def test_of_two_nacks_in_one_millisecond_one_has_given_the_task_back(
 
 def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_row: NewRow) -> None:
     early, ended = new_row(), new_row(action_time=int(time.time() * 1000) - 10)
-    store.insert_many([early, ended])
+    insert_many(store, [early, ended])
     store.finish([(ended.job_id, 0)])
     for row in (early, ended):
         ((as_read, lease),) = hand_out(store, [row]).values()

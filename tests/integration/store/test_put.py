@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 from harness.leases import taken
+from harness.rows import put
 
 from toc.maintenance.record_retention import RecordRetention
 from toc.model.body import Content
 from toc.model.clock import Clock
-from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, SubmitUnknown, TaskExists
+from toc.model.errors import RequestReused, StoreUnavailable, SubmitUnknown
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
@@ -90,13 +91,13 @@ def all_of(store: Store, row: TaskRow) -> list[int]:
 
 def test_a_pending_task_keeps_its_id_and_gets_everything_else_anew(store: Store, new_row: NewRow) -> None:
     old, contents = with_body(new_row(dedup_key="k", tries=3, attribute='{"a":1}'), b"old")
-    assert store.put(old, contents).put == (old.job_id, NEW)
+    assert put(store, old, contents).put == (old.job_id, NEW)
     store.fail([Failure(old.job_id, 0, 0, 0, 1, 0, old.next_time, "boom")])
     later = old.action_time + 60_000
     new, contents = with_body(
         named(new_row, old, action_time=later, attribute='{"a":2}', expires_at=later + 5), b"new"
     )
-    stored = store.put(new, contents)
+    stored = put(store, new, contents)
     assert stored.put == (old.job_id, MAY_HAVE_STARTED), "a try has failed"
     assert stored.inserted is None
     now = as_stored(store, old.job_id)
@@ -107,10 +108,10 @@ def test_a_pending_task_keeps_its_id_and_gets_everything_else_anew(store: Store,
     assert body_of(store, old) is None, "that of the former version is gone"
 
     same, contents = with_body(named(new_row, old, action_time=later + 1), b"new")
-    assert store.put(same, contents).put.job_id == old.job_id
+    assert put(store, same, contents).put.job_id == old.job_id
     now = as_stored(store, old.job_id)
     assert (now.version, body_of(store, now)) == (2, b"new")
-    assert store.put(named(new_row, old)).put.job_id == old.job_id
+    assert put(store, named(new_row, old)).put.job_id == old.job_id
     now = as_stored(store, old.job_id)
     assert (now.version, now.body_length, body_of(store, now)) == (3, None, None)
 
@@ -119,19 +120,19 @@ def test_replacing_before_the_time_of_a_task_that_nobody_has_taken_is_sure(
     store: Store, new_row: NewRow
 ) -> None:
     row = new_row(dedup_key="k")
-    store.put(row)
-    assert store.put(named(new_row, row)).put == (row.job_id, REPLACED)
+    put(store, row)
+    assert put(store, named(new_row, row)).put == (row.job_id, REPLACED)
     due = new_row(dedup_key="k", action_time=int(time.time() * 1000) - 5)
-    store.put(due)
-    assert store.put(named(new_row, due)).put == (due.job_id, MAY_HAVE_STARTED), "it was due"
+    put(store, due)
+    assert put(store, named(new_row, due)).put == (due.job_id, MAY_HAVE_STARTED), "it was due"
 
 
 def test_a_leased_task_is_replaced_and_the_lease_stays(store: Store, new_row: NewRow) -> None:
     row = new_row(dedup_key="k")
-    store.put(row)
+    put(store, row)
     store.leases.identify("worker-one")
     assert taken(store.leases, {row.job_id: 30}) == {row.job_id}
-    stored = store.put(named(new_row, row))
+    stored = put(store, named(new_row, row))
     assert stored.put == (row.job_id, MAY_HAVE_STARTED)
     assert as_stored(store, row.job_id).version == 1
     store.leases.identify("worker-two")
@@ -142,26 +143,26 @@ def test_a_handed_out_task_is_replaced_and_not_due_before_its_hand_out_ends(
     store: Store, new_row: NewRow
 ) -> None:
     row = new_row(dedup_key="k", action_time=int(time.time() * 1000) - 10)
-    store.put(row)
+    put(store, row)
     nonce = secrets.token_bytes(16)
     given = store.pulls.hand_out(
         [HandOut(row.job_id, 7, 3, 3_600_000, nonce)], int(time.time() * 1000)
     ).whole()
     ends = given[row.job_id].next_time
-    assert store.put(named(new_row, row)).put == (row.job_id, MAY_HAVE_STARTED)
+    assert put(store, named(new_row, row)).put == (row.job_id, MAY_HAVE_STARTED)
     now = store.pulls.read([row.job_id])[row.job_id]
     assert (now.version, now.attempts, now.nonce, now.next_time) == (1, 0, b"", ends)
     lease = PullLease(row.job_id, 0, 7, 0, nonce)
     assert store.pulls.ack([lease]).whole() == {row.job_id: AckOutcome.REPLACED}
     late = named(new_row, row, action_time=ends + 1000)
-    store.put(late)
+    put(store, late)
     assert store.pulls.read([row.job_id])[row.job_id].next_time == ends + 1000
 
 
 @pytest.mark.parametrize("end", ["processed", "cancelled", "dead"])
 def test_an_ended_task_loses_its_name_to_a_new_one(store: Store, new_row: NewRow, end: str) -> None:
     row = new_row(dedup_key="k")
-    store.put(row)
+    put(store, row)
     if end == "processed":
         store.finish([(row.job_id, 0)])
     elif end == "cancelled":
@@ -171,31 +172,18 @@ def test_an_ended_task_loses_its_name_to_a_new_one(store: Store, new_row: NewRow
     ended = as_stored(store, row.job_id)
     assert ended.status == TaskStatus[end.upper()]
     again = named(new_row, row)
-    stored = store.put(again)
+    stored = put(store, again)
     assert stored.put == (again.job_id, NEW)
     assert stored.inserted == again
     assert as_stored(store, row.job_id) == ended._replace(dedup_key=None)
-    assert store.put(named(new_row, row)).put == (again.job_id, REPLACED)
-
-
-def test_error_and_keep_change_nothing(store: Store, new_row: NewRow) -> None:
-    row = new_row(dedup_key="k", attribute='{"a":1}')
-    assert store.put(row, on_conflict=OnConflict.ERROR).put == (row.job_id, NEW)
-    with pytest.raises(TaskExists) as caught:
-        store.put(named(new_row, row, attribute='{"a":1}'), on_conflict=OnConflict.ERROR)
-    assert caught.value.job_id == row.job_id
-    same = named(new_row, row, attribute='{"a":1}')
-    assert store.put(same, on_conflict=OnConflict.KEEP).put == (row.job_id, KEPT)
-    with pytest.raises(DedupConflict):
-        store.put(named(new_row, row, attribute='{"a":2}'), on_conflict=OnConflict.KEEP)
-    assert as_stored(store, row.job_id) == row
+    assert put(store, named(new_row, row)).put == (again.job_id, REPLACED)
 
 
 def test_a_name_holds_in_its_topic_alone(store: Store, new_row: NewRow) -> None:
     row = new_row("id-1", dedup_key="k")
-    store.put(row)
+    put(store, row)
     other = named(new_row, row, biz_type=8)
-    assert store.put(other).put == (other.job_id, NEW)
+    assert put(store, other).put == (other.job_id, NEW)
     assert of_name(store, row, 7, 8) == [row, other]
 
 
@@ -205,24 +193,30 @@ def test_a_name_holds_in_its_topic_alone(store: Store, new_row: NewRow) -> None:
 def test_a_request_is_done_once_and_its_answer_is_repeated(store: Store, new_row: NewRow) -> None:
     row = new_row(dedup_key="k")
     first, second = (Request.of("token /path", secrets.token_hex(), b"{}") for _ in range(2))
-    assert store.put(row, request=first).put == (row.job_id, NEW)
-    assert store.put(named(new_row, row), request=second).put == (row.job_id, REPLACED)
+    assert put(store, row, request=first).put == (row.job_id, NEW)
+    assert put(store, named(new_row, row), request=second).put == (row.job_id, REPLACED)
     for _ in range(2):
-        assert store.put(named(new_row, row), request=second).put == (row.job_id, REPLACED)
-        assert store.put(named(new_row, row), request=first).put == (row.job_id, NEW)
+        assert put(store, named(new_row, row), request=second).put == (row.job_id, REPLACED)
+        assert put(store, named(new_row, row), request=first).put == (row.job_id, NEW)
     assert as_stored(store, row.job_id).version == 1
     with pytest.raises(RequestReused):
-        store.put(named(new_row, row), request=second._replace(payload=first.key))
+        put(store, named(new_row, row), request=second._replace(payload=first.key))
     unnamed, third = new_row(), Request.of("", secrets.token_hex(), b"")
-    assert store.put(unnamed, request=third).put == (unnamed.job_id, NEW)
-    assert store.put(named(new_row, unnamed), request=third).put == (unnamed.job_id, NEW)
+    assert put(store, unnamed, request=third).put == (unnamed.job_id, NEW)
+    assert put(store, named(new_row, unnamed), request=third).put == (unnamed.job_id, NEW)
     kept = Request.of("", secrets.token_hex(), b"")
-    assert store.put(named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (row.job_id, KEPT)
+    assert put(store, named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (
+        row.job_id,
+        KEPT,
+    )
     store.finish([(row.job_id, 1)])
-    assert store.put(named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (row.job_id, KEPT)
+    assert put(store, named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (
+        row.job_id,
+        KEPT,
+    )
     again, fourth = named(new_row, row), Request.of("", secrets.token_hex(), b"")
     for _ in range(2):
-        assert store.put(again, request=fourth).put == (again.job_id, NEW)
+        assert put(store, again, request=fourth).put == (again.job_id, NEW)
 
 
 def test_a_name_of_a_request_stands_for_one_request_whatever_databases_its_tasks_are_in(
@@ -230,17 +224,17 @@ def test_a_name_of_a_request_stands_for_one_request_whatever_databases_its_tasks
 ) -> None:
     for _ in range(20):
         request, row, other = Request.of("", secrets.token_hex(), b"a"), new_row(), new_row()
-        assert store.put(row, request=request).put == (row.job_id, NEW)
-        assert store.put(row, request=request).put == (row.job_id, NEW)
+        assert put(store, row, request=request).put == (row.job_id, NEW)
+        assert put(store, row, request=request).put == (row.job_id, NEW)
         with pytest.raises(RequestReused):
-            store.put(other, request=request._replace(payload=bytes(32)))
+            put(store, other, request=request._replace(payload=bytes(32)))
         assert store.get(other.job_id) is None
         assert store.answer_to(request, BizId.of(row.biz_id)) == (row.job_id, NEW)
 
 
 def test_answers_are_forgotten_after_their_retention(store: Store, new_row: NewRow) -> None:
     request, row = Request.of("", secrets.token_hex(), b""), new_row()
-    store.put(row, request=request)
+    put(store, row, request=request)
     databases = range(4 if len(store.tables_of_server()) > 1 else 1)
     for number in databases:
         store.requests.purge(number, 60_000)
@@ -254,7 +248,7 @@ def test_the_workers_of_the_first_tables_forget_requests_after_a_day(store: Stor
     requests = [Request.of("", secrets.token_hex(), b"") for _ in range(8)]
     rows = [new_row() for _ in requests]
     for row, request in zip(rows, requests, strict=True):
-        store.put(row, request=request)
+        put(store, row, request=request)
     clock = SetClock()
     clock.now += 100 * 86_400_000  # its servers' clocks decide
     retention = RecordRetention(store, clock, lambda: range(store.requests.databases), keep=60)
@@ -287,19 +281,19 @@ def test_a_change_whose_answer_is_lost_is_made_once(
         row = new_row(dedup_key="k")
         proxy.eat(b"INSERT INTO")
         other = request and Request.of("", secrets.token_hex(), b"")
-        assert through_proxy.put(row, request=other).put == (row.job_id, NEW)
+        assert put(through_proxy, row, request=other).put == (row.job_id, NEW)
         proxy.eat(b"SET version=version+1")
-        assert through_proxy.put(named(new_row, row), request=request).put == (row.job_id, REPLACED)
+        assert put(through_proxy, named(new_row, row), request=request).put == (row.job_id, REPLACED)
         assert as_stored(through_proxy, row.job_id).version == 1
         proxy.eat(b"SET version=version+1")
         body, contents = with_body(named(new_row, row), b"x")
-        assert through_proxy.put(body, contents).put == (row.job_id, REPLACED)
+        assert put(through_proxy, body, contents).put == (row.job_id, REPLACED)
         now = as_stored(through_proxy, row.job_id)
         assert (now.version, body_of(through_proxy, now)) == (2, b"x")
         through_proxy.finish([(row.job_id, 2)])
         again = named(new_row, row)
         proxy.eat(b"COMMIT")
-        assert through_proxy.put(again).put == (again.job_id, NEW)
+        assert put(through_proxy, again).put == (again.job_id, NEW)
         assert of_name(through_proxy, row, 7) == [again]
 
 
@@ -308,7 +302,7 @@ def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_d
 ) -> None:
     one, other = sqlite_place.open(), sqlite_place.open()
     row = new_row(dedup_key="k")
-    one.put(row)
+    put(one, row)
     wanted = named(new_row, row)
     execute = SqliteServer._execute
     broken: list[str] = []
@@ -316,13 +310,13 @@ def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_d
     def breaks_once(server: SqliteServer, link: Any, statements: Any, *how: Any, **more: Any) -> Any:
         if not broken and any("version=version+1" in statement.sql for statement in statements):
             broken.append("the connection, before the server had it")
-            other.put(wanted)
+            put(other, wanted)
             raise Lost(broken[0])
         return execute(server, link, statements, *how, **more)
 
     monkeypatch.setattr(SqliteServer, "_execute", breaks_once)
     expires = wanted.action_time + 60_000
-    assert one.put(wanted._replace(tries=1, expires_at=expires)).put == (row.job_id, REPLACED)
+    assert put(one, wanted._replace(tries=1, expires_at=expires)).put == (row.job_id, REPLACED)
     now = as_stored(one, row.job_id)
     assert broken
     assert (now.version, now.tries, now.expires_at) == (2, 1, expires)
@@ -334,7 +328,7 @@ def test_requests_that_race_and_lose_their_answers_are_done_once_each(
     mysql_place: Any, through_proxy: Store, proxy: Proxy, mysql_store: Store, new_row: NewRow
 ) -> None:
     row = new_row(dedup_key="k")
-    mysql_store.put(row)
+    put(mysql_store, row)
     requests = [Request.of("race", secrets.token_hex(), b"%d" % n) for n in range(REQUESTS)]
     direct = [mysql_place.open() for _ in range(2)]
 
@@ -346,7 +340,7 @@ def test_requests_that_race_and_lose_their_answers_are_done_once_each(
         while not answered:
             assert time.monotonic() < deadline
             with suppress(StoreUnavailable, SubmitUnknown):
-                assert store.put(one, request=requests[n // 3]).put.job_id == row.job_id
+                assert put(store, one, request=requests[n // 3]).put.job_id == row.job_id
                 answered = True
 
     deadline = time.monotonic() + 600

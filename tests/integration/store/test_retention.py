@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 from harness.patience import until
+from harness.rows import insert_many
 from sqlalchemy.engine import make_url
 
 from toc.maintenance.retention import (
@@ -120,7 +121,7 @@ def test_finished_rows_go_when_the_retention_of_their_topic_is_over_and_no_other
         old_row(100 * HOUR, biz_type=unknown),
         *[old_row(100 * HOUR, status, biz_type=brief) for status in (PENDING, DEAD)],
     ]
-    fresh_store.insert_many(gone + kept)
+    insert_many(fresh_store, gone + kept)
     for topic in ("brief", "long", "?"):
         PURGED.of(topic).take()
     purging.cycle()
@@ -137,7 +138,7 @@ def test_rows_that_others_keep_are_passed_even_if_thousands_ended_in_one_instant
     purging = Purging(fresh_store, brief=3600, long=100 * 3600)
     kept = [old_row(50 * HOUR, biz_type=8, biz_id=1) for _ in range(3 * LARGE_PAGE)]
     gone = [old_row(50 * HOUR - n, biz_type=7, biz_id=1) for n in (0, 1)]
-    fresh_store.insert_many(kept + gone)
+    insert_many(fresh_store, kept + gone)
     purging.cycle()
     assert purging.left(kept + gone) == ids(*kept)
     looks = purging.looks
@@ -151,7 +152,7 @@ def test_a_retention_that_is_altered_applies_to_rows_that_were_passed(
 ) -> None:
     purging = Purging(fresh_store, first=3600, second=100 * 3600)
     rows = [old_row(hours * HOUR, biz_type=8) for hours in (2, 5, 20)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     purging.cycle()
     purging.topics[1] = Topic("second", 8, 1, retention=10 * 3600)
     purging.catalog.refresh()
@@ -166,7 +167,7 @@ def test_a_retention_that_is_altered_applies_to_rows_that_were_passed(
 def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, none=0)
     rows = [old_row((LEAST_SECONDS - 5) * 1000, biz_type=7), old_row((LEAST_SECONDS + 1) * 1000, biz_type=7)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     purging.cycle()
     assert purging.left(rows) == ids(rows[0])
 
@@ -176,7 +177,7 @@ def test_a_step_is_small_and_followed_by_a_long_rest_and_idle_tables_are_looked_
 ) -> None:
     purging = Purging(fresh_store, topic=3600)
     rows = [old_row(2 * HOUR, biz_type=7, biz_id=1) for _ in range(1000)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     steps: list[int] = []
 
     def ended(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +203,7 @@ def test_a_step_is_small_and_followed_by_a_long_rest_and_idle_tables_are_looked_
 def test_tables_that_are_another_workers_are_left_alone(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, topic=3600)
     rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     mine = purging.tables[0]
     purging.mine = frozenset([mine])
     purging.cycle()
@@ -218,7 +219,7 @@ def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purge
     store: Store = mysql_place.open(urls=[away, mysql_place.urls[1]], connect_timeout=1.0)
     purging = Purging(store, topic=3600)
     rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
-    store.insert_many(rows)
+    insert_many(store, rows)
     down = set(store.tables_of_server()[0])
     proxy.refuse()
     proxy.cut()
@@ -248,7 +249,7 @@ def test_a_missing_table_ends_no_loop_and_what_needs_it_is_purged_when_it_is_bac
     content = Content("a/b", b"")
     body = {"body_length": 0, "body_sha256": content.fingerprint()}
     rows = [old_row(2 * HOUR, biz_type=7, biz_id=n, **body) for n in range(50)]
-    fresh_store.insert_many(rows, contents={content.fingerprint(): content})
+    insert_many(fresh_store, rows, {content.fingerprint(): content})
     shards, table = fresh_store._shards, table_of_job(rows[0].job_id, len(purging.tables))
     with place.without(shards.body_names[table]), place.without(shards.first("timeout_retired")):
         purging.cycle()
@@ -263,7 +264,7 @@ def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_
     content = Content("a/b", b"")
     named = {"body_length": 0, "body_sha256": content.fingerprint()}
     gone, kept = old_row(HOUR + 1, biz_type=7, **named), old_row(HOUR - 1, biz_type=7, **named)
-    fresh_store.insert_many([gone, kept], contents={content.fingerprint(): content})
+    insert_many(fresh_store, [gone, kept], {content.fingerprint(): content})
     purging.cycle()
     wanted = {gone.job_id: 0, kept.job_id: 0}
     assert fresh_store.bodies.read(wanted, gated=False) == {kept.job_id: content}
@@ -274,7 +275,7 @@ def test_rows_of_a_deleted_topic_go_when_its_retention_is_over(fresh_store: Stor
     deleted = Topic("deleted", 990, 1, retention=7200, paused=True)
     old, young = old_row(2 * HOUR + 1, biz_type=990), old_row(HOUR, biz_type=990)
     dead = old_row(100 * HOUR, DEAD, biz_type=990)
-    fresh_store.insert_many([old, young, dead])
+    insert_many(fresh_store, [old, young, dead])
     purging.cycle()
     assert purging.left([old]) == ids(old), "no topic of that biz_type is known"
     fresh_store.topics.create(deleted)
@@ -294,7 +295,7 @@ def test_a_host_whose_clock_is_days_ahead_deletes_nothing_that_its_servers_call_
         [new_row(status=PROCESSED, biz_type=7, biz_id=n, next_time=here - ago) for n in range(20)]
         for ago in (HOUR + 1000, HOUR - 3000, HOUR - 600_000)
     )
-    fresh_store.insert_many(old + soon + young)
+    insert_many(fresh_store, old + soon + young)
     purging.cycle()
     assert purging.left(old) == set()
     assert purging.left(soon + young) == ids(*soon, *young)

@@ -10,6 +10,7 @@ from typing import Any
 import pymysql
 import pytest
 import structlog
+from harness.rows import insert_many
 from sqlalchemy.engine import make_url
 
 from toc.model.task import TaskRow, TaskStatus
@@ -45,7 +46,7 @@ def test_page_after_page_brings_every_pending_row_once_however_many_share_an_ins
 ) -> None:
     dice = random.Random(3)
     rows = [new_row(action_time=T0 + dice.choice((5, 5, 5, 6, dice.randrange(900)))) for _ in range(400)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     fresh_store.finish([(row.job_id, 0) for row in rows[:50]])
     found = [row for page in pages(fresh_store, tables, 7) for row in page]
     assert sorted(found) == sorted(map(due, rows[50:]))
@@ -58,7 +59,7 @@ def test_a_page_ends_before_its_end_and_holds_one_status_alone(
 ) -> None:
     early, inside, late = (new_row(action_time=T0 + at) for at in (-1, 99, 100))
     dead = new_row(action_time=T0 + 50)
-    fresh_store.insert_many([early, inside, late, dead])
+    insert_many(fresh_store, [early, inside, late, dead])
     fresh_store.die([Failure(dead.job_id, 0, 0, 0, 1, 0, 0, "boom")])
     starts = dict.fromkeys(tables, Position(T0))
     found = fresh_store.scans.page(starts, T0 + 100, 10)
@@ -75,7 +76,7 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
 ) -> None:
     rows = [new_row(action_time=T0 + n) for n in range(200)]
     ended, retried = new_row(action_time=T0 + 50), new_row(action_time=T0 - 9)
-    fresh_store.insert_many([*rows, ended, retried])
+    insert_many(fresh_store, [*rows, ended, retried])
     fresh_store.finish([(ended.job_id, 0)])
     fresh_store.fail([Failure(retried.job_id, 0, 0, 0, 1, 0, T0 + 60, "boom")])
     start = Position(T0 + 20)
@@ -101,7 +102,7 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
 
 def test_pending_leaves_out_what_has_ended(fresh_store: Store, new_row: NewRow) -> None:
     rows = [new_row(action_time=T0 + n) for n in range(20)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     fresh_store.finish([(row.job_id, 0) for row in rows[:5]])
     assert sorted(fresh_store.scans.pending([row.job_id for row in rows])) == sorted(map(due, rows[5:]))
     assert fresh_store.scans.pending([]) == []
@@ -112,7 +113,7 @@ def test_the_server_reads_no_more_than_it_returns(
 ) -> None:
     """By the counters of the server: with thousands of rows that share an instant, and as many ended ones."""
     rows = [new_row(biz_id=77, action_time=T0 + 77) for _ in range(4000)]
-    mysql_store.insert_many(rows)
+    insert_many(mysql_store, rows)
     mysql_store.finish([(row.job_id, 0) for row in rows[:1000]])
     (table,) = {row.job_id >> 12 & 15 for row in rows}
     # Which way the server goes depends on what it knows of the table, and that it counts in its own time.
@@ -166,7 +167,7 @@ def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_
     fresh_store: Store, new_row: NewRow, tables: list[int]
 ) -> None:
     rows = [new_row(action_time=T0 + at) for at in range(40)]
-    fresh_store.insert_many(rows)
+    insert_many(fresh_store, rows)
     shards = fresh_store._shards
     home = shards.table_of(rows[3].job_id)
     wrong = next(

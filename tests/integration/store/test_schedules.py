@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from harness.rows import insert
 from sqlalchemy import create_engine
 
 from toc.model.clock import Clock
@@ -113,7 +114,7 @@ def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
 def test_an_occurrence_that_a_backfill_has_made_is_left_alone(store: Store) -> None:
     stored = new(store, "filled")
     move = take(store, stored, NOW)
-    store.insert(move.rows[1]._replace(job_id=move.rows[1].job_id + 1, attribute='{"first":1}'))
+    insert(store, move.rows[1]._replace(job_id=move.rows[1].job_id + 1, attribute='{"first":1}'))
     others = [take(store, new(store, f"beside{number}"), NOW) for number in range(3)]
     moved = store.schedules.advance([*others, move])
     assert len(moved.done) == 4
@@ -128,7 +129,7 @@ def test_an_occurrence_that_a_backfill_has_made_is_left_alone(store: Store) -> N
 def test_a_job_id_that_is_taken_costs_no_occurrence(store: Store) -> None:
     stored = new(store, "clash")
     move = take(store, stored, NOW)
-    store.insert(move.rows[-1]._replace(dedup_key=None, attribute='{"other":1}'))
+    insert(store, move.rows[-1]._replace(dedup_key=None, attribute='{"other":1}'))
     assert len(store.schedules.advance([move]).done) == 1
     assert len([row for row in made(store, "clash") if row.dedup_key]) == len(move.rows)
     seen = store.schedules.get("clash")

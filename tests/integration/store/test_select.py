@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness.rows import insert_many
 
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
@@ -36,7 +37,7 @@ def rows(fresh_store: Store, new_row: NewRow) -> list[TaskRow]:
         for status in (0, 2, 3)
         for _ in range(3)
     ]
-    fresh_store.insert_many(dead + others)
+    insert_many(fresh_store, dead + others)
     return dead
 
 
@@ -85,7 +86,7 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Stor
         new_row(status=DEAD, next_time=T0, biz_id=1, biz_type=7 if n % 100 else 8) for n in range(PAGE + 700)
     ]
     few = [new_row(status=DEAD, next_time=T0 + 1, biz_id=n) for n in range(2, 50)]
-    fresh_store.insert_many([*many, *few])
+    insert_many(fresh_store, [*many, *few])
     found = fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=7))
     assert sorted(found) == sorted(row.job_id for row in many + few if row.biz_type == 7)
     assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27
@@ -114,7 +115,7 @@ def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
 ) -> None:
     spread = [new_row(biz_id=n, next_time=T0 + n) for n in range(500)]
     heap = [new_row(biz_id=1, next_time=T0 + 3 * n) for n in range(300)]
-    fresh_store.insert_many([*spread, *heap])
+    insert_many(fresh_store, [*spread, *heap])
     in_order = [row.job_id for row in sorted(spread + heap, key=lambda row: (row.next_time, row.job_id))]
     for limit in (1, 7, 100, 1000):
         for back, ids in ((False, in_order), (True, in_order[::-1])):
@@ -127,7 +128,7 @@ def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
 def test_tasks_of_one_table_and_of_one_biz_id_fill_their_pages(fresh_store: Store, new_row: NewRow) -> None:
     heap = [new_row(biz_id=1, biz_type=8, next_time=T0 + n) for n in range(250)]
     others = [new_row(biz_id=n, next_time=T0 + n) for n in range(100)]
-    fresh_store.insert_many([*heap, *others])
+    insert_many(fresh_store, [*heap, *others])
     by_time = [row.job_id for row in heap]
     for wanted, ids in (
         (Selection(TaskStatus.PENDING, biz_type=8), by_time),
@@ -143,7 +144,7 @@ def test_a_page_reads_a_bounded_number_of_rows_and_the_next_goes_on_there(
     first = new_row(biz_id=3, biz_type=8, next_time=T0 - 1)
     others = [new_row(biz_id=n % 9, next_time=T0 + n) for n in range(900)]
     last = new_row(biz_id=3, biz_type=8, next_time=T0 + 901)
-    fresh_store.insert_many([first, *others, last])
+    insert_many(fresh_store, [first, *others, last])
     assert _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=9), 10) == [[]]
     monkeypatch.setattr(select, "PAGE_ROWS", 200)
     for back, ends in ((False, [first, last]), (True, [last, first])):

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from harness.patience import PATIENCE
+from harness.rows import insert_many
 from harness.system import System
 
 from toc import Task, TaskStatus
@@ -49,8 +50,8 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run(system: System) -> Non
     ]
     store = system.center.store
     for first in range(0, len(old), 1000):
-        store.insert_many(old[first : first + 1000])
-    store.insert_many(kept)
+        insert_many(store, old[first : first + 1000])
+    insert_many(store, kept)
     daemon = system.start(processes=2)
     ran: list[int] = []
     left = {row.job_id for row in old}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import structlog
+from harness.rows import insert, insert_many
 from harness.system import System, buried
 from sqlalchemy.engine import make_url
 
@@ -109,7 +110,7 @@ class Bench:
 
     def store(self, *tasks: NewTask) -> list[int]:
         """Write rows alone, as one whose writer dies before it reaches Redis."""
-        return self.center.store.insert_many([self.row(task) for task in tasks])
+        return insert_many(self.center.store, [self.row(task) for task in tasks])
 
     def row(self, task: NewTask) -> TaskRow:
         """The row of a task, its delay counted by the clock of the sweep."""
@@ -164,7 +165,7 @@ def test_a_transaction_may_commit_seconds_after_the_time_of_its_row(bench: Bench
     bench.center.catalog.refresh()
     row = bench.row(NewTask("test.sync", 1))
     bench.run(3)
-    job_id = bench.center.store.insert(row)
+    job_id = insert(bench.center.store, row)
     bench.run(SOON_EVERY + 0.1)
     assert bench.indexed([job_id]) == {job_id}
 
@@ -199,7 +200,7 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
     bench.settled()
     late, well = (bench.row(NewTask("test.sync", n, delay=1.5)) for n in range(2))
     for row, by in ((late, 60_000), (well, 0)):
-        bench.center.store.insert(row)
+        insert(bench.center.store, row)
         bench.ask("ZADD", bench.key(row), row.next_time + by, row.job_id)
     SWEEP_ADDED.of("store").take()
     bench.run(SOON_EVERY + 0.1)
@@ -212,7 +213,7 @@ def test_what_others_postpone_just_after_a_server_is_back_is_found_as_well(bench
     bench.settled()
     rows = [bench.row(NewTask("test.sync", n, delay=0.2)) for n in range(20)]
     for row in rows:
-        bench.center.store.insert(row)
+        insert(bench.center.store, row)
     bench.run(SOON_EVERY + 0.1)
     bench.sweeper.catch_up()
     bench.run(0.5)
@@ -350,7 +351,7 @@ def test_dead_rows_get_their_entries_back_within_a_minute(bench: Bench) -> None:
 def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing(bench: Bench) -> None:
     bench.settled()
     lost = [bench.row(NewTask("test.sync", n, delay=1.0))._replace(biz_type=99) for n in range(300)]
-    bench.center.store.insert_many(lost)
+    insert_many(bench.center.store, lost)
     job_ids = bench.store(NewTask("test.sync", 1, delay=1.0))
     with structlog.testing.capture_logs() as logs:
         bench.run(30)
@@ -369,7 +370,7 @@ def test_while_the_topic_table_is_missing_rows_of_topics_that_are_known_are_inde
     bench.settled()
     store, known = bench.center.store, bench.row(NewTask("test.sync", 1, delay=1.0))
     wide = bench.row(NewTask("test.sync", 2, delay=1.0))._replace(slot_amount=64)  # of a former slot_amount
-    store.insert_many([bench.row(NewTask("test.sync", 3, delay=1.0))._replace(biz_type=99), wide, known])
+    insert_many(store, [bench.row(NewTask("test.sync", 3, delay=1.0))._replace(biz_type=99), wide, known])
     name = store._shards.first("timeout_topic")
     with _without(bench, name):
         bench.run(5)
@@ -430,7 +431,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_others(
             thread.start()
         try:
             rows = [bench.row(NewTask("test.sync", n, delay=2)) for n in range(60)]
-            system.center.store.insert_many(rows)
+            insert_many(system.center.store, rows)
             reachable = {row.job_id for row in rows if not row.job_id >> 12 & 1}
             queues, topic = system.center.queues, system.center.catalog.get("test.sync")
 

@@ -23,7 +23,7 @@ from toc.model.verdict import Failure, after_failure, entry_score, is_undecided
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Finish, Guard
-from toc.store.put_plan import TRIED_BEFORE
+from toc.store.plan import TRIED_BEFORE
 from toc.store.shards import Answers
 from toc.store.store import Store
 from toc.worker.stages.entry import Entry

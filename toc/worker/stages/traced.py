@@ -20,9 +20,7 @@ def traced(handler: Handler, tracing: Tracing) -> Handler:
 
         async def call(task: Task) -> Any:
             with tracing.trying(task):
-                outcome = await inner(task)
-                check_done(outcome)
-                return outcome
+                return await inner(task)
 
     elif handler.batch is None:
 

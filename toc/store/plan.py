@@ -1,4 +1,4 @@
-"""What a put does, decided on rows that were read: the statements of its transaction.
+"""What a submit does, decided on what is stored, and the statements of its transaction.
 
 Each statement is guarded by what was read, so an outdated decision changes nothing and is taken again. A
 request's own row comes first: its key is unique, so a second transaction of the same request waits for the
@@ -8,17 +8,15 @@ first, and then fails as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from toc.model.body import NO_BODIES, Content, Contents
+from toc.model.body import Content
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.errors import TaskExists
-from toc.model.task import OnConflict, Put, PutOutcome, Request, TaskRow, TaskStatus, check_expiry
+from toc.model.errors import DedupConflict, TaskExists
+from toc.model.task import OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus, check_expiry
 from toc.store import bodies, requests
 from toc.store import rows as sql
 from toc.store.pulls import moved
-from toc.store.same_task import same_task
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Shards
 
@@ -28,27 +26,19 @@ TRIED_BEFORE = "a try for a former time had begun"
 """last_error of a tried task without another error, after a new deadline has restored all tries."""
 
 
-class ToPut(NamedTuple):
-    """A row to put."""
-
-    row: TaskRow
-    contents: Contents = NO_BODIES
-    on_conflict: OnConflict = OnConflict.REPLACE
-    request: Request | None = None
-
-
 class Stored(NamedTuple):
-    """What a put did. ``inserted``: the new row, if any. ``before``: the pending row that it replaced, as it
-    was; a leased one counts as tried. ``due``: when that is due now (ms)."""
+    """What a submit did. ``inserted``: the new row, if any. ``kept``: the row that has its dedup_key and
+    stays as it was. ``before``: the pending row that it replaced, as it was; a leased one counts as tried.
+    ``due``: when that is due now (ms)."""
 
     put: Put
     inserted: TaskRow | None = None
+    kept: TaskRow | None = None
     before: TaskRow | None = None
     due: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A stored row, and whether a try of it may be running. ``until``: when its lease or hand-out ends or has
     ended (ms), 0 if none."""
 
@@ -57,36 +47,31 @@ class Seen:
     until: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the transaction of a put does, besides inserting ``stored.inserted``.
+class Plan(NamedTuple):
+    """What the transaction of a submit does, besides inserting ``stored.inserted``.
 
     ``request`` is stored with the answer. ``ended``: the job_id of a row that loses the name. ``changes`` are
     guarded: if ``telling``, the index of one of them, matches no row, none of them
     changes anything.
     """
 
-    asked: ToPut
+    asked: Submission
     stored: Stored
     request: Request | None = None
     ended: int | None = None
     changes: Sequence[Statement] = ()
     telling: int | None = None
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not (self.request or self.changes or self.stored.inserted)
-
 
 class Planner:
-    """Plans puts for the tables of some servers."""
+    """Plans submits for the tables of some servers."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def plan(self, server: DatabaseServer, asked: ToPut, found: Seen | None, now: int) -> Plan:
-        """Return what a put does at ``now`` (ms), if this row has its dedup_key.
+    def plan(self, server: DatabaseServer, asked: Submission, found: Seen | None, now: int) -> Plan | Stored:
+        """Return what a submit writes at ``now`` (ms), if this row has its dedup_key; or its outcome, if it
+        writes nothing.
 
         Raises DedupConflict, TaskExists, InvalidExpiry.
         """
@@ -103,14 +88,14 @@ class Planner:
                 other.job_id,
             )
         if asked.on_conflict is OnConflict.KEEP:
-            kept = Put(same_task(row, other), PutOutcome.KEPT)
-            return Plan(asked, Stored(kept), asked.request)
+            kept = Stored(Put(same_task(row, other), PutOutcome.KEPT), kept=other)
+            return kept if asked.request is None else Plan(asked, kept, asked.request)
         if other.status == PENDING:
             return self._renew(server, asked, found, now)
         put = Put(row.job_id, PutOutcome.NEW)
         return Plan(asked, Stored(put, row), asked.request, ended=other.job_id)
 
-    def _renew(self, server: DatabaseServer, asked: ToPut, seen: Seen, now: int) -> Plan:
+    def _renew(self, server: DatabaseServer, asked: Submission, seen: Seen, now: int) -> Plan:
         """Replace a pending task: it keeps its job_id and slot; everything else is new."""
         row, before = asked.row, seen.row
         table = self._shards.table_of(before.job_id)
@@ -147,7 +132,7 @@ class Planner:
                     bodies.insert_if(body_name, name, before.job_id, version, row.body_sha256, content)
                 )
         due = max(row.action_time, 0 if seen.leased else seen.until)
-        return Plan(asked, Stored(put, None, _tried(seen), due), changes=changes, telling=telling)
+        return Plan(asked, Stored(put, before=_tried(seen), due=due), changes=changes, telling=telling)
 
     def transaction(
         self, server: DatabaseServer, plans: Sequence[Plan], now: int
@@ -157,44 +142,48 @@ class Planner:
 
         All callers lock rows in one order: requests, tables, and in a table by name.
         """
-        statements: list[Statement] = []
-        table_of, names = self._shards.table_of, self._shards.names
+        names = self._shards.names
         answers: dict[str, list[tuple[Request, Put]]] = {}
         ended: dict[int, list[int]] = {}
         inserted: dict[int, list[TaskRow]] = {}
         contents: dict[bytes, Content] = {}
-        for plan in plans:
-            table = table_of(plan.asked.row.job_id)
+        ordered = []
+        for n, plan in enumerate(plans):
+            row = plan.asked.row  # by name, those without one by job_id
+            name = (-1, "") if row.dedup_key is None else (row.biz_id, row.dedup_key)
+            ordered.append((self._shards.table_of(row.job_id), name, row.job_id, n))
+        ordered.sort()
+        for table, _, _, n in ordered:
+            plan = plans[n]
+            new = plan.stored.inserted
+            if new is not None:
+                inserted.setdefault(table, []).append(new)
+                if new.body_sha256 is not None:
+                    contents[new.body_sha256] = plan.asked.contents[new.body_sha256]
             if plan.request is not None:
                 into = self._shards.request_names[table]
                 answers.setdefault(into, []).append((plan.request, plan.stored.put))
             if plan.ended is not None:
                 ended.setdefault(table, []).append(plan.ended)
-            if plan.stored.inserted is not None:
-                inserted.setdefault(table, []).append(plan.stored.inserted)
-                contents.update(plan.asked.contents)
-        statements += [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
-        for table in sorted(ended):
+        statements = [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
+        for table, ids in ended.items():
             statements.append(
                 Statement(
                     f"UPDATE {names[table]} SET dedup_key=NULL "
-                    f"WHERE job_id IN ({sql.numbers(sorted(ended[table]))}) AND status<>{PENDING}"
+                    f"WHERE job_id IN ({sql.numbers(sorted(ids))}) AND status<>{PENDING}"
                 )
             )
         telling: list[int | None] = [None] * len(plans)
-        for index in sorted(range(len(plans)), key=lambda index: self._order(plans[index].asked.row)):
-            plan = plans[index]
+        for _, _, _, n in ordered:
+            plan = plans[n]
             if plan.telling is not None:
-                telling[index] = len(statements) + plan.telling
+                telling[n] = len(statements) + plan.telling
             statements += plan.changes
-        for table in sorted(inserted):
-            rows = sorted(inserted[table], key=self._order)
+        for table, rows in inserted.items():
             statements.append(sql.insert(server, names[table], rows))
-            statements += bodies.insert(self._shards.body_names[table], rows, contents)
+            if contents:
+                statements += bodies.insert(self._shards.body_names[table], rows, contents)
         return statements, telling
-
-    def _order(self, row: TaskRow) -> tuple[int, int, str]:
-        return self._shards.table_of(row.job_id), row.biz_id, row.dedup_key or ""
 
 
 def new_version(
@@ -261,3 +250,21 @@ def _replaced(pending: Seen, now: int) -> PutOutcome:
     if started or row.action_time - now <= MAX_CLOCK_SKEW_MS:
         return PutOutcome.MAY_HAVE_STARTED
     return PutOutcome.REPLACED
+
+
+def same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
+    """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
+    differs = (
+        "biz_id" if row.biz_key != other.biz_key  # two texts with one number
+        else "attribute" if row.attribute != other.attribute
+        else "body" if row.body_sha256 != other.body_sha256
+        else None
+    )  # fmt: skip
+    if differs is None:
+        return other.job_id
+    whose = f"task {other.job_id}" if stored else "another task of this call"
+    raise DedupConflict(
+        f"dedup_key {row.dedup_key!r} of biz_id {row.biz_id if row.biz_key is None else row.biz_key!r} "
+        f"is taken by {whose} with another {differs}",
+        other.job_id if stored else None,
+    )
