@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from toc import cli
 from toc.cli.bulk import check_rate
 from toc.cli.main import main
 from toc.cli.values import attribute, biz_id, duration, moment, who, whole_seconds
@@ -136,6 +138,14 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
     assert "Usage: toc" in capsys.readouterr().out
+
+
+def test_the_times_in_the_help_are_times() -> None:
+    help_texts = "".join(path.read_text() for path in Path(cli.__file__).parent.glob("*.py"))
+    times = re.findall(r"\b\d{4}-\d\d-\d\dT[\d:.]*(?:Z|[+-][\d:]+)", help_texts)
+    assert times
+    for time in times:
+        parse_instant(time)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,8 @@ def backfill(
     Occurrences with a task are left alone, so it can be repeated. `may have run` counts those whose tasks may
     have run and been purged since: they run again.
 
-    Example: toc schedule backfill report.nightly --from 2030-01-01T00:00Z --to 2030-01-31T00:00Z --dry-run
+    Example: toc schedule backfill report.nightly --from 2030-01-01T00:00:00Z
+    --to 2030-01-31T00:00:00Z --dry-run
     """
     with opened(account=True) as center:
         begin, until = parse_instant(start), parse_instant(end)
@@ -208,7 +209,7 @@ def preview(
 ) -> None:
     """Show the next times at which a schedule fires, or would with these options.
 
-    Example: toc schedule preview --cron '30 2 * * *' --zone Europe/Berlin --after 2030-03-30T00:00Z
+    Example: toc schedule preview --cron '30 2 * * *' --zone Europe/Berlin --after 2030-03-30T00:00:00Z
     """
     from toc.sdk.schedules import define, need
 
