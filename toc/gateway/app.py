@@ -94,7 +94,7 @@ class App:
         self._pages = {
             "/healthz": lambda: _text("ok"),
             "/readyz": self._ready,
-            "/openapi.json": lambda: Answer(openapi.document(CALLS)),
+            "/openapi.json": lambda: Answer(openapi.document_bytes(CALLS)),
             "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
         }
         self._memory = Memory()

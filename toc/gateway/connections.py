@@ -188,10 +188,6 @@ class Connection(asyncio.Protocol):
 
     def given(self) -> None:
         """The application was given data of the body."""
-        self._lines = 0
-        """How many of its lines have arrived."""
-        self._fields = -1
-        """How many headers the next request to be answered has, -1 if that is not known."""
         self._beside = 0
 
     def complete(self) -> None:
@@ -352,25 +348,27 @@ class _Outlet(asyncio.Transport):
 
 
 class Places:
-    """Places for requests, ``most`` in all. One address, token or port gets only a part, so that there is
-    always a place for another."""
+    """Places for requests, ``most`` in all. One port gets only a part of them, and one address or token only
+    a part of that, so that there is always a place for another at the same port."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.each = most * 7 // 8
+        self.per_port = most * 7 // 8
+        self.each = self.per_port * 7 // 8
         self._all = 0
         self._taken: dict[str, int] = {}
 
     def __len__(self) -> int:
         return self._all
 
-    def take(self, *names: str) -> None:
-        """Take a place in all these names. Raises Busy."""
+    def take(self, port: str, *names: str) -> None:
+        """Take a place of a port in all these names. Raises Busy."""
         taken, each = self._taken, self.each
-        if self._all >= self.most or any(taken.get(name, 0) >= each for name in names):
+        full = self._all >= self.most or taken.get(port, 0) >= self.per_port
+        if full or any(taken.get(name, 0) >= each for name in names):
             raise Busy("too many requests are being answered; try again in a moment")
         self._all += 1
-        for name in names:
+        for name in (port, *names):
             taken[name] = taken.get(name, 0) + 1
 
     def give(self, *names: str) -> None:
@@ -401,7 +399,7 @@ class Crowd:
         self.all: set[Connection] = set()
         self.work = Places(most * 7 // 8)
         """For requests that are being worked on, whose connections cannot be closed for others."""
-        self.waits = Places(self.work.each)
+        self.waits = Places(self.work.per_port)
         """For those among them that wait for tasks."""
         self.phases: list[dict[Connection, float]] = [{} for _ in Phase]
         """The connections in each phase and since when, the longest first."""

@@ -76,6 +76,8 @@ class Exchange:
             scope["headers"] = scope["headers"][: self._fields]
             self._headers = dict(reversed(scope["headers"]))
         self._whole = not self.has_body
+        self._ends = False
+        """Whether its connection is of no use after it."""
         self._begun = False
         self._places: tuple[str, ...] = ()
         self._held = 0
@@ -103,8 +105,12 @@ class Exchange:
             and b"host" in headers
             and b"transfer-encoding" not in headers
             and b"content-encoding" not in headers
+            and b"upgrade" not in headers
         ):
             return  # as nearly always
+        if b"upgrade" in headers:  # whose head the connection did not see: the parser will not give the body
+            self._ends = True
+            raise Problem(SYNTAX, "send a request with Upgrade after the answer to the one before")
         hosts, codings, old = 0, list[bytes](), self._scope["http_version"] == "1.0"
         for name, value in self._scope["headers"]:
             if name == b"host":
@@ -210,7 +216,7 @@ class Exchange:
         self._leave_place()  # what it does not read is bounded otherwise
         if not self._whole:
             await self._rest()
-        if close or not self._whole:
+        if close or self._ends or not self._whole:
             headers = [*headers, (b"connection", b"close")]
         if self._whole:
             self._work()

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
+from pydantic_core import to_json
 
 from toc.gateway.calls import HttpCall, Nothing, takes_nothing
 from toc.gateway.problems import (
@@ -73,6 +74,12 @@ def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
         },
         "security": [{"token": []}],
     }
+
+
+@cache
+def document_bytes(calls: tuple[HttpCall, ...]) -> bytes:
+    """Return it as JSON. Nobody needs a token to ask for it, so it costs next to nothing."""
+    return to_json(document(calls))
 
 
 def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:

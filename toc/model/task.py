@@ -10,7 +10,7 @@ from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.model.body import NO_BODIES, Body, Contents
+from toc.model.body import MOST_BODY, NO_BODIES, Body, Contents
 from toc.model.clock import from_ms
 from toc.model.documents import MAX_DEPTH, check_depth, parse_object
 from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask, reduced
@@ -346,6 +346,7 @@ def task_of(
     attempt: int | None = None, expired: bool = False, redrives: int = 0,
 ) -> Task:  # fmt: skip
     """Return the Task of a row. ``attempt``: by default the next one. Raises UnreadableTask."""
+    check_body_length(row)
     try:
         return Task(
             row.job_id,
@@ -367,6 +368,12 @@ def task_of(
         raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
     except (ValueError, OverflowError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None
+
+
+def check_body_length(row: TaskRow | TryRow | PullRow) -> None:
+    """Raise UnreadableTask for the length of a body that no body can have: who reads it makes room first."""
+    if row.body_length is not None and row.body_length > MOST_BODY:
+        raise UnreadableTask(row.job_id, f"its body_length: {row.body_length}")
 
 
 _cached_from_ms = lru_cache(256)(from_ms)

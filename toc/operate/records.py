@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, InvalidDocument, UnreadableTask
-from toc.model.task import TaskStatus, decode_attribute
+from toc.model.task import TaskStatus, check_body_length, decode_attribute
 from toc.model.wire import biz_id, instant, seconds
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
 
     Raises UnreadableTask if its row is damaged.
     """
+    check_body_length(row)
     try:
         return _task(row, topic, decode_attribute(row.attribute), instant)
     except InvalidDocument as exc:

@@ -114,6 +114,25 @@ async def coroutines(tasks):
     raise Closed
 """
 
+FORGOTTEN = """
+async def work(task):
+    raise AssertionError("nobody awaits it")
+@center.handler("test.sync")
+def one(task):
+    return work(task)
+@center.handler("test.async")
+async def coroutine(task):
+    return work(task)
+@center.handler("test.batch", batch=2)
+def batch(tasks):
+    return (work(task) for task in tasks)
+@center.handler("test.doomed")
+async def dies_at_first(task):
+    if task.attempt <= 1:
+        os.kill(os.getpid(), 9)
+    return work(task)
+"""
+
 
 def test_no_try_sees_what_another_has_set_in_its_context(system: System, run: Run) -> None:
     for topic in TOPICS:
@@ -142,6 +161,17 @@ def test_exceptions_of_which_nothing_can_be_asked_fail_their_own_tries_alone(
     assert failed
     assert all("odd_app.py:" in line["at"] for line in failed)
     assert [line for line in lines if line["event"] == "handler_raised" and "odd_app.py" in line["stack"]]
+
+
+def test_a_handler_that_leaves_its_work_to_a_coroutine_which_nobody_awaits_has_failed(
+    system: System, run: Run
+) -> None:
+    run(HEAD + FORGOTTEN, TOC_MAX_CRASHES="1")
+    job_ids = [system.center.submit(topic, biz_id=1, delay=0.1) for topic in TOPICS]
+    system.wait(lambda: not system.pending(job_ids), "all have ended:\n" + log_of(system), 60)
+    rows = system.center.store.read(job_ids).values()
+    assert {row.status for row in rows} == {TaskStatus.DEAD}
+    assert all("never run" in str(row.last_error) for row in rows), rows
 
 
 def test_a_breakpoint_that_was_left_in_a_handler_uses_up_no_try(system: System, run: Run) -> None:

@@ -55,8 +55,7 @@ def run(
         outcome = context.run(handler.call, task if handler.batch is None else [task])
         if handler.is_async:
             outcome = _await(outcome, runner.get_loop(), seconds, context)
-        else:
-            check_done(outcome)
+        check_done(outcome)
         if handler.batch is not None:
             error = per_task(outcome, [task]).get(task.job_id)
     except BaseException as exc:

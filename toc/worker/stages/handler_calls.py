@@ -136,7 +136,8 @@ def check_done(outcome: Any) -> None:
         if inspect.iscoroutine(outcome):
             outcome.close()  # else Python warns that it was never awaited
         raise TypeError(
-            "the handler returned a coroutine or generator that is never run; declare it with `async def`"
+            "the handler returned a coroutine or generator that is never run; declare it with `async def`, "
+            "and await what it calls"
         )
 
 

@@ -29,6 +29,7 @@ from toc.worker.stages.handler_calls import (
     NO_BODIES,
     HandlerCalls,
     TaskBodies,
+    check_done,
     per_task,
     task_for,
     tasks_for,
@@ -296,6 +297,8 @@ class HandlerLoop:
                 outcome = await handler.call(task_for(batch[0], bodies))
                 if isinstance(outcome, Delivered):
                     batch[0].delivered = outcome
+                else:
+                    check_done(outcome)
             else:
                 outcome = await handler.call(tasks_for(batch, bodies, errors))
                 errors = {**per_task(outcome, batch), **errors}

@@ -20,7 +20,9 @@ def traced(handler: Handler, tracing: Tracing) -> Handler:
 
         async def call(task: Task) -> Any:
             with tracing.trying(task):
-                return await inner(task)
+                outcome = await inner(task)
+                check_done(outcome)
+                return outcome
 
     elif handler.batch is None:
 
