@@ -29,6 +29,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from toc.model.sharding import MAX_KEY_BYTES
@@ -45,11 +46,6 @@ REVISION = "1001"
 
 TOPIC_TABLE = "timeout_topic"
 IDENTITY_TABLE = "timeout_identity"
-TEMPLATE_TABLE = "timeout_template"
-RETIRED_TABLE = "timeout_retired"
-TOKEN_TABLE = "timeout_token"  # noqa: S105 - a name
-AUDIT_TABLE = "timeout_audit"
-TARGET_TABLE = "timeout_target"
 REQUEST_TABLE = "timeout_request"
 
 
@@ -97,6 +93,10 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+def _table(metadata: MetaData, name: str, *parts: SchemaItem) -> Table:
+    return Table(name, metadata, *parts, **_OPTIONS)
+
+
 def task_table_name(table: int) -> str:
     """``timeout_task_0011`` for 11."""
     return f"timeout_task_{table:04d}"
@@ -114,9 +114,9 @@ def schedule_table_name(table: int) -> str:
 
 def task_table(metadata: MetaData, table: int) -> Table:
     """Declare one of the task tables. TaskRow describes the columns."""
-    return Table(
-        task_table_name(table),
+    return _table(
         metadata,
+        task_table_name(table),
         Column("job_id", _ROWID, primary_key=True, autoincrement=False),
         Column("gmt_create", _INSTANT, nullable=False),
         Column("gmt_modified", _INSTANT, nullable=False),
@@ -150,20 +150,18 @@ def task_table(metadata: MetaData, table: int) -> Table:
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first
         Index(f"ix_due_{table:04d}", "status", "next_time"),
-        **_OPTIONS,
     )
 
 
 def body_table(metadata: MetaData, table: int) -> Table:
     """Declare the table of the bodies of one task table's tasks: one row for each version with a body."""
-    return Table(
-        body_table_name(table),
+    return _table(
         metadata,
+        body_table_name(table),
         Column("job_id", _U64, primary_key=True, autoincrement=False),
         Column("version", _U32, primary_key=True, autoincrement=False),
         Column("content_type", String(255), nullable=False),
         Column("body", _BODY, nullable=False),
-        **_OPTIONS,
     )
 
 
@@ -174,9 +172,9 @@ def schedule_table(metadata: MetaData, table: int) -> Table:
     model.schedule.State describes the rest.
     ``change_id`` is a random number of the last change, by which its transaction knows its own.
     """
-    return Table(
-        schedule_table_name(table),
+    return _table(
         metadata,
+        schedule_table_name(table),
         Column("name", String(128), primary_key=True),
         Column("schedule_id", _U64, nullable=False),
         Column("topic", String(128), nullable=False),
@@ -198,7 +196,6 @@ def schedule_table(metadata: MetaData, table: int) -> Table:
         # Finds the schedules that need a step, and their topics, which take turns. While none does, only the
         # least look_time is read.
         Index(f"ix_look_{table:04d}", "look_time", "topic"),
-        **_OPTIONS,
     )
 
 
@@ -207,23 +204,22 @@ def request_table(metadata: MetaData) -> Table:
 
     ``answer`` is the first answer as JSON, null until it is known.
     """
-    return Table(
-        REQUEST_TABLE,
+    return _table(
         metadata,
+        REQUEST_TABLE,
         Column("request_key", _binary(32), primary_key=True),
         Column("payload", _binary(32), nullable=False),
         Column("answer", Text),
         Column("gmt_create", _INSTANT, nullable=False),
         Index("ix_request_age", "gmt_create"),
-        **_OPTIONS,
     )
 
 
 def topic_table(metadata: MetaData) -> Table:
     """Declare the topic table, in the first database. Topic describes the columns."""
-    return Table(
-        TOPIC_TABLE,
+    return _table(
         metadata,
+        TOPIC_TABLE,
         Column("name", String(128), primary_key=True),
         Column("biz_type", _U64, nullable=False),
         Column("slot_amount", _U16, nullable=False),
@@ -247,22 +243,20 @@ def topic_table(metadata: MetaData) -> Table:
         Column("closed", _TINY, nullable=False, server_default=text("0")),
         Column("target", String(128), nullable=False, server_default=text("''")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
-        **_OPTIONS,
     )
 
 
 def template_table(metadata: MetaData) -> Table:
     """Declare the table of topic templates, in the first database. ``policies`` is a JSON object."""
-    return Table(
-        TEMPLATE_TABLE,
+    return _table(
         metadata,
+        "timeout_template",
         Column("pattern", String(128), primary_key=True),
         Column("policies", Text, nullable=False),
         Column("most_topics", _U32, nullable=False),
         Column("gmt_create", _INSTANT, nullable=False),
         Column("gmt_modified", _INSTANT, nullable=False),
         Column("version", _U32, nullable=False),
-        **_OPTIONS,
     )
 
 
@@ -271,14 +265,13 @@ def retired_table(metadata: MetaData) -> Table:
 
     ``retention``: for how many seconds the topics' finished rows are kept.
     """
-    return Table(
-        RETIRED_TABLE,
+    return _table(
         metadata,
+        "timeout_retired",
         Column("biz_type", _ROWID, primary_key=True, autoincrement=False),
         Column("name", String(128), nullable=False),
         Column("retention", _U32, nullable=False),
         Column("gmt_create", _INSTANT, nullable=False),
-        **_OPTIONS,
     )
 
 
@@ -287,9 +280,9 @@ def token_table(metadata: MetaData) -> Table:
 
     ``roles``, ``topics`` (patterns) and ``limits`` are JSON. The token itself is not stored, only its hash.
     """
-    return Table(
-        TOKEN_TABLE,
+    return _table(
         metadata,
+        "timeout_token",
         Column("name", String(64), primary_key=True),
         Column("sha256", _binary(32), nullable=False),
         Column("roles", String(255), nullable=False),
@@ -301,7 +294,6 @@ def token_table(metadata: MetaData) -> Table:
         Column("gmt_create", _INSTANT, nullable=False),
         Column("version", _U32, nullable=False),
         UniqueConstraint("sha256", name="uk_token_sha256"),
-        **_OPTIONS,
     )
 
 
@@ -311,9 +303,9 @@ def target_table(metadata: MetaData) -> Table:
     ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names. ``sealed`` holds secrets and
     headers as an encrypted JSON object. ``change_id`` is a random number of the last change.
     """
-    return Table(
-        TARGET_TABLE,
+    return _table(
         metadata,
+        "timeout_target",
         Column("name", String(128), primary_key=True),
         Column("url", Text, nullable=False),
         Column("settings", Text, nullable=False),
@@ -325,7 +317,6 @@ def target_table(metadata: MetaData) -> Table:
         Column("change_id", _U64, nullable=False),
         Column("gmt_create", _INSTANT, nullable=False),
         Column("gmt_modified", _INSTANT, nullable=False),
-        **_OPTIONS,
     )
 
 
@@ -334,9 +325,9 @@ def audit_table(metadata: MetaData) -> Table:
 
     ``action_id`` is the same in both. ``details`` and ``result`` are JSON.
     """
-    return Table(
-        AUDIT_TABLE,
+    return _table(
         metadata,
+        "timeout_audit",
         Column("audit_id", _ROWID, primary_key=True, autoincrement=True),
         Column("action_id", String(32), nullable=False),
         Column("phase", String(8), nullable=False),
@@ -347,7 +338,6 @@ def audit_table(metadata: MetaData) -> Table:
         Column("result", Text),
         Column("gmt_create", _INSTANT, nullable=False),
         Index("ix_audit_age", "gmt_create"),
-        **_OPTIONS,
     )
 
 
@@ -356,14 +346,13 @@ def identity_table(metadata: MetaData) -> Table:
 
     ``lease_secret``, in hexadecimal digits, seals the leases of consumers.
     """
-    return Table(
-        IDENTITY_TABLE,
+    return _table(
         metadata,
+        IDENTITY_TABLE,
         Column("number", _TINY, primary_key=True, autoincrement=False),
         Column("identity", String(32), nullable=False),
         Column("lease_secret", String(64), nullable=False),
         Column("gmt_create", _INSTANT, nullable=False),
-        **_OPTIONS,
     )
 
 
