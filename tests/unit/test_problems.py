@@ -12,7 +12,7 @@ from toc import Settings, TimeoutCenter
 from toc.gateway.app import CALLS
 from toc.gateway.problems import _OF, problem_of
 from toc.model.errors import NotInstalled, TocError
-from toc.store.secretbox import SecretBox, new_key
+from toc.store.records.secretbox import SecretBox, new_key
 
 
 def below(cls: type[TocError]) -> Iterator[type[TocError]]:

@@ -217,7 +217,7 @@ def dev(
 def _for_webhooks(directory: Path) -> dict[str, list[str]]:
     """Return the settings that webhooks need: a key, which the directory keeps, and a receiver that may be
     reached on this machine. Nothing if webhooks are not installed."""
-    from toc.store.secretbox import new_key
+    from toc.store.records.secretbox import new_key
 
     try:
         check_webhooks()

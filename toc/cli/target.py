@@ -174,7 +174,7 @@ def delete(name: Name, as_json: Json = False) -> None:
 @secrets.command()
 def key() -> None:
     """Print a new key for TOC_SECRET_KEY. toc does not keep it: without it, stored secrets are lost."""
-    from toc.store.secretbox import new_key
+    from toc.store.records.secretbox import new_key
 
     print(new_key())
 

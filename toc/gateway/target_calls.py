@@ -15,7 +15,7 @@ from toc.model.access import Access, Action
 from toc.model.target import MOST_PREVIOUS_SECONDS, PREVIOUS_SECONDS, Target
 from toc.operate.audit import target_changed
 from toc.operate.records import target_record
-from toc.store.target_book import NOTICED_SECONDS
+from toc.store.records.target_book import NOTICED_SECONDS
 
 _SECONDS = "Seconds for a whole request."
 _CONCURRENCY = "Requests in flight, over all workers."

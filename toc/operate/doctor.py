@@ -29,7 +29,7 @@ from toc.operate import admin, schedules, targets
 from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
-from toc.store.records import NamedRecords
+from toc.store.records.table import NamedTable
 from toc.store.scan import DueRow
 from toc.store.store import Store
 
@@ -383,7 +383,7 @@ def _none_yet(topics: list[Topic]) -> Iterator[Line]:
 
 def _damaged_rows(store: Store) -> Iterator[Line]:
     """Name the rows of small tables that count for nothing, because they hold what toc never writes."""
-    tables: dict[str, NamedRecords[Any]] = {
+    tables: dict[str, NamedTable[Any]] = {
         "topics": store.topics,
         "templates": store.templates,
         "tokens": store.tokens,

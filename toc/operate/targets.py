@@ -9,8 +9,8 @@ from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Topic
 from toc.operate.cluster import open_operator
 from toc.sdk.client import TimeoutCenter
-from toc.store.secretbox import key_mark
-from toc.store.targets import Resealed
+from toc.store.records.secretbox import key_mark
+from toc.store.records.targets import Resealed
 
 
 def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:

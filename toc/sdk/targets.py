@@ -20,9 +20,9 @@ from toc.model.target import (
     check_url,
     new_secret,
 )
+from toc.store.records.target_book import NOTICED_SECONDS, TargetBook
+from toc.store.records.targets import Resealed, no_target
 from toc.store.store import Store
-from toc.store.target_book import NOTICED_SECONDS, TargetBook
-from toc.store.targets import Resealed, no_target
 
 if TYPE_CHECKING:
     from toc.webhooks.probe import TestAnswer

@@ -15,16 +15,21 @@ from toc.model.task import TaskRow, check_expiry
 from toc.sockets import KEEPALIVE_SECONDS
 from toc.store import bodies, fitness
 from toc.store import rows as sql
-from toc.store.audit import AuditTable
 from toc.store.batch import CANCELLED, PENDING, Batches
 from toc.store.callers_transaction import CallersTransaction
 from toc.store.check import require, require_layout
 from toc.store.ended import EndedRows
 from toc.store.history import FailedTry, parse
-from toc.store.identity import IdentityTable
 from toc.store.leases import LEASED_IS_TRIED, Leases
 from toc.store.plan import new_version, seen_columns, seen_rows
 from toc.store.pulls import Pulls
+from toc.store.records.audit import AuditTable
+from toc.store.records.identity import IdentityTable
+from toc.store.records.secretbox import SecretBox
+from toc.store.records.targets import TargetTable
+from toc.store.records.templates import TemplateTable
+from toc.store.records.tokens import TokenTable
+from toc.store.records.topics import TopicTable
 from toc.store.requests import Requests
 from toc.store.scan import Scans
 from toc.store.schedules import ScheduleTable
@@ -37,14 +42,9 @@ from toc.store.schema import (
     token_table,
     topic_table,
 )
-from toc.store.secretbox import SecretBox
 from toc.store.select import Selections
 from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Statement
 from toc.store.shards import Layout, Shards
-from toc.store.targets import TargetTable
-from toc.store.templates import TemplateTable
-from toc.store.tokens import TokenTable
-from toc.store.topics import TopicTable
 from toc.store.write import Writer
 
 R = TypeVar("R")

@@ -26,8 +26,8 @@ from toc.model.topic import Delivery
 from toc.observe.log import get_logger
 from toc.observe.metrics import WEBHOOK_BREAKERS, WEBHOOK_REQUESTS, WEBHOOK_SECONDS
 from toc.observe.tracing import traceparent
-from toc.store.target_book import TargetBook
-from toc.store.targets import TargetTable
+from toc.store.records.target_book import TargetBook
+from toc.store.records.targets import TargetTable
 from toc.webhooks.answers import Answer, Meaning, meaning
 from toc.webhooks.capacity import Full
 from toc.webhooks.connect import Lookup

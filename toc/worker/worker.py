@@ -19,7 +19,7 @@ from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
-from toc.store.secretbox import key_mark
+from toc.store.records.secretbox import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, unpack
 from toc.worker.deliveries import Deliveries, WebhookHandlers

@@ -20,8 +20,8 @@ from toc.model.task import TaskStatus
 from toc.model.topic import Topic
 from toc.operate.audit import MOST_IDS, tasks_chosen
 from toc.operate.tokens import REFRESH_SECONDS
-from toc.store.audit import MOST_TEXT
 from toc.store.history import FailedTry, line
+from toc.store.records.audit import MOST_TEXT
 from toc.store.server import Statement
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

@@ -15,8 +15,8 @@ from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate.audit import action_record, audited
 from toc.store.history import FailedTry, line, parse
-from toc.store.records import Records
-from toc.store.secretbox import new_key
+from toc.store.records.secretbox import new_key
+from toc.store.records.table import RecordTable
 from toc.store.server import Statement
 from toc.store.store import Store
 
@@ -32,7 +32,7 @@ def store(place: Any) -> Iterator[Store]:
     one.close()
 
 
-def change(table: Records, statement: str, *params: str) -> None:
+def change(table: RecordTable, statement: str, *params: str) -> None:
     table._server.run([Statement(statement, list(params))])
 
 

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 from toc.model.clock import Clock
 from toc.model.errors import NameTaken, SecretsLocked, UnknownTarget
 from toc.model.target import Target, TargetSecrets, new_secret
-from toc.store.secretbox import new_key
+from toc.store.records.secretbox import new_key
+from toc.store.records.target_book import TargetBook
+from toc.store.records.targets import TargetTable
 from toc.store.server import Statement
 from toc.store.store import Store
-from toc.store.target_book import TargetBook
-from toc.store.targets import TargetTable
 
 KEYS = [new_key()]
 SECRETS = TargetSecrets(new_secret(), None, {"X-Api-Key": "hunter2"})

@@ -31,7 +31,7 @@ from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
 from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
-from toc.store.secretbox import new_key
+from toc.store.records.secretbox import new_key
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.connect import YOUNG, Lookup
 from toc.webhooks.handlers import Webhooks

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import insert, select
 
 from toc.store import rows as sql
-from toc.store.records import Records
+from toc.store.records.table import RecordTable
 
 INTENT, RESULT = "intent", "result"
 MOST_ACTOR, MOST_ACTION, MOST_TARGET = 128, 64, 255
@@ -37,7 +37,7 @@ class AuditRow(NamedTuple):
     result: str | None
 
 
-class AuditTable(Records):
+class AuditTable(RecordTable):
     """The table of the audit. Any method raises StoreUnavailable or SchemaBehind."""
 
     def intend(self, action_id: str, actor: str, action: str, target: str, details: str) -> None:

@@ -29,7 +29,7 @@ State = tuple[int, int]
 """The number of rows and the sum of their versions: another one means that a row has changed."""
 
 
-class Records:
+class RecordTable:
     """A table that only the first database has. Any method raises StoreUnavailable or SchemaBehind."""
 
     def __init__(self, server: DatabaseServer, table: Table, clock: Clock) -> None:
@@ -56,7 +56,7 @@ class Records:
         return self._server.run([self._compiled(change)], again=False)[0].matched
 
 
-class NamedRecords(Records, ABC, Generic[R]):
+class NamedTable(RecordTable, ABC, Generic[R]):
     """A table of records with names. Any method raises StoreUnavailable or SchemaBehind."""
 
     noun: str

@@ -15,14 +15,14 @@ from toc.model.pattern import PATTERN
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.observe.log import get_logger
-from toc.store.records import REPEATS, NamedRecords
+from toc.store.records.table import REPEATS, NamedTable
+from toc.store.records.topics import TopicTable
 from toc.store.server import DatabaseServer
-from toc.store.topics import TopicTable
 
 log = get_logger(__name__)
 
 
-class TemplateTable(NamedRecords[Template]):
+class TemplateTable(NamedTable[Template]):
     """The templates. Any method raises StoreUnavailable or SchemaBehind."""
 
     noun, names_fit, unknown = "template", PATTERN, UnknownTemplate

@@ -13,7 +13,7 @@ from toc.model.clock import Clock
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
 from toc.model.topic import NAME, Delivery, Topic, check_topic_name
 from toc.observe.log import get_logger
-from toc.store.records import REPEATS, NamedRecords
+from toc.store.records.table import REPEATS, NamedTable
 from toc.store.server import DatabaseServer, Duplicate
 
 log = get_logger(__name__)
@@ -22,7 +22,7 @@ _FIELDS = tuple(field.name for field in fields(Topic))
 _FIXED = frozenset({"name", "biz_type", "delivery"})
 
 
-class TopicTable(NamedRecords[Topic]):
+class TopicTable(NamedTable[Topic]):
     """The topics. Unique keys on name and biz_type keep two hosts from disagreeing.
 
     Any method raises StoreUnavailable or SchemaBehind.

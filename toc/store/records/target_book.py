@@ -9,8 +9,8 @@ from toc.model.clock import Clock
 from toc.model.errors import TocError
 from toc.model.target import Target, TargetSecrets
 from toc.observe.log import get_logger
-from toc.store.records import State
-from toc.store.targets import TargetTable
+from toc.store.records.table import State
+from toc.store.records.targets import TargetTable
 
 log = get_logger(__name__)
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 
 from sqlalchemy import insert, select
 
-from toc.store.records import Records
+from toc.store.records.table import RecordTable
 from toc.store.server import Duplicate
 
 
-class IdentityTable(Records):
+class IdentityTable(RecordTable):
     """The table of that row. Raises StoreUnavailable or SchemaBehind."""
 
     def get(self) -> str:

@@ -1,4 +1,4 @@
-"""The table of webhook targets. Their secrets and headers are in it encrypted (toc.store.secretbox).
+"""The table of webhook targets. Their secrets and headers are in it encrypted (toc.store.records.secretbox).
 
 Each change gives a row another random change_id: it guards changes, and (number of rows, sum of change_ids)
 tells whether anything has changed. ``settings`` is JSON: timeout, concurrency, rate, dead_on, topics,
@@ -22,8 +22,8 @@ from toc.model.errors import SecretsLocked, UnknownTarget, shown
 from toc.model.target import Target, TargetSecrets
 from toc.model.topic import NAME
 from toc.observe.log import get_logger
-from toc.store.records import REPEATS, NamedRecords
-from toc.store.secretbox import SecretBox
+from toc.store.records.secretbox import SecretBox
+from toc.store.records.table import REPEATS, NamedTable
 from toc.store.server import DatabaseServer, Lost
 
 log = get_logger(__name__)
@@ -49,7 +49,7 @@ class Resealed(NamedTuple):
     locked: Sequence[str]
 
 
-class TargetTable(NamedRecords[Target]):
+class TargetTable(NamedTable[Target]):
     """The targets. Any method raises StoreUnavailable or SchemaBehind."""
 
     noun, names_fit, unknown, guard = "target", NAME, UnknownTarget, "change_id"

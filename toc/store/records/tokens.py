@@ -16,12 +16,12 @@ from toc.model.access import NAME, Role, Token
 from toc.model.documents import parse, parse_object
 from toc.model.errors import UnknownToken
 from toc.observe.log import get_logger
-from toc.store.records import NamedRecords, State
+from toc.store.records.table import NamedTable, State
 
 log = get_logger(__name__)
 
 
-class TokenTable(NamedRecords[Token]):
+class TokenTable(NamedTable[Token]):
     """The tokens, also the revoked and expired ones. Any method raises StoreUnavailable or SchemaBehind."""
 
     noun, names_fit, unknown = "token", NAME, UnknownToken
