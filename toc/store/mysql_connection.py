@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from toc import sockets
 from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError, StoreUnavailable
-from toc.store.packets import read_answers
+from toc.store.mysql_answers import read_answers
 from toc.store.server import Result
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})

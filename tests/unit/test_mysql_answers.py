@@ -11,7 +11,7 @@ import pytest
 from pymysql.converters import decoders
 from pymysql.err import MySQLError, OperationalError, ProgrammingError
 
-from toc.store.packets import read_answers
+from toc.store.mysql_answers import read_answers
 from toc.store.server import Result
 
 LONGLONG, VAR_STRING, DATETIME = 8, 253, 12
