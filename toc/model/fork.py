@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from typing import Any
 
 _numbers = count()
-_methods: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+_methods: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
 """What is called, in this order. A method leaves it with its object: what ``os.register_at_fork`` is given
 stays for good, so it is given one function alone."""
 
@@ -21,13 +23,15 @@ stays for good, so it is given one function alone."""
 def call_in_children(method: Callable[[], None]) -> None:
     """Call this bound method in each forked child, for as long as its object lives. It must not raise."""
     number = next(_numbers)
-    _methods[number] = weakref.WeakMethod(method, lambda _: _methods.pop(number, None))
+    # No WeakMethod, whose callback fails at the end of the interpreter; what this one needs it holds itself.
+    owner = weakref.ref(method.__self__, partial(_methods.pop, number))  # type: ignore[attr-defined]
+    _methods[number] = owner, method.__func__  # type: ignore[attr-defined]
 
 
 def _call_all() -> None:
-    for reference in list(_methods.values()):
-        if (call := reference()) is not None:
-            call()
+    for reference, function in list(_methods.values()):
+        if (owner := reference()) is not None:
+            function(owner)
 
 
 os.register_at_fork(after_in_child=_call_all)

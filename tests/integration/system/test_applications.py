@@ -174,6 +174,16 @@ def test_a_handler_that_leaves_its_work_to_a_coroutine_which_nobody_awaits_has_f
     assert all("never run" in str(row.last_error) for row in rows), rows
 
 
+def test_a_program_that_never_closes_its_center_ends_without_a_word(system: System) -> None:
+    system.create_topics(slots=2)
+    program = (
+        "from datetime import timedelta\nfrom toc import TimeoutCenter\ncenter = TimeoutCenter()\n"
+        "center.submit('test.sync', biz_id=1, delay=timedelta(hours=1))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], env=system.env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_a_breakpoint_that_was_left_in_a_handler_uses_up_no_try(system: System, run: Run) -> None:
     run(HEAD + NOTHING.replace("pass", "breakpoint()"))
     done(system)
