@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model runbook setup run test test-fast check cluster cluster-stop secured servers sizing clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model reference runbook setup run test test-fast check cluster cluster-stop secured servers sizing clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ runbook: $(STAMP) servers ## the recipes of docs/run.md as they are written, und
 
 faults-page: $(STAMP) ## put the table of the last faults and soaks into evidence/faults.md
 	PYTHONPATH=tests $(BIN)/python -m fault.kit.table
+
+reference: $(STAMP) ## write the lists of docs/reference.md that the code tells
+	PYTHONPATH=tests $(BIN)/python -m reference_page
 
 MINUTES ?= 5
 chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000

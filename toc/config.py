@@ -107,26 +107,26 @@ class Settings(BaseSettings):
     tables: int = Field(
         4, ge=1, le=MAX_TABLES, description=f"a power of two up to {MAX_TABLES}, which is for production"
     )
-    """Number of task tables over all databases together. Fixed once there are rows."""
+    """Number of task tables over all databases. Fixed once there are rows."""
     database_prefix: str = Field("toc_", description="letters, digits and _, beginning with a letter")
     """Prefix of the databases' names."""
 
     redis_url: str | None = Field(None, description=_REDIS_HINT)
     """URL of the Redis that holds the index."""
     namespace: str | None = Field(None, description=NAMESPACE_HINT)
-    """Prefix of every topic in Redis keys, so that environments can share a Redis."""
+    """Prefix of topics in Redis keys, so that environments can share a Redis."""
 
     zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
-    """Servers that coordinate several hosts. Unset: the local coordinator, for a single daemon."""
+    """Servers that coordinate several hosts. Unset: a single daemon."""
     session_timeout: float = Field(6.0, ge=1, le=10, description="seconds, 1 to 10")
-    """How long ZooKeeper may not hear of a daemon before its slots go to others."""
+    """How long a daemon is silent to ZooKeeper until its slots go to others."""
     cluster: str = Field("default", description="letters, digits, '.', '_' and '-'")
     """Name of this cluster in ZooKeeper."""
 
     max_delay: float = Field(TEN_YEARS, gt=0, le=TEN_YEARS, description="seconds, up to ten years")
-    """Longest delay of a task. Longer ones are refused as mistakes, such as microseconds for seconds."""
+    """Longest delay of a task; longer ones are refused as mistakes."""
     max_body: int = Field(1 << 20, ge=0, le=MOST_BODY, description="bytes, up to 4 MiB")
-    """Longest body of a task, in bytes. A row and its body are one packet to MySQL."""
+    """Longest body of a task. Row and body are one packet to MySQL, in which each of its bytes takes two."""
     connect_timeout: float = Field(3.0, gt=0, le=300, description="seconds, more than 0")
     """Timeout of a connection attempt; at most 0.5 s for Redis."""
     read_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
@@ -134,18 +134,17 @@ class Settings(BaseSettings):
     write_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
     """Timeout of sending to a server."""
     keepalive: float = Field(15.0, ge=1, le=7200, description="seconds, 1 to 7200")
-    """After how many idle seconds TCP probes a connection to MySQL or Redis, so that a proxy or firewall in
-    between does not forget it."""
+    """When TCP probes an idle connection, so that no proxy or firewall in between forgets it."""
 
     processes: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="1 to 256")
     """Worker processes of a daemon. Default: the number of cores."""
     threads: int = Field(16, ge=1, le=1024, description="1 to 1024")
-    """``def`` handlers that each worker process runs at once. If the app has several topics, one topic gets
-    at most three quarters of them, so that a slow topic leaves threads to the others."""
+    """``def`` handlers that each worker process runs at once. Of several topics, one gets at most three
+    quarters of them."""
     async_limit: int = Field(4000, ge=1, le=100_000, description="1 to 100000")
     """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
     max_crashes: int = Field(3, ge=1, le=100, description="1 to 100")
-    """Consecutive tries that may end with their worker before the task runs alone, in its own process."""
+    """Tries in a row that may end with their worker before the task runs alone."""
     shutdown_deadline: float = Field(30.0, ge=0, le=86_400, description="seconds, 0 or more")
     """How long a stopping daemon waits for running handlers."""
     weight: float = Field(1.0, gt=0, le=1000, description="more than 0, up to 1000")
@@ -156,25 +155,28 @@ class Settings(BaseSettings):
     metrics_address: str | None = Field(
         None, description="HOST:PORT, such as 127.0.0.1:9464, or :9464 for all"
     )
-    """HTTP address of a daemon's /metrics, /livez and /readyz. Unset: none."""
+    """HTTP address of a daemon's /metrics, /livez and /readyz. Unset: none. Port 0: a free one, which the log
+    shows."""
 
     secret_key: Annotated[list[SecretStr], NoDecode] = Field(
         [], description="keys that `toc secrets key` prints, separated by commas"
     )
-    """Keys for the secrets of webhook targets. The first key encrypts; every key can decrypt.
-    Unset: webhooks wait."""
+    """Keys for the secrets of webhook targets: the first encrypts, each decrypts. Unset: webhooks wait."""
     webhook_allow: Annotated[list[str], NoDecode] = Field(
         [], description="origins such as http://10.0.0.7:8080 and networks such as 10.0.0.0/8"
     )
-    """What webhooks may reach beside public addresses by https on port 443."""
+    """What webhooks may reach beside public addresses by https on port 443: an origin allows its scheme and
+    port, a network its addresses."""
 
     audit_retention: float = Field(31_536_000.0, ge=60, le=TEN_YEARS, description="seconds, 60 to ten years")
-    """For how long the audit of operators' changes is kept. A year by default."""
+    """How long the audit of operators' changes is kept."""
 
     traces: float = Field(0.0, ge=0, le=1, description="a share of all tasks, 0 to 1")
-    """Share of tasks that OpenTelemetry traces, from submit to their last try. 0: none, at no cost."""
+    """Share of tasks that OpenTelemetry traces, the same wherever they are submitted and run; needs the extra
+    otel."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Events of lower levels are not logged."""
     log_format: Literal["auto", "pretty", "json"] = "auto"
     """``auto`` is pretty on a terminal and JSON lines otherwise."""
     log_topics: Annotated[list[str], NoDecode] = Field([], description="topics, separated by commas")

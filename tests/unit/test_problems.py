@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from toc import Settings, TimeoutCenter
 from toc.gateway.app import CALLS
-from toc.gateway.problems import _OF, problem_of
+from toc.gateway.problems import KIND_OF, problem_of
 from toc.model.errors import NotInstalled, TocError
 from toc.store.records.secretbox import SecretBox, new_key
 
@@ -22,7 +22,7 @@ def below(cls: type[TocError]) -> Iterator[type[TocError]]:
 
 
 def test_every_error_has_an_answer() -> None:
-    assert not [one for one in below(TocError) if not any(cls in _OF for cls in one.__mro__)]
+    assert not [one for one in below(TocError) if not any(cls in KIND_OF for cls in one.__mro__)]
 
 
 def test_a_call_whose_packages_are_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def demo(
     directory: Directory = CLUSTER,
     as_json: Json = False,
 ) -> None:
-    """Run a thousand orders: unpaid ones close, paid ones do not, delivered ones are confirmed.
+    """Run a thousand orders and check every outcome.
 
     Needs nothing installed: it starts a private Redis, SQLite and a worker, and removes them at the end. Real
     cancels race a real clock, and every outcome is checked. Exits with 0 only if all are right.

@@ -110,7 +110,7 @@ def list_schedules(
 
 @app.command("show")
 def show_schedule(name: Name, as_json: Json = False) -> None:
-    """Show a schedule: what it does, what it has done, and what was missed."""
+    """Show a schedule and what it has done."""
     from toc.sdk.schedules import need
 
     with opened() as center:

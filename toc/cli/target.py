@@ -73,7 +73,7 @@ def create(
 
 @app.command("list")
 def list_targets(as_json: Json = False) -> None:
-    """List the targets, without their secrets, and those that topics name but that do not exist."""
+    """List the targets, and those that topics name but that do not exist."""
     with opened() as center:
         targets = center.targets.list()
         topics = center.store.topics.list()
@@ -91,7 +91,7 @@ def list_targets(as_json: Json = False) -> None:
 
 @app.command("show")
 def show_target(name: Name, as_json: Json = False) -> None:
-    """Show a target, without its secret and the values of its headers, and the topics that send to it."""
+    """Show a target, without secrets, and the topics that send to it."""
     with opened() as center:
         target = center.store.targets.get(name)
         topics = [topic.name for topic in center.store.topics.list() if topic.target == name]
@@ -131,7 +131,7 @@ def rotate(
 
 @app.command("test")
 def send_test(name: Name, as_json: Json = False) -> None:
-    """Send a target, paused or not, one signed request that belongs to no task, and show the answer.
+    """Send a target one signed request that belongs to no task.
 
     Exits with 1 unless the answer is a 2xx. The request has the topic toc.test.
     """
@@ -149,7 +149,7 @@ def pause(
     why: str = option("TEXT", "A reason, shown to other operators.", default=""),
     as_json: Json = False,
 ) -> None:
-    """Send nothing more to a target; its tasks wait, and no try is used up. Requests in flight end."""
+    """Send nothing more to a target; its tasks wait. Requests in flight end."""
     with changing("target.pause", name, why=why) as center:
         target = center.targets.pause(name, why=why, by=who())
     show_one(target_record(target), as_json=as_json)
@@ -157,7 +157,7 @@ def pause(
 
 @app.command()
 def resume(name: Name, as_json: Json = False) -> None:
-    """Send to a paused target again, also to one that was paused by its own answer 410."""
+    """Send to a paused target again. Its own answer 410 may have paused it."""
     with changing("target.resume", name) as center:
         target = center.targets.resume(name)
     show_one(target_record(target), as_json=as_json)

@@ -181,7 +181,7 @@ def find(
     next: str | None = option("CURSOR", "Go on where the list before ended."),  # noqa: A002 - as in the API
     as_json: Json = False,
 ) -> None:
-    """List every task of one biz_id, oldest first; or what is due on a topic, or has ended, by time.
+    """List the tasks of a biz_id, or what is due on a topic, or has ended, by time.
 
     Examples: toc find --biz-id 42
               toc find --topic order.close --after 2030-01-31T12:00:00Z
@@ -243,7 +243,7 @@ def running_tasks(
     next: str | None = option("CURSOR", "Go on where the list before ended."),  # noqa: A002 - as in the API
     as_json: Json = False,
 ) -> None:
-    """List the tasks that run now, by slot: on which worker and host, and since when.
+    """List the tasks that run now, where, and since when.
 
     A task that a worker has taken counts, also before it starts. Consumers that pull are not shown.
 
@@ -270,7 +270,7 @@ def cancel(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Cancel a task, all tasks of a biz_id on a topic, or all of a topic, and show each outcome.
+    """Cancel a task, those of a biz_id on a topic, or all of a topic.
 
     Exits with 0 only if every task is cancelled and was never started.
 
@@ -347,7 +347,7 @@ def reschedule(
     ),
     as_json: Json = False,
 ) -> None:
-    """Give another deadline and all tries to a pending task, those of a biz_id on a topic, or all of a topic.
+    """Give pending tasks, as chosen for `toc cancel`, another deadline and all tries.
 
     A task that expires before its new deadline needs --expires-at.
     Exits with 0 only if every task is rescheduled and was not due yet.

@@ -34,7 +34,7 @@ def create(
     policies: Policies,
     as_json: Json = False,
 ) -> None:
-    """Let doors create topics: a submit to a topic that does not exist uses the longest pattern that matches.
+    """Let doors create topics that match, when tasks are submitted to them.
 
     Example: toc template create 'shop.*' --slots 8 --delivery pull --most-topics 50
     """

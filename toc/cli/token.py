@@ -31,7 +31,7 @@ def create(
     rate: float | None = option("N", "Requests per second that each gateway process accepts."),
     as_json: Json = False,
 ) -> None:
-    """Make a token and print it, only this once: toc keeps only its hash.
+    """Make a token and print it, only this once.
 
     Example: toc token create shop-backend --role produce --topic 'shop.*' --expires 90d
     """
@@ -53,7 +53,7 @@ def create(
 
 @app.command("list")
 def list_tokens(as_json: Json = False) -> None:
-    """List the tokens, without the secrets, which toc does not keep. Revoked ones stay in the list."""
+    """List the tokens, without secrets. Revoked ones stay in the list."""
     with opened() as center:
         tokens = center.store.tokens.list()
         now = center.clock.now_ms()

@@ -34,7 +34,7 @@ def top(
     once: bool = flag("--once", "Measure one interval, print it, and exit."),
     as_json: Json = False,
 ) -> None:
-    """Watch a cluster: rates, lateness, waiting tasks, slots by worker, dead tasks, servers out of reach.
+    """Watch a cluster: rates, lateness, slots, dead tasks, servers out of reach.
 
     Rates and lateness come from the daemons' /metrics: those of --daemon, else those that the daemons
     announce in ZooKeeper (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.

@@ -145,7 +145,7 @@ def alter(
     wait: bool = flag("--wait", "With --delivery: wait until none of its tasks is prepared or leased."),
     as_json: Json = False,
 ) -> None:
-    """Change policies of a topic, or its slots while it is in use. Name and biz_type cannot change.
+    """Change policies of a topic in use. Name and biz_type cannot change.
 
     Its delivery can be changed while it is paused and none of its tasks is prepared or leased.
 

@@ -80,7 +80,7 @@ def slots(
     watch: bool = flag("--watch", "Refresh each second until Ctrl-C."),
     as_json: Json = False,
 ) -> None:
-    """Show every slot: its owner and why, how many tasks it holds, and how late it is.
+    """Show every slot: its owner and why, its tasks, how late it is.
 
     Without ZooKeeper only the one daemon knows the owners, and they are not shown.
     """
@@ -96,7 +96,7 @@ def slots(
 
 
 def workers(as_json: Json = False) -> None:
-    """Show the living workers of the cluster, the slots that each owns, and the tables that it sweeps.
+    """Show the living workers, their slots, and the tables that they sweep.
 
     Without ZooKeeper: the workers that use Redis.
     """
@@ -143,7 +143,7 @@ def workers(as_json: Json = False) -> None:
 
 
 def intents(as_json: Json = False) -> None:
-    """Show what operators have asked for: drains, weights and pins; by whom and when."""
+    """Show drains, weights and pins: by whom and when."""
     from toc.operate.cluster import open_operator
 
     with open_operator(load_settings()) as operator:
@@ -156,7 +156,7 @@ def intents(as_json: Json = False) -> None:
 
 
 def drain(host: Host, absent: Absent = False) -> None:
-    """Take all slots from a host and give it none until `toc undrain`; for use before a stop or a repair.
+    """Take all slots from a host until `toc undrain`.
 
     Exits with 1, and does nothing, if the host has no worker now and is not drained either.
     """
@@ -241,7 +241,7 @@ def unweight(host: Host) -> None:
 
 
 def rebalance(dry_run: bool = flag("--dry-run", "Only show what would move."), as_json: Json = False) -> None:
-    """Spread every topic's slots evenly over the workers, and show the moves."""
+    """Spread every topic's slots evenly, and show the moves."""
     with _placement() as placement:
         moves = placement.rebalance(dry_run=dry_run)
     show([move_record(move) for move in moves], as_json=as_json, empty="nothing to move: all is even")

@@ -92,7 +92,7 @@ UNKNOWN_OUTCOME = Kind("submit-unknown", 503, "The task may or may not be stored
 KINDS = tuple(kind for kind in list(globals().values()) if isinstance(kind, Kind))
 """Every kind, for the documentation."""
 
-_OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
+KIND_OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.NaiveDatetime: (INVALID, "action_time"),
     e.NotInFuture: (INVALID, "action_time"),
     e.InvalidDelay: (INVALID, "delay"),
@@ -150,7 +150,7 @@ def unknown_topic(name: str | None) -> Problem:
 
 def problem_of(error: e.TocError) -> Problem:
     """Return how an error is answered."""
-    kind, field = next(_OF[cls] for cls in type(error).__mro__ if cls in _OF)
+    kind, field = next(KIND_OF[cls] for cls in type(error).__mro__ if cls in KIND_OF)
     if isinstance(error, e.SubmitUnknown):
         detail = "the task may or may not be stored: repeat with the same Idempotency-Key or dedup_key"
         return Problem(kind, detail, job_id=str(error.job_id))

@@ -59,11 +59,11 @@ class InvalidInput(TocError, ValueError):
 
 
 class NaiveDatetime(InvalidInput):
-    """An ``action_time`` without a time zone: its instant is unknown."""
+    """An ``action_time`` without a time zone."""
 
 
 class NotInFuture(InvalidInput):
-    """The ``action_time`` of a task on a timed topic is not after now."""
+    """An ``action_time`` on a timed topic that is not after now."""
 
 
 class InvalidDelay(InvalidInput):
@@ -79,11 +79,11 @@ class InvalidExpiry(InvalidInput):
 
 
 class InvalidDocument(InvalidInput):
-    """A text that is no JSON, or JSON that is nested too deeply or could not be written again."""
+    """A text that is no JSON, or nested too deeply."""
 
 
 class InvalidAttribute(InvalidInput):
-    """An attribute that is not a JSON object, or is longer than its column."""
+    """An attribute that is no JSON object, or longer than 4096 characters."""
 
 
 class InvalidBody(InvalidInput):
@@ -95,7 +95,7 @@ class BodyTooLarge(InvalidBody):
 
 
 class InvalidBizId(InvalidInput):
-    """A biz_id that is neither an int in 0 .. 2**63-1 nor a short text."""
+    """A biz_id that is neither an int from 0 to 2**63-1 nor a text of 1 to 255 bytes."""
 
 
 class InvalidKey(InvalidInput):
@@ -107,7 +107,7 @@ class InvalidTopic(InvalidInput):
 
 
 class UnknownTopic(InvalidInput):
-    """The topic table has no topic with that name or biz_type. ``topic`` is the name, if it is one."""
+    """No topic has that name or biz_type. ``topic`` is the name, if it is one."""
 
     def __init__(self, message: str, topic: str | None = None) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class UnknownTopic(InvalidInput):
 
 
 class TopicExists(InvalidInput):
-    """A topic with that name or biz_type already exists."""
+    """A topic has that name or biz_type."""
 
 
 class TopicClosed(InvalidInput):
@@ -131,7 +131,7 @@ class UnknownToken(InvalidInput):
 
 
 class NameTaken(InvalidInput):
-    """A template, access token or target of that name already exists. Names of revoked tokens stay taken."""
+    """A template, access token or target has that name. Names of revoked tokens stay taken."""
 
 
 class InvalidTarget(InvalidInput):
@@ -139,7 +139,7 @@ class InvalidTarget(InvalidInput):
 
 
 class UnknownTarget(InvalidInput):
-    """There is no webhook target with that name."""
+    """No webhook target has that name."""
 
 
 class NotGranted(InvalidInput):
@@ -151,19 +151,19 @@ class InvalidSchedule(InvalidInput):
 
 
 class UnknownSchedule(InvalidInput):
-    """There is no schedule with that name."""
+    """No schedule has that name."""
 
 
 class ScheduleExists(InvalidInput):
-    """A schedule with that name already exists."""
+    """A schedule has that name."""
 
 
 class DuplicateHandler(InvalidInput):
-    """A second handler was registered for one topic."""
+    """A second handler for one topic."""
 
 
 class InvalidHandler(InvalidInput):
-    """The registered handler cannot be called with one argument."""
+    """A handler that cannot be called with one argument."""
 
 
 class AppNotFound(InvalidInput):
@@ -175,14 +175,14 @@ class ConfigError(InvalidInput):
 
 
 class NotInstalled(ConfigError):
-    """A package is missing that only an extra of the distribution installs."""
+    """A package that an extra installs is missing."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what}: pip install 'timeout-center[{extra}]'")
 
 
 class DedupConflict(InvalidInput):
-    """A task with another attribute or body already uses the dedup_key. ``job_id`` is that task's."""
+    """A task with another attribute or body, ``job_id``, has the dedup_key."""
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
         super().__init__(message)
@@ -190,7 +190,7 @@ class DedupConflict(InvalidInput):
 
 
 class TaskExists(DedupConflict):
-    """With ``on_conflict="error"``: a task already has the dedup_key. ``job_id`` is that task's."""
+    """With ``on_conflict="error"``: a task, ``job_id``, has the dedup_key."""
 
 
 class RequestReused(InvalidInput):
@@ -206,7 +206,7 @@ class NotPulled(InvalidInput):
 
 
 class WrongShardConnection(InvalidInput):
-    """The caller's connection does not lead to the server that holds the task's shard."""
+    """``connection=`` does not lead to the server of the task's shard."""
 
 
 # --- the state of the system forbids it
@@ -217,8 +217,7 @@ class UnknownTask(TocError):
 
 
 class UnreadableTask(TocError):
-    """The row of task ``job_id`` holds data that toc never writes, such as an attribute that is not a JSON
-    object."""
+    """The row of task ``job_id`` holds what toc never writes."""
 
     def __init__(self, job_id: int, what: str) -> None:
         super().__init__(f"the row of task {job_id} cannot be read ({what}); another program has changed it")
@@ -226,7 +225,7 @@ class UnreadableTask(TocError):
 
 
 class BodyGone(TocError):
-    """The body of a task that was looked up earlier is no longer stored: the task was purged or replaced."""
+    """The body of a task that was looked up is gone: it was purged or replaced since."""
 
 
 class UnknownHost(TocError):
@@ -234,7 +233,7 @@ class UnknownHost(TocError):
 
 
 class TooManyTopics(TocError):
-    """A topic template has reached its ``most_topics``, so no further topic is created by it."""
+    """A topic template has reached its ``most_topics``."""
 
 
 class TopicInUse(TocError):
@@ -242,21 +241,21 @@ class TopicInUse(TocError):
 
 
 class SecretsLocked(TocError):
-    """The secrets of webhook targets cannot be read or written: TOC_SECRET_KEY is not set, or lacks the
-    key that encrypted them."""
+    """The secrets of webhook targets need TOC_SECRET_KEY, which is not set or lacks the key that encrypted
+    them."""
 
     exit_code = 3
 
 
 class SchemaBehind(TocError):
-    """At least one shard lacks the schema that this code needs (run ``toc db upgrade``), or its tables were
-    made for other numbers of databases and tables than are configured."""
+    """A shard lacks the schema that this version needs (``toc db upgrade``), or its tables were made
+    for other numbers of databases and tables."""
 
     exit_code = 3
 
 
 class UnfitServer(TocError):
-    """A server answers but must not be used in its present state: too old, evicting, read-only."""
+    """A server must not be used as it is: too old, evicting, read-only."""
 
     exit_code = 3
 
@@ -283,8 +282,7 @@ class IndexUnavailable(Unavailable):
 
 
 class TokensUnavailable(StoreUnavailable):
-    """The table of access tokens is out of reach, and the tokens as last read cannot decide the
-    call."""
+    """The table of access tokens is out of reach, and what was last read cannot decide."""
 
 
 class CoordinationUnavailable(Unavailable):
@@ -292,7 +290,7 @@ class CoordinationUnavailable(Unavailable):
 
 
 class SubmitUnknown(Unavailable):
-    """The connection broke at COMMIT and could not be reopened: task ``job_id`` may or may not be stored.
+    """The connection broke at COMMIT: task ``job_id`` may or may not be stored.
 
     ``get(job_id)`` tells once the server is back. A submit with a dedup_key can simply be repeated.
     """
@@ -306,7 +304,7 @@ class SubmitUnknown(Unavailable):
 
 
 class PartialCancel(Unavailable):
-    """A cancel_by_biz cancelled some tasks; the outcome of the others is unknown.
+    """A cancel_by_biz has the ``outcomes`` of some tasks; others are ``unknown``.
 
     ``outcomes`` holds the known CancelOutcomes by job_id, ``unknown`` the other job_ids. Cancel again to
     learn the outcomes that are missing here.
@@ -322,7 +320,7 @@ class PartialCancel(Unavailable):
 
 
 class PartialSubmit(Unavailable):
-    """A submit_many stored some tasks and not others.
+    """A submit_many stored some tasks: ``job_ids``, None where not, and ``unknown``.
 
     ``job_ids`` is in input order: the id of a stored task, None for one that is not stored. ``unknown`` holds
     the ids that may or may not be stored.

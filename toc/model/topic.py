@@ -69,38 +69,48 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A named stream of tasks of one biz_type, with its policies. All durations are seconds.
-
-    ``retries`` is the total number of tries (1..31). A PrepareQueue entry times out ``prepare_timeout``
-    seconds after it was taken or last kept alive. A try may run ``max_runtime`` seconds. Tasks due later than
-    ``horizon`` from now wait in MySQL only. Finished rows are kept for ``retention``. A worker process runs
-    at most ``concurrency`` handlers of the topic at once (0: unlimited).
-
-    ``slot_amount`` only grows: the slots of rows with a former one are among the present ones.
-    ``resume_rate``: how many tasks of the backlog, due before ``resumed_at`` (ms), all workers together start
-    per second; 0: unlimited. ``delivery``: who starts its tasks. ``closed``: it is
-    being deleted and takes no new task. ``target``: the webhook target of tasks that name no other.
-    """
+    """A named stream of tasks of one biz_type, with its policies. All durations are seconds."""
 
     name: str
     biz_type: int
     slot_amount: int
+    """Partitions, a power of two up to 1024, for new tasks. It only grows.
+
+    So the slots of rows with a former amount are among the present ones."""
     topic_type: TopicType = TopicType.TIMED
+    """``timed``: new tasks must be due after now; ``instant``: they may be due at once."""
     retries: int = 16
+    """All tries, the first included, 1 to 31."""
     backoff: Backoff = Backoff.EXPONENTIAL
+    """The wait after n tries: ``exponential``, uniform(0, min(base * 2^n, cap)); or ``immediate``, none."""
     backoff_base: float = 1.0
+    """Up to 86,400."""
     backoff_cap: float = 600.0
+    """Up to 86,400."""
     prepare_timeout: int = 30
+    """A worker that was silent for so long loses the entries that it has taken, 3 to 86,400."""
     max_runtime: int = 3600
+    """A try that runs longer has failed, 1 to 604,800. A coroutine then has 5 s to clean up."""
     horizon: int = 86_400
+    """Tasks due later than this from now are in MySQL only, 1 to ten years."""
     retention: int = 259_200
+    """How long processed and cancelled rows are kept, up to ten years; at least a minute."""
     paused: bool = False
+    """Tasks are accepted and kept, and none starts."""
     concurrency: int = 0
+    """How many of its handlers each worker process runs at once, up to 100,000; 0: no limit of its own."""
     resume_rate: int = 0
+    """How many tasks that were due before ``resumed_at`` all workers together start per second, up to
+    1,000,000; 0: no limit."""
     resumed_at: int = 0
+    """When it was resumed, in epoch milliseconds."""
     delivery: Delivery = Delivery.HANDLER
+    """Who starts its tasks: ``handler``, a worker; ``pull``, a consumer that asks a gateway; ``webhook``, a
+    worker that sends them. Altered only while it is paused and none of its tasks is prepared or leased."""
     closed: bool = False
+    """It is being deleted and takes no new task."""
     target: str = ""
+    """The webhook target of tasks that name no other; empty: those wait."""
 
     def __post_init__(self) -> None:
         check_topic_name(self.name, "name")

@@ -93,7 +93,7 @@ LATENESS = _histogram(
 )
 RUNTIME = _histogram(
     "toc_handler_duration_seconds",
-    "How long the handler of a try ran; the time of a batch counts for each of its tasks.",
+    "How long a handler ran; of a batch for each of its tasks.",
     "topic",
     buckets=SECONDS,
 )
@@ -105,11 +105,9 @@ TRIES = _counter(
     "topic",
     "outcome",
 )
-STALE = _counter(
-    "toc_stale_entries", "Entries that the row check dropped because their task had ended.", "topic"
-)
+STALE = _counter("toc_stale_entries", "Entries dropped by the row check: their task had ended.", "topic")
 EXPIRED_TASKS = _counter(
-    "toc_expired_tasks", "Tasks that ended because they had expired: no further try may start.", "topic"
+    "toc_expired_tasks", "Tasks that expired: cancelled if no try had started, else dead.", "topic"
 )
 ORPHANS = _counter("toc_orphans", "Entries without a row, or not written by toc: removed, not run.", "topic")
 RECLAIMED = _counter("toc_reclaimed_tasks", "Tasks taken back from dead or silent workers.", "topic")
@@ -120,15 +118,15 @@ FENCES_LOST = _counter(
 )
 WITHOUT_INDEX = _counter(
     "toc_tasks_without_redis",
-    "Tasks taken from the task table because their Redis node was out of reach.",
+    "Tasks taken from the task table, their Redis node being out of reach.",
     "topic",
 )
 LEASED = _counter(
-    "toc_leased_entries", "Entries that waited because another live worker had a lease on the row.", "topic"
+    "toc_leased_entries", "Entries that waited for another live worker's lease on the row.", "topic"
 )
 QUARANTINED = _counter(
     "toc_quarantined_tasks",
-    "Tasks run alone, in a process of their own, because they may have killed workers.",
+    "Tasks run alone because they may have killed workers.",
     "topic",
 )
 
@@ -141,7 +139,7 @@ STEP = _histogram(
     "step",
     buckets=STEP_SECONDS,
 )
-STEP_TASKS = _histogram("toc_step_tasks", "Number of tasks in a batch, by step.", "step", buckets=TASKS)
+STEP_TASKS = _histogram("toc_step_tasks", "Number of tasks in a batch.", "step", buckets=TASKS)
 
 # --- the sweep and the refill of the index
 
@@ -151,59 +149,57 @@ SWEEP_ADDED = _counter(
 )
 SWEEP_FAILURES = _counter("toc_sweep_failures", "Steps of the sweep that failed at a database server.")
 ROWS_WITHOUT_TOPIC = _counter(
-    "toc_rows_without_topic", "Times that the sweep found a row whose biz_type has no topic."
+    "toc_rows_without_topic", "Rows that the sweep found without a topic of their biz_type."
 )
-INDEX_LOSSES = _counter("toc_index_losses", "Times that a worker process found that Redis had lost data.")
+INDEX_LOSSES = _counter("toc_index_losses", "Losses of data in Redis, as each worker process found them.")
 INDEX_REBUILDS = _counter(
     "toc_index_rebuilds",
-    "Times that a worker process has refilled the index from all rows of its tables on a database server.",
+    "Times that a worker process refilled the index from its rows on a database server.",
 )
 PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
 
 # --- the gateway; each of its HTTP processes counts
 
-HANDED_OUT = _counter(
-    "toc_handed_out_tasks", "Times that a task was handed out to a consumer that pulls.", "topic"
-)
-GATEWAYS_READY = _gauge(
-    "toc_ready_gateways", "HTTP processes of this gateway that can serve, as its /readyz says."
-)
+HANDED_OUT = _counter("toc_handed_out_tasks", "Hand-outs to consumers that pull.", "topic")
+GATEWAYS_READY = _gauge("toc_ready_gateways", "HTTP processes of this gateway that can serve.")
 REQUESTS = _counter(
-    "toc_requests", "Requests that a gateway answered, by call and class of status.", "call", "status"
+    "toc_requests", "Requests that a gateway answered, by class of status (2xx).", "call", "status"
 )
 REQUEST_SECONDS = _histogram(
     "toc_request_duration_seconds",
-    "Time from the headers of a request to its answer, by call.",
+    "Time from the headers of a request to its answer.",
     "call",
     buckets=STEP_SECONDS,
 )
 CONNECTIONS = _gauge("toc_connections", "Open connections of clients of the gateway.")
 CONNECTIONS_CLOSED = _counter(
     "toc_closed_connections",
-    "Connections that the gateway closed: too slow, or arriving or idle while too many were open.",
+    "Connections that the gateway closed. slow: the client was. crowded: too many were open. unread: too "
+    "many answers were.",
     "reason",
 )
 
 # --- webhooks; the worker process that sends counts
 
 WEBHOOK_REQUESTS = _counter(
-    "toc_webhook_requests", "Requests that were sent, by target and class of status; none: no answer.",
+    "toc_webhook_requests", "Requests that were sent, by class of status (2xx); none: no answer.",
     "target", "status",
 )  # fmt: skip
 WEBHOOK_SECONDS = _histogram(
     "toc_webhook_duration_seconds",
-    "Time of a request, from the look-up of the name to the end of what is read of the answer, by target.",
+    "Time from the look-up of the name to the end of the answer.",
     "target",
     buckets=STEP_SECONDS,
 )
 WEBHOOK_POSTPONED = _counter(
     "toc_webhook_postponed",
-    "Times that a task was put off, by target and reason. It uses up no try.",
+    "Times that a task was put off, which uses up no try: breaker, rate, concurrency, paused, unknown (no "
+    "such target), not-for-topic, no-target (the topic has none), locked (no key), targets-not-read.",
     "target",
     "reason",
 )
 WEBHOOK_WAITING = _gauge(
-    "toc_webhook_waiting_tasks", "Tasks that are overdue because they were put off, by target and reason.",
+    "toc_webhook_waiting_tasks", "Overdue tasks that were put off.",
     "target", "reason",
 )  # fmt: skip
 WEBHOOK_BREAKERS = _gauge(
@@ -214,22 +210,22 @@ WEBHOOK_BREAKERS = _gauge(
 
 SCHEDULE_FIRED = _counter("toc_schedule_occurrences", "Occurrences of schedules that became tasks.", "topic")
 SCHEDULE_SKIPPED = _counter(
-    "toc_schedule_skipped", "Occurrences that were skipped because the one before had not ended.", "topic"
+    "toc_schedule_skipped", "Occurrences skipped because the one before had not ended.", "topic"
 )
 SCHEDULE_MISSED = _counter(
     "toc_schedule_missed",
-    "Occurrences that did not become tasks, because nobody made them within the window.",
+    "Occurrences that nobody made within the window.",
     "topic",
 )
 SCHEDULES_STUCK = _counter(
     "toc_schedules_stuck",
-    "Times that a schedule could not be moved on: its topic, its time zone or its row is not understood.",
+    "Times that a schedule's topic, time zone or row was not understood.",
 )
 
 # --- the log
 
 LOG_LINES_DROPPED = _counter(
-    "toc_dropped_log_lines", "Log lines dropped because the log refused them or did not take them in time."
+    "toc_dropped_log_lines", "Log lines that the log refused or did not take in time."
 )
 
 # --- the state of the worker processes, once a second
@@ -237,45 +233,39 @@ LOG_LINES_DROPPED = _counter(
 HANDLERS = _gauge("toc_running_handlers", "Running handlers; a batch counts as one.", "topic")
 WAITING = _gauge(
     "toc_waiting_tasks",
-    "Tasks that are taken, due and checked, and wait for their handler to start.",
+    "Tasks taken, due and checked, whose handler has not started.",
     "topic",
 )
-UNWRITTEN = _gauge(
-    "toc_unwritten_results", "Tries that have ended and whose results are not written to the rows yet."
-)
+UNWRITTEN = _gauge("toc_unwritten_results", "Tries that have ended, their results not written yet.")
 LOOP_BUSY = _highest(
     "toc_loop_busy_seconds",
-    "How long the current iteration of an internal loop has lasted; 0 while it sleeps.",
+    "How long an internal loop's current iteration has lasted; 0: it sleeps.",
     "loop",
 )
 WITHOUT_REDIS = _gauge(
     "toc_slots_without_redis",
-    "Slots served from the task table because their Redis node is out of reach or full.",
+    "Slots served from the task table: their Redis node is out of reach, full, or holds what is not toc's.",
 )
-BROKEN_SLOTS = _gauge(
-    "toc_broken_slots", "Slots with a Redis key that toc did not write; they are served from the task table."
-)
+BROKEN_SLOTS = _gauge("toc_broken_slots", "Slots with a Redis key that toc did not write.")
 INDEX_FOREIGN = _highest(
     "toc_index_foreign",
-    "1 while Redis and namespace belong to another cluster; all slots are served from the task table.",
+    "1 while Redis and namespace belong to another cluster.",
 )
 
-LOOP_BLOCKED = _counter(
-    "toc_event_loop_blocked_seconds", "Time during which a coroutine blocked the event loop of its process."
-)
+LOOP_BLOCKED = _counter("toc_event_loop_blocked_seconds", "Time in which coroutines blocked the event loop.")
 
 # --- the state of the daemon
 
 SLOTS = _gauge(
     "toc_slots",
-    "Slots of this daemon's workers. moving: being handed over to or from them. "
-    "unowned: slots of the whole cluster that no worker may own, reported by the leading daemon.",
+    "Slots of this daemon's workers. moving: being handed over to or from them. unowned: of the whole "
+    "cluster, reported by the leading daemon.",
     "topic",
     "state",
 )
 TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers sweep.")
 WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
-DRAINED = _highest("toc_drained", "1 while the daemon's host is drained; absent without ZooKeeper.")
+DRAINED = _highest("toc_drained", "1 while the daemon's host is drained.")
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
 
 # --- the state of the servers, which the daemon reads every few seconds for its own slots; the daemon that
@@ -289,22 +279,20 @@ PREPARED = _gauge("toc_prepared_tasks", "Tasks in the PrepareQueues: taken and n
 DEAD = _gauge("toc_dead_tasks", "Tasks in the DeadQueues.", "topic")
 OVERDUE = _highest(
     "toc_overdue_seconds",
-    "How long the first task that has not started has been due, whether or not a worker has taken it.",
+    "How long the first task that has not started has been due.",
     "topic",
 )
 RESUMED = _highest(
     "toc_resumed_seconds",
-    "Time since the topic was resumed, until every task that was due before has started; else 0.",
+    "Time since the topic was resumed, until what was due before has started; else 0.",
     "topic",
 )
 PULLED = _highest("toc_topic_pulled", "1 while the tasks of the topic are pulled.", "topic")
 PAUSED = _highest("toc_topic_paused", "1 while the topic is paused.", "topic")
-UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon whose state could not be read from Redis.")
+UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon that could not be read from Redis.")
 REDIS_UP = _gauge("toc_redis_up", "1 if this Redis node answers the daemon.", "server")
 DATABASE_UP = _gauge("toc_database_up", "1 if this database server answers the daemon.", "server")
-ZOOKEEPER_UP = _gauge(
-    "toc_zookeeper_up", "1 if the daemon has its ZooKeeper session; absent without ZooKeeper."
-)
+ZOOKEEPER_UP = _gauge("toc_zookeeper_up", "1 if the daemon has its ZooKeeper session.")
 CLOCK_DIFFERENCE = _gauge(
     "toc_clock_difference_seconds",
     "The clock of a Redis node or database server minus that of this host.",
