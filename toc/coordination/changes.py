@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from toc.coordination.session import DELETED
+from toc.coordination.session import CHANGED, DELETED
 
 _VERIFY = 3.0
 """Seconds between two checks that our nodes still exist."""
@@ -55,7 +55,7 @@ class Changes:
 
     def member(self, event: Any) -> None:
         """The node of a worker of ours has changed."""
-        if event.type == DELETED:
+        if event.type in (DELETED, CHANGED):
             self._verify_soon()
             self._signal()
 

@@ -34,6 +34,8 @@ log = get_logger(__name__)
 Watch = Callable[[Any], None]
 DELETED: str = EventType.DELETED
 """The ``type`` of a watch's event when the node or the directory itself is gone."""
+CHANGED: str = EventType.CHANGED
+"""Its type when a node has other data."""
 
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others

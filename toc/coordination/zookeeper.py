@@ -348,7 +348,7 @@ class ZooKeeperCoordinator:
         self._find_gone(leaders=True)
 
     def _verify(self, session_id: int) -> None:
-        """Check that our nodes still exist, and make the missing ones again."""
+        """Check that our nodes still exist and say what we wrote, and make the others again."""
         self._changes.verified()
         directories = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
         if self._session.behind:  # the server shows nodes of our session that no longer exist
@@ -364,7 +364,9 @@ class ZooKeeperCoordinator:
         gone = {
             worker_id
             for worker_id, node in zip(members, nodes, strict=True)
-            if node is None or node.session != session_id
+            if node is None
+            or node.session != session_id
+            or node.data != member_data(self._members[worker_id], self._joined[worker_id])
         }
         lost: dict[Slot, str] = {}
         if found["slots"] != before["slots"]:
@@ -443,7 +445,7 @@ class ZooKeeperCoordinator:
         self._unjoined.clear()
 
     def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
-        """Read the nodes of our workers; a watch tells when one vanishes."""
+        """Read the nodes of our workers; a watch tells when one changes or vanishes."""
         paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
         return self._session.read(paths, self._changes.member)
 

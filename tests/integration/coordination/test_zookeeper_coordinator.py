@@ -735,6 +735,18 @@ def test_what_somebody_deletes_is_made_again_and_no_slot_is_given_up_for_it(
     assert len(kept) == 28 - 28 // 5
 
 
+def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemons) -> None:
+    daemons.start("a")
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    before = daemons.holders()
+    path = f"/toc/{daemons.cluster}/workers/a-0"
+    written, _ = daemons.onlooker.get(path)
+    for value in (b"[" * 3000, b"", b"{}"):
+        daemons.onlooker.set(path, value)
+        daemons.until(lambda: daemons.onlooker.get(path)[0] == written)
+    assert daemons.holders() == before
+
+
 def test_a_daemon_that_starts_after_all_was_deleted_takes_its_share_and_no_more(daemons: Daemons) -> None:
     """Though it is the first to register, and leads."""
     for host in ("a", "b"):
