@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from toc.model.errors import NotInFuture
+
+T = TypeVar("T")
 
 PATIENCE = 120.0
 """Seconds that a condition is waited for at the least: a busy machine stands still for seconds, and patience
@@ -38,3 +44,15 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
         if now > end:
             return False
         pause(now - began, now - start)
+
+
+def in_a_moment(set_deadline: Callable[[datetime], T], seconds: float = 0.3) -> T:
+    """Call ``set_deadline`` with an instant so many seconds ahead, and return what it gave.
+
+    It is called again with a later instant if the machine stood still until that had passed.
+    """
+    while True:
+        try:
+            return set_deadline(datetime.now(UTC) + timedelta(seconds=seconds))
+        except NotInFuture:
+            continue

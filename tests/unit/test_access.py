@@ -97,6 +97,8 @@ def test_a_token_is_asked_for_role_and_topic() -> None:
     admin = Token("root", frozenset({Role.ADMIN}), ("shop.*",))
     for call in Action:
         assert (admin.may(call, "shop.a") is Access.ALLOWED) is (call not in CLUSTER_ACTIONS), call
+    everywhere = Token("root", frozenset({Role.ADMIN}), ("x", "**"))
+    assert {everywhere.may(call, "shop.a") for call in Action} == {Access.ALLOWED}, "as with '*'"
     assert {call for call in Action if Role.ADMIN not in MATRIX[call]} == set()
     assert set(MATRIX) == set(Action)
 

@@ -20,7 +20,6 @@ from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, Problem, unknown_topic
 from toc.model import access
 from toc.model.access import Access, Token
 from toc.model.errors import InvalidInput
-from toc.model.pattern import EVERYTHING
 from toc.model.sharding import valid_job_id
 from toc.model.task import Request, TaskRow
 from toc.model.wire import parse_instant
@@ -124,7 +123,7 @@ class Asked:
         """
         name = self.service.topic_name(row)
         if name is None:
-            return f"biz_type-{row.biz_type}" if EVERYTHING in self.token.topics else None
+            return f"biz_type-{row.biz_type}" if self.token.everywhere else None
         return name if self.may(name) else None
 
     @property

@@ -15,7 +15,6 @@ from toc.gateway.problems import NOT_READY, UNKNOWN, Problem, unknown_topic
 from toc.model.access import Action
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidSchedule
-from toc.model.pattern import EVERYTHING
 from toc.model.schedule import (
     Definition,
     Dst,
@@ -271,7 +270,7 @@ async def _found(asked: Asked) -> Schedule:
     try:
         schedule = await _at_server_of(asked, name, _schedules(asked).get, name)
     except InvalidSchedule as exc:  # this version does not understand its row, nor knows its topic
-        if EVERYTHING in asked.token.topics:
+        if asked.token.everywhere:
             raise Problem(NOT_READY, str(exc)) from None
         raise _no_schedule() from None
     if schedule is None or not asked.may(schedule.definition.topic):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from toc.gateway.exchange import CURRENT
 from toc.gateway.lines import Line
 from toc.model.errors import SchemaBehind, StoreUnavailable, TocError, UnknownTopic
-from toc.model.pattern import EVERYTHING
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native
 from toc.operate.templates import ensure_topic, topic_to_be
@@ -169,7 +168,7 @@ class Service:
 
     def visible_types(self, asked: Asked) -> tuple[int, ...] | None:
         """Return the biz_types of the topics that a token may see; None if it may see all."""
-        if EVERYTHING in asked.token.topics:
+        if asked.token.everywhere:
             return None
         known = self.center.catalog.known().values()
         return tuple(topic.biz_type for topic in known if asked.may(topic.name))

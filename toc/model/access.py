@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from toc.model.errors import InvalidInput, NotGranted, shown
-from toc.model.pattern import EVERYTHING, any_matches, check_pattern, covers
+from toc.model.pattern import any_matches, check_pattern, covers, match_everything
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_PATTERNS = 20
@@ -175,6 +175,11 @@ class Token:
         """Whether it is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now_ms < self.expires_at)
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether it is for all topics, and so for the cluster as a whole."""
+        return match_everything(self.topics)
+
     def may(self, action: Action, topic: str | None = None) -> Access:
         """Whether the token allows an action, on a topic if it concerns one.
 
@@ -184,8 +189,8 @@ class Token:
         if not self.roles & MATRIX[action]:
             return Access.FORBIDDEN
         if action in CLUSTER_ACTIONS:
-            return Access.ALLOWED if EVERYTHING in self.topics else Access.FORBIDDEN
-        if topic is not None and EVERYTHING not in self.topics and not any_matches(self.topics, topic):
+            return Access.ALLOWED if self.everywhere else Access.FORBIDDEN
+        if topic is not None and not any_matches(self.topics, topic):
             return Access.HIDDEN
         return Access.ALLOWED
 

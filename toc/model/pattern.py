@@ -49,6 +49,11 @@ def covers(pattern: str, narrower: str) -> bool:
     return matches(pattern, narrower)
 
 
+def match_everything(patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns fits every name: ``*``, also written more than once."""
+    return any(covers(pattern, EVERYTHING) for pattern in patterns)
+
+
 def any_matches(patterns: Iterable[str], name: str) -> bool:
     """Whether a name fits one of the patterns."""
     return any(matches(pattern, name) for pattern in patterns)

@@ -176,7 +176,7 @@ class Target:
 
     def serves(self, topic: str) -> bool:
         """Whether tasks of a topic may be sent to it."""
-        return EVERYTHING in self.topics or any_matches(self.topics, topic)
+        return any_matches(self.topics, topic)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, in_a_moment
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, Topic
@@ -99,8 +99,9 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
 
 def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(pulled: System, gateway: Pulls) -> None:
     async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.3, attribute={"a": 1})
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=3600, attribute={"a": 1})
         assert await gateway.pull([TOPIC]) == [], "not yet due"
+        in_a_moment(lambda soon: pulled.center.reschedule(job_id, action_time=soon))
         got = await one(gateway)
         now = datetime.now(UTC)
         assert (got.task.job_id, got.task.attribute, got.attempt, got.last) == (job_id, {"a": 1}, 1, False)
@@ -246,16 +247,15 @@ def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway
         assert pulled.center.cancel(cancelled) is CancelOutcome.MAY_HAVE_STARTED
         assert await gateway.ack([lease]) == [AckOutcome.CANCELLED]
         moved = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        held = await one(gateway, ttr=1.5)
+        held = await one(gateway, ttr=5)
         lease, until = held.lease, lease_end(held)
-        soon = datetime.now(UTC) + timedelta(seconds=0.5)
-        outcome = pulled.center.reschedule(moved, action_time=soon)
+        outcome = in_a_moment(lambda soon: pulled.center.reschedule(moved, action_time=soon))
         assert outcome is RescheduleOutcome.MAY_HAVE_STARTED
         assert await gateway.ack([lease]) == [AckOutcome.REPLACED]
         assert await gateway.nack([lease]) == [LeaseOutcome.GONE]
         again = await one(gateway)
         assert (again.task.job_id, again.attempt, again.task.version) == (moved, 1, 1)
-        assert datetime.now(UTC) >= until > soon, "its consumer had it until then"
+        assert datetime.now(UTC) >= until > again.task.action_time, "its consumer had it until then"
         assert await gateway.ack([again.lease, lease]) == [AckOutcome.ACKED, AckOutcome.REPLACED]
         await settled(pulled, {})
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from harness.metrics import ANY_ADDRESS, samples
+from harness.patience import in_a_moment
 from harness.system import System
 
-from toc import CancelOutcome, NewTask, TaskStatus
+from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.model.errors import InvalidExpiry
@@ -19,6 +20,9 @@ from toc.operate import admin
 
 CANCELLED, DEAD, PROCESSED = TaskStatus.CANCELLED, TaskStatus.DEAD, TaskStatus.PROCESSED
 
+IN_TIME = 5.0
+"""Seconds in which a task that is due starts on a busy machine."""
+
 
 def ahead(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
@@ -26,14 +30,14 @@ def ahead(seconds: float) -> datetime:
 
 def expiring(system: System, topic: str, biz_id: int, delay: float, after: float, **attribute: Any) -> int:
     """A task that is due in ``delay`` seconds and expires ``after`` that."""
-    due = ahead(delay)
-    return system.center.submit(
-        topic,
-        biz_id=biz_id,
-        action_time=due,
-        expires_at=due + timedelta(seconds=after),
-        attribute=attribute,
-    )
+
+    def submit(due: datetime) -> int:
+        expires_at = due + timedelta(seconds=after)
+        return system.center.submit(
+            topic, biz_id=biz_id, action_time=due, expires_at=expires_at, attribute=attribute
+        )
+
+    return in_a_moment(submit, delay)
 
 
 def ended(system: System, job_id: int, seconds: float = 20) -> tuple[int, int, int]:
@@ -100,21 +104,29 @@ def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System
     system.center.store.topics.alter("test.batch", paused=True)
     system.start(processes=1, env=ANY_ADDRESS)
     center = system.center
-    runs = expiring(system, "test.sync", 1, 0.3, 0.2, sleep=2.5)
-    behind = expiring(system, "test.sync", 2, 0.35, 0.3)
-    backoff = expiring(system, "test.async", 3, 0.3, 2.0, fail=1, retry_after=30)
-    in_time = expiring(system, "test.async", 4, 0.3, 5.0, fail=1, retry_after=0.1)
+    enough = system.directory / "enough"
+    runs = expiring(system, "test.sync", 1, 0.3, IN_TIME, until=str(enough))
+    system.wait(lambda: system.starts(runs), "it runs", 10)
+    behind = expiring(system, "test.sync", 2, 0.3, 0.1)
+    backoff = expiring(system, "test.async", 3, 0.3, IN_TIME, fail=1, retry_after=30)
+    in_time = expiring(system, "test.async", 4, 0.3, 300, fail=1, retry_after=0.1)
     assert ended(system, backoff) == (DEAD, 1, 1)
     assert "attempt 1" not in (system.row(backoff).last_error or ""), "Retry gives its own text"
     assert system.row(backoff).last_error
     assert ended(system, in_time) == (PROCESSED, 0, 1)
+
+    def both_expired() -> bool:
+        return all(system.row(one).expires_at < system.center.clock.now_ms() for one in (runs, behind))
+
+    system.wait(both_expired, "both have expired while the one runs", 10)
+    enough.touch()
     assert ended(system, behind) == (CANCELLED, 1, 0)
     assert ended(system, runs) == (PROCESSED, 0, 0)
     assert not system.starts(behind)
     system.wait(lambda: queues(system) == (0, 0, 1), "the index has followed", 10)
 
     never = expiring(system, "test.batch", 5, 0.1, 0.1)
-    tried = expiring(system, "test.batch", 6, 0.1, 0.1)
+    tried = expiring(system, "test.batch", 6, 0.1, IN_TIME)
     center.store.mark_begun([tried], "its worker stopped before it had ended")
     stays = center.submit("test.batch", biz_id=7, delay=0.1)
     assert ended(system, never) == (CANCELLED, 1, 0)
@@ -128,7 +140,7 @@ def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System
     assert task.expired
     assert task.expires_at is not None
 
-    killed = expiring(system, "test.async", 8, 0.2, 0.3, sleep=1, die=1)
+    killed = expiring(system, "test.async", 8, 0.2, IN_TIME, sleep=IN_TIME + 1, die=1)
     assert ended(system, killed) == (DEAD, 1, 1)
     assert system.row(killed).crashes == 1
     assert len(system.starts(killed)) == 1
@@ -137,10 +149,13 @@ def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System
 
     with pytest.raises(InvalidExpiry):
         center.reschedule(stays, action_time=ahead(9), expires_at=ahead(8))
-    due = ahead(0.2)
-    center.reschedule(stays, action_time=due, expires_at=due + timedelta(seconds=30))
+
+    def move(due: datetime) -> RescheduleOutcome:
+        return center.reschedule(stays, action_time=due, expires_at=due + timedelta(seconds=300))
+
+    in_a_moment(move)
     with pytest.raises(InvalidExpiry):
-        center.reschedule(stays, action_time=ahead(60))
+        center.reschedule(stays, action_time=ahead(600))
     assert admin.redrive(
         center.store, center.queues, center.store.topics.list(), [tried], now_ms=center.clock.now_ms()
     )
@@ -157,7 +172,7 @@ def test_tasks_expire_without_redis(system: System, clean_redis: RedisServer) ->
     warm = system.center.submit("test.sync", biz_id=1, delay=0.1)
     assert ended(system, warm) == (PROCESSED, 0, 0)
     clean_redis.kill()
-    runs = expiring(system, "test.sync", 2, 0.3, 5.0, sleep=6)
+    runs = expiring(system, "test.sync", 2, 0.3, 2 * IN_TIME, sleep=2 * IN_TIME + 1)
     often = system.center.submit("test.async", biz_id=3, delay=0.1, attribute={"fail": 99}, tries=33)
     system.wait(lambda: bool(system.starts(runs)), "it runs without Redis", 10)
     behind = expiring(system, "test.sync", 4, 0.1, 0.3)

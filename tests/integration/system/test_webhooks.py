@@ -20,7 +20,7 @@ import pytest
 from harness import forks
 from harness.gateway import Gateway
 from harness.hooked import Hooked
-from harness.patience import until
+from harness.patience import PATIENCE, in_a_moment, until
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
 from harness.system import System
 
@@ -32,6 +32,7 @@ from toc.model.task import Task
 from toc.model.topic import Backoff, Delivery, TopicType
 from toc.operate import admin
 from toc.store.records.secretbox import new_key
+from toc.webhooks import limiter
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.connect import YOUNG, Lookup
 from toc.webhooks.handlers import Webhooks
@@ -237,8 +238,10 @@ def test_what_waits_for_a_place_as_its_target_answers_410_is_not_sent_and_lives(
 
 @pytest.mark.parametrize("what", ["pause", "delete", "rotate", "alter"])
 def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
-    hook: Hook, receive: Receive, what: str
+    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    for patience in ("PATIENCE_SECONDS", "MOST_PATIENCE_SECONDS"):
+        monkeypatch.setattr(limiter, patience, PATIENCE)  # it waits until the target has changed
     first_is_here, may_answer = threading.Event(), threading.Event()
 
     def reply(_got: Got) -> Reply:
@@ -606,7 +609,7 @@ def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
     hooked.center.targets.create("shop", receiver.url())
     hooked.start()
     job_id = hooked.submit(1, target="shop", delay=3600)
-    hooked.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=0.5))
+    in_a_moment(lambda soon: hooked.center.reschedule(job_id, action_time=soon))
     assert hooked.ended(job_id).status == TaskStatus.DEAD
     down[0] = False
     center = hooked.center
