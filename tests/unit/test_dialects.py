@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from ipaddress import ip_network
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from toc.dialects import json_fields, youzan
 from toc.dialects.delay_task import ADD, DelayTask, SecondFull
+from toc.dialects.dialect_tasks import DialectTasks, place_to_wait
 from toc.dialects.jobs import Job
 from toc.dialects.lmstfy_replies import refusal
 from toc.dialects.lmstfy_tasks import template_of as lmstfy_template
@@ -222,3 +223,25 @@ def test_what_clients_send_by_default_is_let_in(header: tuple[str, str]) -> None
 
 def test_two_hosts_are_refused() -> None:
     assert refuses("127.0.0.1", ("host", "localhost"), ("host", "localhost")) is not None
+
+
+def test_only_a_pull_that_waits_takes_a_place_among_those_that_wait() -> None:
+    """Else pops that wait would keep pushes out."""
+    places: list[str] = []
+
+    @contextmanager
+    def place() -> Iterator[None]:
+        places.append("taken")
+        yield
+        places.append("given back")
+
+    async def pull(wait: float) -> None:
+        place_to_wait.set(place)
+        catalog = SimpleNamespace(known=dict)
+        service: Any = SimpleNamespace(center=SimpleNamespace(catalog=catalog), pulls=None, stopping=True)
+        assert await DialectTasks(service, "youzan", []).pull(["youzan.t"], 1.0, wait=wait) == []
+
+    asyncio.run(pull(0.0))
+    assert places == []
+    asyncio.run(pull(60.0))
+    assert places == ["taken", "given back"]

@@ -7,7 +7,9 @@ dialect's name and a colon. Nobody else submits to these topics.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 
 from toc.dialects.lines import Lines
@@ -29,6 +31,11 @@ MOST_TEMPLATES = 100
 """How many templates a dialect makes unasked: one for each of its namespaces, if it has any."""
 MOST_TOPICS = 1000
 """Most topics that a pull of a dialect names."""
+place_to_wait: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
+    "place_to_wait", default=nullcontext
+)
+"""Takes the current request's place among those that wait for tasks. Only pulls that wait need one, so that
+however many wait, the other calls are answered."""
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
 
@@ -93,7 +100,12 @@ class DialectTasks:
         Works like ``Pulls.pull``. A topic that does not exist yet is not created,
         but its tasks are handed out if another call creates it during the wait.
         """
-        names = list(dict.fromkeys(topics))
+        with place_to_wait.get()() if wait else nullcontext():
+            return await self._pull(list(dict.fromkeys(topics)), ttr, wait, most)
+
+    async def _pull(
+        self, names: Sequence[str], ttr: float | TtrOf, wait: float, most: int
+    ) -> list[Delivered]:
         pulls, loop = self._service.pulls, asyncio.get_running_loop()
         end = loop.time() + wait
         while True:

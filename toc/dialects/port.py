@@ -17,7 +17,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from toc.dialects.dialect_tasks import DialectTasks
+from toc.dialects.dialect_tasks import DialectTasks, place_to_wait
 from toc.dialects.lines import Lines
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, client_address
@@ -143,8 +143,8 @@ class Port:
                 body = await exchange.body(self._dialect.most_bytes)
                 request = request._replace(body=body, token=token)
                 exchange.begin(*(() if token is None else (f"token {token.name}",)))
-                with exchange.waiting():
-                    reply = await self._dialect.answer(request)
+                place_to_wait.set(exchange.waiting)
+                reply = await self._dialect.answer(request)
             handed = reply.handed
             if handed:
                 exchange.check_there()

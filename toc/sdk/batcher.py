@@ -24,10 +24,13 @@ from toc.model.errors import (
 from toc.model.sharding import BizId
 from toc.model.task import NewTask, Put, Request, Submission, TaskRow
 from toc.model.topic import Topic, check_topic_name
+from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.server_batcher import APART, Answer, Item, ServerBatcher
 from toc.sdk.submission import bodies_of, check_job_id, conflict_of
 from toc.store.plan import Stored
+
+log = get_logger(__name__)
 
 
 class Batcher:
@@ -219,7 +222,10 @@ class Batcher:
         outcomes = self.center.store.put_each(tasks)  # [rule: row-first]
         failpoint("batch.rows-stored")
         answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
-        self.center._indexing.told([one for one in outcomes if isinstance(one, Stored)])
+        try:
+            self.center._indexing.told([one for one in outcomes if isinstance(one, Stored)])
+        except Exception as exc:  # nobody waits for this thread any more
+            log.warning("submit_not_indexed", tasks=len(tasks), error=str(exc), exc_info=exc)
 
     def _read(self, job_ids: Sequence[int], answer: Answer) -> None:
         found = self.center.store.read_each(job_ids)

@@ -40,7 +40,8 @@ class Indexing:
     def told(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
         """Tell the index what submits have changed on rows. Returns its replies about entries that moved.
 
-        Their outcomes are fixed: whatever fails here is the sweep's to do.
+        Their outcomes are fixed: what fails here is the sweep's to do. Any other error is raised: it may be
+        one that a signal handler of the application raises.
         """
         failpoint("submit.row-stored")
         replies: dict[int, CancelReply] = {}
@@ -54,13 +55,8 @@ class Indexing:
                     if reply is None:
                         break  # out of reach: the sweep moves the others, too
                     replies[one.put.job_id] = reply
-        except Exception as exc:
-            log.warning(
-                "submit_not_indexed",
-                tasks=len(done),
-                error=str(exc),
-                exc_info=not isinstance(exc, TocError),
-            )
+        except TocError as exc:
+            log.warning("submit_not_indexed", tasks=len(done), error=str(exc))
         return replies
 
     def add(self, rows: Iterable[TaskRow]) -> None:

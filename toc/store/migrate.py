@@ -180,6 +180,8 @@ class Migrator:
                 raise StoreUnavailable(
                     f"{server_name(url)}: another upgrade is running; wait until it has ended"
                 )
+            if not self._layout.sqlite:
+                connection.exec_driver_sql("SET default_storage_engine=InnoDB")  # of alembic's own table
             yield connection
             connection.exec_driver_sql(give)
 
