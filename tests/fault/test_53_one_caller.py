@@ -139,7 +139,8 @@ def test_one_caller_delays_no_other(gateway: Gateway, verdict: Verdict, what: st
         f"{len(answered)} of {len(answers)} answered; others p99 {1000 * p99(meanwhile):.0f} ms, before "
         f"{1000 * p99(usual):.0f} ms",
     )
-    assert p99(meanwhile) < 2 * p99(usual) + 0.25, "the callers share two processors with the gateway"
+    # The callers share two processors with the gateway.
+    assert p99(meanwhile) < 2 * p99(usual) + 0.25 + line.slack
     line.tasks = len(usual) + len(meanwhile)
 
 

@@ -122,10 +122,10 @@ def test_submit_and_every_try_of_a_task_are_one_trace_that_tells_nothing_of_the_
 def test_a_submit_that_fails_is_a_span_with_an_error_and_its_class_alone(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_row: object, _contents: object) -> int:
+    def refuse(_one: object) -> int:
         raise StoreUnavailable(f"all about {CANARY}")
 
-    monkeypatch.setattr(center.store, "insert", refuse)
+    monkeypatch.setattr(center.store, "put", refuse)
     with pytest.raises(StoreUnavailable):
         center.submit("test.sync", biz_id=1, delay=60)
     [span] = ours()
