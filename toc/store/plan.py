@@ -77,7 +77,7 @@ class Planner:
         """
         row = asked.row
         if found is None:
-            return Plan(asked, Stored(Put(row.job_id, PutOutcome.NEW), row), asked.request)
+            return inserting(asked)
         other = found.row
         if row.biz_key != other.biz_key:
             same_task(row, other)  # raises: two texts with one number
@@ -153,8 +153,11 @@ class Planner:
             name = (-1, "") if row.dedup_key is None else (row.biz_id, row.dedup_key)
             ordered.append((self._shards.table_of(row.job_id), name, row.job_id, n))
         ordered.sort()
+        changing = []
         for table, _, _, n in ordered:
             plan = plans[n]
+            if plan.changes:
+                changing.append(n)
             new = plan.stored.inserted
             if new is not None:
                 inserted.setdefault(table, []).append(new)
@@ -174,7 +177,7 @@ class Planner:
                 )
             )
         telling: list[int | None] = [None] * len(plans)
-        for _, _, _, n in ordered:
+        for n in changing:
             plan = plans[n]
             if plan.telling is not None:
                 telling[n] = len(statements) + plan.telling
@@ -184,6 +187,12 @@ class Planner:
             if contents:
                 statements += bodies.insert(self._shards.body_names[table], rows, contents)
         return statements, telling
+
+
+def inserting(asked: Submission) -> Plan:
+    """Return the plan of a submit whose name nobody has, as far as is known."""
+    row = asked.row
+    return Plan(asked, Stored(Put(row.job_id, PutOutcome.NEW), row), asked.request)
 
 
 def new_version(

@@ -38,7 +38,7 @@ from toc.model.sharding import JobIds
 from toc.model.task import Put, PutOutcome, Request, Submission, TaskRow
 from toc.store import requests
 from toc.store import rows as sql
-from toc.store.plan import Plan, Planner, Seen, Stored, same_task, seen_columns, seen_rows
+from toc.store.plan import Plan, Planner, Seen, Stored, inserting, same_task, seen_columns, seen_rows
 from toc.store.server import (
     DatabaseServer,
     Duplicate,
@@ -364,9 +364,11 @@ class Writer:
         taken = set(looked.by_id)
         used: set[Name | bytes] = set()
         plans: dict[int, Plan] = {}
+        if blind and not many:  # nothing to decide, for thousands of rows
+            plans = {n: inserting(one) for n, one in work.todo.items()}
         twins: dict[int, TaskRow] = {}
         fresh: dict[Name, TaskRow] = {}
-        for n, one in list(work.todo.items()):
+        for n, one in () if plans else list(work.todo.items()):
             try:
                 plan: Plan | Stored | None = None if blind else _settled(one, unsure.get(n), looked)
                 if plan is None:
@@ -398,8 +400,8 @@ class Writer:
         if not plans:
             return
         statements, telling = self._planner.transaction(server, list(plans.values()), now)
-        if blind and len(plans) == 1 and one.row.dedup_key is not None:
-            statements = [*self._of_names(server, [one], "1"), *statements]
+        if blind and len(plans) == 1:
+            statements = [*self._of_names(server, [each.asked for each in plans.values()], "1"), *statements]
         try:
             results = server.run(statements, transaction=len(statements) > 1, again=False, outwait=not many)
         except Lost:
@@ -412,6 +414,10 @@ class Writer:
             for n, error in zip(plans, failed, strict=True):
                 if error is not None and n not in unsure:
                     work.settle(n, error)
+            return
+        if blind and not many:
+            work.outcomes = {n: done.stored for n, done in plans.items()}
+            work.todo.clear()
             return
         for (n, done), place in zip(plans.items(), telling, strict=True):
             if place is None or results[place].matched:
