@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 RUN = (ROOT / "docs/run.md").read_text()
-ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -244,27 +243,3 @@ def test_every_test_that_make_test_leaves_out_is_run_by_another_target() -> None
     slow = [path for path in slow if marked in (ROOT / path).read_text()]
     assert len(slow) > 20
     assert [path for path in slow if not path.startswith(tuple(whole)) and path not in makefile] == []
-
-
-def test_every_module_is_in_the_list_of_its_packages_files() -> None:
-    files = ARCHITECTURE.split("\n## The files of each package\n")[1].split("\n## ")[0]
-    packages = {head: set(re.findall(r"`(?:\w+/)?(\w+)`", text)) for head, text in _sections(files)}
-    missing = [
-        str(file.relative_to(ROOT / "toc"))
-        for file in sorted((ROOT / "toc").rglob("*.[pl][yu]*"))
-        if file.suffix in (".py", ".lua") and file.stem != "__init__"
-        if file.stem not in packages[_package(file)]
-    ]
-    assert not missing, "docs/architecture.md, The files of each package: says nothing of these"
-
-
-def _sections(text: str) -> Iterator[tuple[str, str]]:
-    for section in text.split("\n### ")[1:]:
-        head, _, rest = section.partition("\n")
-        yield head.rstrip("/"), rest
-
-
-def _package(file: Path) -> str:
-    """The package of a module. What lies beside the packages is listed with observe."""
-    parts = file.relative_to(ROOT / "toc").parts
-    return parts[0] if len(parts) > 1 else "observe"
