@@ -35,20 +35,6 @@ def test_a_quick_run_writes_a_report_in_which_nothing_was_lost_or_early(tmp_path
     assert "Lateness in ms at 100 tasks a second" in done.stdout
 
 
-def test_a_peer_that_cannot_run_is_listed_with_the_reason(tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "BullMQ", "--quick", "--output", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PATH": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "BullMQ was not measured: " in done.stdout
-    assert "cannot" in json.loads(output.read_text())["peers"]["BullMQ"]
-
-
 def test_a_task_costs_no_more_calls_of_python_than_it_did() -> None:
     counted, tasks = calls.measure(seconds=2)
     by_thread = calls.per_task(counted, tasks)
