@@ -26,7 +26,7 @@ NAMES: dict[str, str] = {
     "reclaim.rows-written": "the tries of a dead worker are charged; their entries are still prepared",
     "pull.taken": "a gateway has taken entries (prepare) and has not handed them out",
     "pull.handed-out": "tasks are handed out on their rows; no consumer has heard of it",
-    "pull.answered": "consumers are told; the entries are still prepared",
+    "pull.answered": "consumers are told; their entries may still be prepared",
     "pull.sent": "delay/task: a task is given to its client; it is not yet processed",
     "pull.acked": "a consumer's tasks are processed; it is not told, and their entries exist",
     "schedule.rows-read": "a step of schedules is decided and not written",

@@ -19,7 +19,7 @@ from toc.model.task import TaskStatus
 from toc.model.verdict import Nack, after_nack
 from toc.pull.batch_thread import BatchThread
 from toc.pull.handout import HandOuts
-from toc.pull.in_transit import EndedLease
+from toc.pull.mover import EndedLease
 from toc.store.store import Store
 
 TOGETHER = 500

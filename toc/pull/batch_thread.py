@@ -53,6 +53,11 @@ class BatchThread(Generic[T]):
         return self._put - self._begun
 
     @property
+    def busy(self) -> bool:
+        """Whether it handles something, or is about to."""
+        return self.waiting > 0 or self._since > 0
+
+    @property
     def stuck(self) -> bool:
         """Whether its server takes too long to answer."""
         since = self._since

@@ -35,9 +35,8 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS
 from toc.pull.delivered import Delivered
 from toc.pull.entry import NO_FENCE, Entry
-from toc.pull.in_transit import EndedLease
 from toc.pull.lease_texts import LeaseTexts
-from toc.pull.mover import Mover, Moves
+from toc.pull.mover import EndedLease, Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
@@ -105,18 +104,17 @@ class HandOuts:
         if items:
             rows = self._store.pulls.hand_out(items, self._clock.now_ms())
         failpoint("pull.handed-out")
-        unreadable = self._deliver(items, wanted, rows, results)
+        moves, unreadable = self._deliver(items, wanted, rows, results)
+        self._mover.move(
+            moves
+        )  # before a consumer is told: what its answer means for the index comes after it
         lost = self._waiting.hand_over(results)
         failpoint("pull.answered")
         if any(not delivered for _, delivered in results.values()):
             self._woken()
-        for lease, nack in unreadable:
-            log.error("task_unreadable", job_id=lease.job_id, error=nack.error)
-        buried = self._store.pulls.nack(unreadable) if unreadable else Answers()
-        moves = self._moves(items, wanted, rows)
+        self._bury(unreadable)
+        self._mover.move(self._refusals(items, wanted, rows))
         self.give_back(back)
-        ends = [EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id))]
-        self._mover.handed_out(moves, [one.entry.job_id for one in batch], ends)
         self.release(one.key for one in lost)
 
     def _deliver(
@@ -125,15 +123,19 @@ class HandOuts:
         wanted: Mapping[int, Assigned],
         rows: Mapping[int, PullRow],
         results: dict[WaitingPull, tuple[int, list[Delivered]]],
-    ) -> list[tuple[PullLease, Nack]]:
-        """Add what was handed out to the results of its pulls, and count it. Returns what cannot be read."""
+    ) -> tuple[Moves, list[tuple[PullLease, Nack]]]:
+        """Add what was handed out to the results of its pulls, and count it. Returns the moves of its entries
+        to the ends of their ttr, and what cannot be read."""
+        moves = Moves()
         unreadable: list[tuple[PullLease, Nack]] = []
         handed: Counter[str] = Counter()
+        now = self._clock.now_ms()
         for item in items:
             entry, pull = wanted[item.job_id]
             row = rows.get(item.job_id)
             count, delivered = results.get(pull, (0, []))
             if row is not None and row.nonce == item.nonce:
+                moves.back(entry, row, row.next_time, now)
                 key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
                 try:
                     delivered.append(self._delivered(row, entry, key))
@@ -143,7 +145,15 @@ class HandOuts:
             results[pull] = count + 1, delivered
         for topic, tasks in handed.items():
             HANDED_OUT.of(topic).add(tasks)
-        return unreadable
+        return moves, unreadable
+
+    def _bury(self, unreadable: Sequence[tuple[PullLease, Nack]]) -> None:
+        """End tasks that were handed out and that no consumer can be shown."""
+        if unreadable:
+            for lease, nack in unreadable:
+                log.error("task_unreadable", job_id=lease.job_id, error=nack.error)
+            buried = self._store.pulls.nack(unreadable)
+            self.ended(EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id)))
 
     def _delivered(self, row: PullRow, entry: Entry, key: PullLease) -> Delivered:
         bodies = self._store.bodies
@@ -174,13 +184,13 @@ class HandOuts:
                 ttrs[job_id] = pull.ttr(rows[job_id]) if job_id in rows else 0
         return ttrs, unread
 
-    def _moves(
+    def _refusals(
         self,
         items: Sequence[HandOut],
         wanted: dict[int, Assigned],
         rows: Answers[PullRow],
     ) -> Moves:
-        """Return the moves of each entry to where its row says."""  # [rule: pulled-by-row]
+        """Return the moves of each entry that was not handed out to where its row says."""
         unanswered = rows.unanswered
         now = self._clock.now_ms()
         moves = Moves()
@@ -198,9 +208,7 @@ class HandOuts:
                     log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
                     ORPHANS.of(entry.topic.name).add()
                 moves.drop(entry)
-            elif row.nonce == item.nonce:
-                moves.back(entry, row, row.next_time, now)
-            else:
+            elif row.nonce != item.nonce:  # [rule: pulled-by-row]
                 what = unpulled(row, entry.topic)
                 if what in (Unpulled.LAPSED, Unpulled.EXPIRED):
                     ends.append(after_lapse(row))

@@ -1,28 +1,36 @@
 """The mover: tells the index where entries belong, on a thread of its own, so that no consumer waits for it.
 
-A consumer is told of a task first; only then its entry moves from the PrepareQueue to the end of its ttr, and
-what the answers to leases mean for the index follows. All that comes while Redis is asked goes with the next
-calls. An entry whose task was acked before its move is dropped at once.
+What a hand-out means for its entry is put here before its consumer is told, so what the answer means comes
+after it. All that comes while Redis is asked goes with the next calls.
+
+An ack by another gateway, or a cancel, may overtake a move. Then the entry stays until ttr would have ended;
+then its row, which has ended, drops it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.pull import PullRow
+from toc.model.pull import PullLease, PullRow
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.pull.batch_thread import BatchThread
 from toc.pull.entry import NO_FENCE, Entry
-from toc.pull.in_transit import EndedLease, InTransit
 
 TOGETHER = 50
 """Most steps that are made at once."""
+
+
+class EndedLease(NamedTuple):
+    """A lease that has ended, and its row as it is then; None if its task is processed."""
+
+    lease: PullLease
+    row: PullRow | None
 
 
 class Moves:
@@ -32,6 +40,9 @@ class Moves:
         self.commits: dict[Slot, list[tuple[int, float]]] = {}
         self.backs: dict[Slot, list[tuple[int, float, float]]] = {}
         self.buries: dict[Slot, list[tuple[int, float, int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.backs or self.buries)
 
     def drop(self, entry: Entry) -> None:
         """Its task has ended, or waits in its row alone."""
@@ -51,20 +62,25 @@ class Moves:
         if entry.fence != NO_FENCE:
             self.buries.setdefault(entry.slot, []).append((entry.job_id, entry.fence, died))
 
-    def add(self, other: Moves, processed: set[int]) -> None:
-        """Take over others; of what was ``processed`` meanwhile the entry is dropped."""
+    def add(self, other: Moves) -> None:
+        """Take over others."""
         for slot, commits in other.commits.items():
             self.commits.setdefault(slot, []).extend(commits)
         for slot, backs in other.backs.items():
-            if processed:
-                drops = [(job_id, fence) for job_id, fence, _ in backs if job_id in processed]
-                if drops:
-                    self.commits.setdefault(slot, []).extend(drops)
-                    backs = [back for back in backs if back[0] not in processed]
-            if backs:
-                self.backs.setdefault(slot, []).extend(backs)
+            self.backs.setdefault(slot, []).extend(backs)
         for slot, buries in other.buries.items():
             self.buries.setdefault(slot, []).extend(buries)
+
+    def drop_processed(self, job_ids: set[int]) -> set[int]:
+        """Drop the entries of these tasks that were to go back. Returns whose they are."""
+        dropped: set[int] = set()
+        for slot, backs in self.backs.items():
+            drops = [(job_id, fence) for job_id, fence, _ in backs if job_id in job_ids]
+            if drops:
+                self.commits.setdefault(slot, []).extend(drops)
+                self.backs[slot] = [back for back in backs if back[0] not in job_ids]
+                dropped.update(job_id for job_id, _ in drops)
+        return dropped
 
     def make(self, queues: Queues) -> None:
         """Make them. If a move fails, the next that finds the entry gives it back and reads its row again."""
@@ -76,15 +92,6 @@ class Moves:
             queues.bury(self.buries)
 
 
-class Step(NamedTuple):
-    """What follows for the index from one batch: moves, the ids whose hand-out ends with them, and leases
-    that have ended whose entries are not in transit."""
-
-    moves: Moves | None
-    job_ids: Sequence[int]
-    ends: Sequence[EndedLease]
-
-
 class Mover:
     """Makes the steps in order. Thread-safe."""
 
@@ -92,8 +99,7 @@ class Mover:
         self._queues = queues
         self._catalog = catalog
         self._clock = clock
-        self.in_transit = InTransit()
-        self._thread = BatchThread("pull-index", self._run, TOGETHER)
+        self._thread = BatchThread[Moves | list[EndedLease]]("pull-index", self._run, TOGETHER)
 
     def start(self) -> None:
         """Start the thread."""
@@ -103,33 +109,29 @@ class Mover:
         """Make what was asked for, and end. Who finds an entry that was not moved moves it by its row."""
         self._thread.stop(seconds)
 
-    def handed_out(self, moves: Moves, job_ids: Sequence[int], ends: Sequence[EndedLease]) -> None:
-        """Have the entries of a batch moved. ``ends`` are those of its leases that have ended with it."""
-        self._thread.put([Step(moves, job_ids, ends)])
+    def move(self, moves: Moves) -> None:
+        """Have these moves made."""
+        if moves:
+            self._thread.put([moves])
 
     def ended(self, ends: Iterable[EndedLease]) -> None:
-        """Tell the index how leases ended, but of no entry before it has moved."""
-        if free := self.in_transit.hold(ends):
-            self._thread.put([Step(None, (), free)])
+        """Tell the index how leases ended."""
+        if some := list(ends):
+            self._thread.put([some])
 
-    def _run(self, steps: list[Step]) -> None:
-        moves, ends = Moves(), list[EndedLease]()
-        job_ids = [job_id for step in steps for job_id in step.job_ids]
-        # Ask only about entries that this batch moves. A task that was found by its row, and not by
-        # a prepared entry, is not among them: its entry is forgotten where it is.
-        processed = self.in_transit.take_processed(
-            job_id
-            for step in steps
-            if step.moves is not None
-            for backs in step.moves.backs.values()
-            for job_id, _, _ in backs
-        )
+    def _run(self, steps: list[Moves | list[EndedLease]]) -> None:
+        moves = Moves()
+        ends: list[EndedLease] = []
         for step in steps:
-            if step.moves is not None:
-                moves.add(step.moves, processed)
-            ends += step.ends
+            if isinstance(step, Moves):
+                moves.add(step)
+            else:
+                ends += step
+        dropped: set[int] = set()
+        if processed := {end.lease.job_id for end in ends if end.row is None}:
+            dropped = moves.drop_processed(processed)
         moves.make(self._queues)
-        self._index([*self.in_transit.end(job_ids), *ends])
+        self._index(end for end in ends if end.row is not None or end.lease.job_id not in dropped)
 
     def _index(self, ends: Iterable[EndedLease]) -> None:
         entries: dict[Slot, list[tuple[int, float]]] = {}

@@ -290,7 +290,6 @@ class Taker:
             self.outs.put_away(hung)
         pairs, left = self._waiting.assign(topic, free, due)
         by_thread: dict[BatchThread[Assigned], list[Assigned]] = {}
-        self.mover.in_transit.begin(entry.job_id for entry, _ in pairs)
         for entry, pull in pairs:
             by_thread.setdefault(self._thread_of(entry), []).append(Assigned(entry, pull))
         for thread, some in by_thread.items():
@@ -299,7 +298,6 @@ class Taker:
 
     def hand_out(self, entry: Entry, pull: WaitingPull) -> None:
         """Have one task handed out to a pull that is in no queue."""
-        self.mover.in_transit.begin([entry.job_id])
         self._thread_of(entry).put([Assigned(entry, pull)])
 
     def _thread_of(self, entry: Entry) -> BatchThread[Assigned]:
@@ -420,10 +418,10 @@ class Taker:
         found: dict[str, list[Entry]] = {}
         rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
         for row in rows:
-            if row.job_id not in self.mover.in_transit:
-                topic = topics[row.biz_type]
-                slot = topic.slot(row.slot_crc, row.slot_amount)
-                found.setdefault(topic.name, []).append(Entry(row.job_id, slot, NO_FENCE, topic, now))
+            topic = topics[row.biz_type]
+            entry = Entry(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
+            if not self._thread_of(entry).busy:  # else it may be under way there
+                found.setdefault(topic.name, []).append(entry)
         due = set(found)
         for name, entries in found.items():
             self._dispatch(name, entries, due)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +24,6 @@ from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MOST_WAITING
 from toc.pull.delivered import Delivered
-from toc.pull.in_transit import InTransit
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
 from toc.store.server import Statement
@@ -215,14 +214,14 @@ def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_en
     pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
-    take_processed, answered = InTransit.take_processed, threading.Event()
+    move, answered = Moves.add, threading.Event()
 
-    def late(self: InTransit, job_ids: Iterable[int]) -> set[int]:
+    def late(self: Moves, other: Moves) -> None:
         assert answered.wait(60)
-        return take_processed(self, job_ids)
+        move(self, other)
 
     async def steps() -> None:
-        monkeypatch.setattr(InTransit, "take_processed", late)
+        monkeypatch.setattr(Moves, "add", late)
         job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         if by == "entry":
             got = [await one(gateway)]
