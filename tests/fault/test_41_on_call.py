@@ -50,9 +50,14 @@ def unowned(daemon: DaemonProcess, topic: str) -> float:
 
 def toc(system: System, *words: str) -> Any:
     """What a command says to a program."""
+    return told(system, *words)[0]
+
+
+def told(system: System, *words: str) -> tuple[Any, str]:
+    """What a command says to a program, and beside it to people."""
     done = forks.run([*words, "--json"], env=system.env)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout), done.stderr
 
 
 @pytest.fixture
@@ -86,14 +91,13 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     with system.recorder.fault("other", note="handlers that go on"):
         enough = busy(system, 30)
         system.wait(lambda: overdue("test.sync") > 3, "the metric tells of what waits in the worker", 10)
-        slots = toc(system, "slots", "--topic", "test.sync")
+        slots, beside = told(system, "slots", "--topic", "test.sync")
         prepared, scheduled = (sum(slot[name] for slot in slots) for name in ("prepared", "scheduled"))
         line.prove(
             prepared > 10 and not scheduled,
             f"{prepared} taken by a worker that runs 3 at once, {scheduled} left",
         )
-        assert max(slot["overdue_seconds"] for slot in slots) > 3
-        assert sum(slot["waiting"] for slot in slots) == prepared - 3
+        assert f"{prepared - 3} wait for a handler" in beside
         (seen,) = [topic for topic in toc(system, "top")["topics"] if topic["topic"] == "test.sync"]
         assert seen["overdue"] > 3
         (said,) = found()
@@ -142,11 +146,8 @@ def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: Maria
         name = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
         cursor.execute(f"LOCK TABLES {name} WRITE")
         system.wait(lambda: overdue() > 6, "the metric goes on to grow", 20)
-        late = max(
-            1000 * (slot["overdue_seconds"] or 0) for slot in toc(system, "slots", "--topic", "test.sync")
-        )
-        line.prove(not system.starts(job_id), f"overdue by {late} ms and not started")
-        assert late > 6000
+        line.prove(not system.starts(job_id), f"overdue by {overdue()} s and not started")
+        assert "test.sync: a task that its workers cannot start" in told(system, "slots")[1]
     system.wait(lambda: overdue() == 0, "it is over", 20)
     line.judge(system, within=10)
 
@@ -176,7 +177,7 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
 
             return fires
 
-        def told(what: str, topic: str, due: float) -> None:
+        def alarm(what: str, topic: str, due: float) -> None:
             fires = named(topic)
             while not fires() and time.time() < due + 2 * TOLD_SECONDS:
                 time.sleep(0.2)
@@ -191,14 +192,14 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
         ):
             enough, due = busy(system, 60), time.time() + 0.3
             system.client.submit("test.batch", biz_id=1, delay=0.3)
-            told("60 handlers of a minute", "test.sync", due)
-            told("a topic that no host handles", "test.batch", due)
+            alarm("60 handlers of a minute", "test.sync", due)
+            alarm("a topic that no host handles", "test.batch", due)
             operator.drain(daemon.host, by="ann")
             enough.touch()
             system.wait(lambda: unowned(daemon, "test.async") == 8, "nobody owns its slots", 30)
             due = time.time() + 0.3
             system.client.submit("test.async", biz_id=1, delay=0.3)
-            told("every host drained", "test.async", due)
+            alarm("every host drained", "test.async", due)
             operator.undrain(daemon.host)
             system.start("host-b", processes=1)
         judged = line.judge(system, within=10)

@@ -143,7 +143,6 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "peek": lambda q: q.peek([SLOT]),
     "depth": lambda q: q.depths([SLOT]),
     "claim": lambda q: q.claim([SLOT], "worker"),
-    "waiting": lambda q: q.note_waiting({SLOT: messages.Waiting(1, 2, 3)}),
     "unclaim": lambda q: q.unclaim({SLOT: [1, 2]}),
     "own": lambda q: q.own("identity", "name"),
     "permits": lambda q: q.permits({"shop": messages.PermitRequest("worker", 1, 2, 3, 4, 5.0, 6.0, 7)}),

@@ -20,13 +20,12 @@ LAST_EXACT_SECOND = 2**41 // 1000 - 1
 
 def test_keys_are_those_of_the_design() -> None:
     keys = SlotKeys.of(Slot("order.close", 3), None)
-    assert keys[:7] == (
+    assert keys[:6] == (
         "order.close_3",
         "prepare_{order.close_3}",
         "dead_{order.close_3}",
         "claims_{order.close_3}",
         "gen_{order.close_3}",
-        "waiting_{order.close_3}",
         "wake_{order.close_3}",
     )
     assert keys.hash_slot == crc_hqx(b"order.close_3", 0) % 16384

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from toc.cli.output import ago, most_urgent, show, show_one, show_pages, table
-from toc.cli.top import _drawn, _reached
+from toc.cli.top import _drawn
 from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
+from toc.config import Settings
 from toc.model.errors import StoreUnavailable
+from toc.operate.daemons import addresses
 from toc.operate.top import Picture, TopicNow, WorkerNow
 from toc.store.history import FailedTry
 
@@ -182,9 +184,11 @@ def test_top_is_no_larger_than_the_screen_and_shows_what_is_urgent(
     ],
 )
 def test_a_daemon_is_asked_where_it_can_be_reached_from_here(
-    metrics: str, machine: str, address: str
+    metrics: str, machine: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _reached(WorkerNow("host7-0-1", "host7", 1, metrics=metrics, machine=machine), "here") == address
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    worker = WorkerNow("host7-0-1", "host7", 1, metrics=metrics, machine=machine)
+    assert addresses(Settings(zookeeper="z:2181"), [worker]) == [address]
 
 
 def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,13 +18,9 @@ from toc.model.errors import CoordinationUnavailable, InvalidInput
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from toc.config import Settings
     from toc.coordination.operator import Operator
     from toc.operate.top import Picture, TopicNow, WorkerNow
     from toc.sdk.client import TimeoutCenter
-
-_ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def top(
@@ -41,6 +36,7 @@ def top(
 
     With --once or --json it exits with 4 if the workers could not be read, with 1 if a daemon did not answer.
     """
+    from toc.operate.daemons import addresses
     from toc.operate.top import Top
 
     if not 0.1 <= interval <= 3600:
@@ -48,8 +44,11 @@ def top(
     named = [address(each) for each in daemon or ()]
     with opened() as center:
         owners = _Owners(center)
-        addresses = _addresses(center.settings, named)
-        view = Top(center, daemons=addresses, workers=owners.read)
+
+        def daemons(workers: Sequence[WorkerNow]) -> Sequence[str]:
+            return named or addresses(center.settings, workers)
+
+        view = Top(center, daemons=daemons, workers=owners.read)
         try:
             view.look()
             if once or as_json:
@@ -77,29 +76,6 @@ def _watch(center: TimeoutCenter, look: Callable[[], Picture], interval: float) 
             time.sleep(interval)
             draw(_drawn(look(), center.settings.cluster, to, cut=to.is_terminal))
             end_if_lost()
-
-
-def _addresses(settings: Settings, given: Sequence[str]) -> Callable[[Sequence[WorkerNow]], Sequence[str]]:
-    """Return the function that says where daemons answer: ``given``, else as they announce it in ZooKeeper.
-
-    Without ZooKeeper it is the one daemon, at its configured address.
-    """
-    host, _, port = (settings.metrics_address or "").rpartition(":")
-    if given:
-        return lambda _workers: given
-    if settings.zookeeper is not None:
-        here = socket.gethostname()
-        return lambda workers: sorted({_reached(each, here) for each in workers if each.metrics})
-    own = [f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"] if port and int(port) else []
-    return lambda _workers: own
-
-
-def _reached(worker: WorkerNow, here: str) -> str:
-    """Return the address of a daemon as seen from the machine ``here``."""
-    host, _, port = (worker.metrics or "").rpartition(":")
-    if worker.machine == here:
-        return f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
-    return f"{worker.host if host in (*_ANYWHERE, *_LOOPBACK) else host}:{port}"
 
 
 class _Owners:

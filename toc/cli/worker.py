@@ -41,6 +41,8 @@ Absent = Annotated[
 
 SLOT_SPARE = ("state", "dead", "since", "next_due")
 WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
+_LATE_SECONDS = 2.0
+"""The daemons look at slots this often."""
 """On a watched terminal a slot has one line, so that as many as possible are shown."""
 
 
@@ -80,9 +82,10 @@ def slots(
     watch: bool = flag("--watch", "Refresh each second until Ctrl-C."),
     as_json: Json = False,
 ) -> None:
-    """Show every slot: its owner and why, its tasks, how late it is.
+    """Show every slot: its owner and why, its tasks, how long the first that none has taken has been due.
 
-    Without ZooKeeper only the one daemon knows the owners, and they are not shown.
+    What workers have taken and cannot start is told by topic, from the daemons' /metrics. Without ZooKeeper
+    only the one daemon knows the owners, and they are not shown.
     """
     if watch and as_json:
         raise InvalidInput("give --watch or --json, not both")
@@ -93,6 +96,7 @@ def slots(
             views = _slot_views(center, topic)
             records = [_slot_record(view) for view in views] if as_json else _slot_lines(center, views)
             show(records, as_json=as_json, empty="no topics, so no slots", spare=_spare(records))
+            _say_late(center, views)
 
 
 def workers(as_json: Json = False) -> None:
@@ -303,6 +307,22 @@ def _urgency(view: SlotView) -> tuple[int, bool]:
     return late, view.ownership is not None and view.ownership.state.value != "owned"
 
 
+def _say_late(center: TimeoutCenter, views: list[SlotView]) -> None:
+    """Tell of topics with tasks that their slots do not show as late: workers have taken them, or put them
+    off."""
+    from toc.operate.daemons import late
+
+    seen: dict[str, float] = {}
+    for view in views:
+        seen[view.slot.topic] = max(seen.get(view.slot.topic, 0), (view.overdue_ms or 0) / 1000)
+    for topic, told in sorted(late(center.settings).items()):
+        if topic in seen and told.seconds > seen[topic] + _LATE_SECONDS:
+            say(
+                f"{topic}: a task that its workers cannot start has been due for {told.seconds:.0f} s, "
+                f"{told.waiting} wait for a handler; see toc top, toc doctor"
+            )
+
+
 def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
     from toc.operate import admin
     from toc.operate.cluster import slot_owners
@@ -319,7 +339,7 @@ def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, 
             record["since"] = ago(view.ownership.since, now)
         if not isinstance(view.queues, IndexUnavailable) and view.queues.next_due is not None:
             record["next_due"] = ago(view.queues.next_due, view.queues.redis_now_ms)
-    seldom = ("state", "moving_to", "waiting", "error")
+    seldom = ("state", "moving_to", "error")
     idle = [name for name in seldom if not any(each[name] for each in records)]
     return [{name: value for name, value in each.items() if name not in idle} for each in records]
 

@@ -5,7 +5,6 @@
     DeadQueue       dead_{order.close_3}           tasks out of tries: job_id -> time of death (ms)
     claims          claims_{order.close_3}         hash: next -> counter, number -> worker_id
     generation      gen_{order.close_3}            run_id of the server on which the slot was last rebuilt
-    waiting         waiting_{order.close_3}        what its worker has taken and cannot start, since when
     wake channel    wake_{order.close_3}           pub/sub: the new first score of the StoreQueue
     owner           toc_owner                      hash: the owner of these queues; one for all slots
     permits         permits_{webhook_shop}         each process's share of the limits of target "shop"
@@ -34,7 +33,6 @@ class SlotKeys(NamedTuple):
     dead: str
     claims: str
     generation: str
-    waiting: str
     channel: str
     hash_slot: int
 
@@ -48,7 +46,6 @@ class SlotKeys(NamedTuple):
             f"dead_{{{name}}}",
             f"claims_{{{name}}}",
             f"gen_{{{name}}}",
-            f"waiting_{{{name}}}",
             f"wake_{{{name}}}",
             key_slot(name.encode()),
         )

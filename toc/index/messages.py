@@ -71,24 +71,9 @@ class ExpiredRequest(NamedTuple):
     skip: int = 0
 
 
-class Waiting(NamedTuple):
-    """The entries that a worker has taken of a slot and cannot start yet, once they are late.
-
-    ``since`` is when the first was due (ms). The worker holds ``tasks`` of them; it has put back the rest for
-    a while. The note expires after ``seconds``, the time without a heartbeat after which any worker may take
-    these entries.
-    """
-
-    since: int
-    tasks: int
-    seconds: int
-
-
 class Peek(NamedTuple):
     """The state of a slot. ``next_due`` is as in ``Prepared``. The counts are entries.
 
-    ``waiting`` of the ``prepared`` entries are late and have not started. The first was due at
-    ``waiting_since`` (ms), None if nothing is late; ``waiting`` is 0 if all were put back for a while.
     ``due`` of the entries in ``store`` are due, if they were counted, else 0.
     """
 
@@ -96,8 +81,6 @@ class Peek(NamedTuple):
     store: int
     prepared: int
     dead: int
-    waiting: int
-    waiting_since: int | None
     redis_now_ms: int
     due: int = 0
 
@@ -105,22 +88,16 @@ class Peek(NamedTuple):
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
         """Parse the reply of peek.lua, slot by slot."""
         now_ms = int(reply[0])
-        for at in range(1, len(reply), 5):
-            first, store, prepared, dead, note = reply[at : at + 5]
-            counts = int(store), int(prepared), int(dead)
-            yield cls(first_due(first), *counts, *noted(note, int(prepared)), now_ms)
+        for at in range(1, len(reply), 4):
+            first, store, prepared, dead = reply[at : at + 4]
+            yield cls(first_due(first), int(store), int(prepared), int(dead), now_ms)
 
     @classmethod
     def counted(cls, reply: list[Any]) -> Peek:
         """Parse the reply of depth.lua, which counts what is due."""
-        first, store, due, prepared, dead, note, now_ms = reply
-        counts = int(store), int(prepared), int(dead)
-        return cls(first_due(first), *counts, *noted(note, int(prepared)), int(now_ms), int(due))
-
-    @property
-    def oldest(self) -> float | None:
-        """Return when the oldest task that has not started is or was due, taken or not; None without one."""
-        return min((at for at in (self.next_due, self.waiting_since) if at is not None), default=None)
+        first, *counts = reply
+        store, due, prepared, dead, now_ms = map(int, counts)
+        return cls(first_due(first), store, prepared, dead, now_ms, due)
 
 
 class Claim(NamedTuple):
@@ -189,19 +166,6 @@ class Owner(NamedTuple):
 
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")[:_SHOWN_CHARS]
-
-
-def noted(note: bytes | None, prepared: int) -> tuple[int, int | None]:
-    """Parse a worker's note: how many entries wait for a handler, and when the first was due (ms).
-
-    The number is 0 if the entries were put back. A malformed note counts as none, and so does one of a worker
-    that has died if nothing is prepared any more.
-    """
-    words = (note or b"").split()
-    if len(words) != 2 or not all(word.isdigit() and len(word) <= 18 for word in words):
-        return 0, None
-    since, tasks = map(int, words)
-    return (0, None) if not since or (tasks and not prepared) else (min(tasks, prepared), since)
 
 
 def holders(flat: list[bytes]) -> dict[int, str]:

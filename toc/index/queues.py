@@ -41,7 +41,6 @@ from toc.index.messages import (
     Permits,
     Prepared,
     PrepareRequest,
-    Waiting,
     holders,
 )
 from toc.index.slot_calls import SlotCalls, command
@@ -66,13 +65,12 @@ _RESCHEDULE = Script("reschedule", "store", "prepare", wakes=True)
 _REDRIVE = Script("redrive", "store", "dead", "prepare", wakes=True)
 _EXPIRED = Script("expired", "prepare")
 _HELD = Script("held", "prepare")
-_PEEK = Script("peek", "store", "prepare", "dead", "waiting")
-_DEPTH = Script("depth", "store", "prepare", "dead", "waiting")
+_PEEK = Script("peek", "store", "prepare", "dead")
+_DEPTH = Script("depth", "store", "prepare", "dead")
 _CLAIM = Script("claim", "claims")
 _UNCLAIM = Script("unclaim", "claims")
 _REACH = Script("reach", "generation", "claims", "store", "prepare", "dead")
 _OWN = Script("own")
-_WAITING = Script("waiting", "waiting")
 _PERMITS = Script("permits")
 
 _STORE_QUEUE = attrgetter("store")
@@ -360,14 +358,6 @@ class Queues:
 
     # --- claims and generations of a slot -------------------------------------------------------------------
 
-    def note_waiting(self, notes: Mapping[Slot, Waiting | None]) -> BySlot[bool]:
-        """Publish what a worker has taken of these slots and cannot start yet; None if there is nothing."""
-        calls = {}
-        for slot, note in notes.items():
-            words = ("0 0", 1) if note is None else (f"{note.since} {note.tasks}", note.seconds * 1000)
-            calls[slot] = _WAITING.of(self.keys(slot), *words)
-        return self._calls.one_each(calls, bool)
-
     def claim(self, slots: Iterable[Slot], worker_id: str) -> BySlot[Claim]:
         """Draw the worker's claim number for each slot; a number that it holds already stays.
 
@@ -400,7 +390,7 @@ class Queues:
         calls = {}
         for slot in slots:
             keys = SlotKeys.of(slot, self.namespace)
-            for name in keys[:6]:
+            for name in keys[:5]:
                 calls[name] = Call(keys.hash_slot, ("SET", name, "", "XX", "PX", 1))
         replies = self._calls.one_each(calls, bool).values()
         return [reply for reply in replies if isinstance(reply, IndexUnavailable)]

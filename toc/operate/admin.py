@@ -238,13 +238,11 @@ class SlotView:
 
     @property
     def overdue_ms(self) -> int | None:
-        """For how many ms, by Redis' clock, the earliest unstarted task has been due; None if unknown.
-
-        Counts tasks that a worker has taken as well as those that none has taken.
-        """
-        if isinstance(self.queues, IndexUnavailable) or self.queues.oldest is None:
+        """For how many ms, by Redis' clock, the earliest task that none has taken has been due; None if
+        unknown."""
+        if isinstance(self.queues, IndexUnavailable) or self.queues.next_due is None:
             return None
-        return max(0, self.queues.redis_now_ms - int(self.queues.oldest))
+        return max(0, self.queues.redis_now_ms - int(self.queues.next_due))
 
 
 def slot_views(

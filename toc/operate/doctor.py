@@ -20,13 +20,13 @@ from toc.coordination.znodes import host_of
 from toc.index import preflight
 from toc.index.calls import IndexBroken
 from toc.index.messages import SILENT_SECONDS, Peek
-from toc.index.queues import Queues
 from toc.model.clock import from_ms
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import admin, schedules, targets
 from toc.operate.cluster import open_operator
+from toc.operate.daemons import Late, late
 from toc.sdk.client import TimeoutCenter
 from toc.store.overdue import overdue_rows
 from toc.store.records.table import NamedTable
@@ -421,11 +421,25 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         if row.biz_type in by_type:
             slot = by_type[row.biz_type].slot(row.slot_crc, row.slot_amount)
             by_slot.setdefault(slot, []).append(row)
-    late = _not_started(center.queues, by_slot, now)
+    taken = center.queues.taken({slot: [row.job_id for row in rows] for slot, rows in by_slot.items()})
+    free: dict[str, list[int]] = {}
+    held: Counter[str] = Counter()
+    for slot, rows in by_slot.items():
+        ids = taken[slot]
+        some = rows if isinstance(ids, IndexUnavailable) else [row for row in rows if row.job_id not in ids]
+        free.setdefault(slot.topic, []).extend(now - row.next_time for row in some)
+        held[slot.topic] += len(rows) - len(some)
+    # Which of the taken ones run, only their workers know.
+    told = late(center.settings) if held.total() else {}
     more = "at least " if found.more else ""
+    none = True
     for topic in topics:
-        if topic.name in late:
-            yield _late_line(topic, late[topic.name], more)
+        by_workers = told.get(topic.name, Late(0, 0))
+        waits = min(held[topic.name], by_workers.waiting) if by_workers.seconds * 1000 >= OVERDUE_MS else 0
+        overdue = free.get(topic.name, []) + waits * [int(by_workers.seconds * 1000)]
+        if overdue:
+            none = False
+            yield _late_line(topic, overdue, waits, more)
     for biz_type, count in strange.most_common():
         what = f"{more}{count} overdue tasks have a biz_type that no topic has"
         do = "create the topic again with that biz_type"
@@ -434,47 +448,19 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         if not _said(known, text):
             what = f"overdue tasks in {count} tables could not be looked up: {text}"
             yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
-    if not late and not strange and not found.failed:
+    if none and not strange and not found.failed:
         yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
 
 
-class _Late(NamedTuple):
-    """Tasks that are overdue and have not started; workers have taken ``waiting`` of the ``tasks``."""
-
-    tasks: int = 0
-    waiting: int = 0
-    first_ms: int = 0
-    """By how many ms the earliest is overdue."""
-
-    def add(self, tasks: int, waiting: int, first_ms: int) -> _Late:
-        return _Late(self.tasks + tasks, self.waiting + waiting, max(self.first_ms, first_ms))
-
-
-def _not_started(queues: Queues, rows: Mapping[Slot, Sequence[DueRow]], now: int) -> dict[str, _Late]:
-    """Return, by topic, the rows that no handler has started; of slots that cannot be read, all rows."""
-    taken = queues.taken({slot: [row.job_id for row in some] for slot, some in rows.items()})
-    peeks = queues.peek(rows)
-    late: dict[str, _Late] = {}
-    for slot, some in rows.items():
-        held, peek = taken[slot], peeks[slot]
-        free = [row for row in some if isinstance(held, IndexUnavailable) or row.job_id not in held]
-        waits = peek.waiting if isinstance(peek, Peek) else 0
-        since = [row.next_time for row in free]
-        if isinstance(peek, Peek) and peek.waiting_since is not None:
-            since.append(peek.waiting_since)
-        first_ms = now - min(since, default=now)
-        if first_ms >= OVERDUE_MS:
-            late[slot.topic] = late.get(slot.topic, _Late()).add(len(free) + waits, waits, first_ms)
-    return late
-
-
-def _late_line(topic: Topic, late: _Late, more: str) -> Line:
-    what = f"{more}{late.tasks} tasks are overdue, the first by {late.first_ms / 1000:.0f} s"
+def _late_line(topic: Topic, overdue: Sequence[int], waits: int, more: str) -> Line:
+    """Tell by how many ms tasks are overdue; ``waits`` of them wait in workers for a handler."""
+    first_ms = max(overdue)
+    what = f"{more}{len(overdue)} tasks are overdue, the first by {first_ms / 1000:.0f} s"
     do = f"toc slots --topic {topic.name}: does every slot have an owner?"
-    if late.waiting:
-        what += f"; {late.waiting} of them wait in workers that cannot start more"
+    if waits:
+        what += f"; {waits} of them wait in workers that cannot start more"
         do = "its handlers are slow or too few: see toc top; add hosts or threads"
-    if topic.resumed_at and late.first_ms > OVERDUE_MS:
+    if topic.resumed_at and first_ms > OVERDUE_MS:
         what += f"; it was resumed at {_when(topic.resumed_at)}"
         what += f", at most {topic.resume_rate} waiting tasks a second" if topic.resume_rate else ""
     return Line(Level.WARN, "tasks", topic.name, what, do)

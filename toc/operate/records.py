@@ -196,11 +196,10 @@ def queue_record(view: SlotView) -> dict[str, Any]:
     """Return what is in a slot; ``overdue`` is seconds. All None if it is out of reach."""
     seen = view.queues
     if isinstance(seen, IndexUnavailable):
-        return dict.fromkeys(("scheduled", "prepared", "waiting", "dead", "next_due", "overdue"))
+        return dict.fromkeys(("scheduled", "prepared", "dead", "next_due", "overdue"))
     return {
         "scheduled": seen.store,
         "prepared": seen.prepared,
-        "waiting": seen.waiting,
         "dead": seen.dead,
         "next_due": None if seen.next_due is None else instant(seen.next_due),
         "overdue": None if view.overdue_ms is None else seconds(view.overdue_ms),

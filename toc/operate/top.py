@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 
 from toc.index.messages import Peek
 from toc.model.errors import CoordinationUnavailable, IndexUnavailable, StoreUnavailable
 from toc.observe import metrics
 from toc.observe.board import Key, Metric, MetricKind, Values
-from toc.observe.exposition import decode, quantile
+from toc.observe.exposition import quantile
 from toc.observe.metrics import add_up
+from toc.operate.daemons import scrape
 from toc.sdk.client import TimeoutCenter
 
-SCRAPE_SECONDS = 2.0
-"""Seconds that a daemon has to answer."""
-MOST_DAEMONS = 32
-"""How many daemons are scraped at once."""
 OWNERS_SHARE = 20
 """Ownership is read again only after this many times as long as reading it took."""
 
@@ -36,7 +31,7 @@ class TopicNow:
 
     Durations are seconds. ``due`` counts those of ``scheduled`` that are due and that no worker has taken,
     ``waiting`` those of ``prepared`` that wait for a handler. ``overdue`` is how long the earliest unstarted
-    task has been due, taken or not.
+    task has been due: as the daemons tell also one that a worker has taken.
     """
 
     topic: str
@@ -123,7 +118,7 @@ class Top:
             trouble.append("no topics: none has been created, or MySQL is out of reach")
         workers = self._owners(trouble)
         addresses = self._daemons(workers)
-        scraped = _scrape(addresses)
+        scraped = scrape(addresses)
         now = time.monotonic()
         seconds, self._at = None if self._at is None else now - self._at, now
         reached = {address: values for address, values in scraped.items() if isinstance(values, dict)}
@@ -209,10 +204,14 @@ def _topic(
         counts = [gained.get((metrics.TRIES.metric.name, name, outcome), [0.0])[0] for outcome in outcomes]
         return sum(counts) / seconds
 
-    def gauge(metric: Metric) -> int | None:
-        return None if current is None else int(current.get((metric.name, name), [0.0])[0])
+    def gauge(metric: Metric) -> float | None:
+        return None if current is None else current.get((metric.name, name), [0.0])[0]
 
-    overdue = [depth.redis_now_ms - depth.oldest for depth in depths if depth.oldest is not None]
+    def count(metric: Metric) -> int | None:
+        number = gauge(metric)
+        return None if number is None else int(number)
+
+    overdue = [(depth.redis_now_ms - depth.next_due) / 1000 for depth in depths if depth.next_due is not None]
     return TopicNow(
         topic=name,
         paused=paused,
@@ -221,41 +220,14 @@ def _topic(
         lateness_p50=part(metrics.LATENESS.metric, 0.5),
         lateness_p99=part(metrics.LATENESS.metric, 0.99),
         handler_p99=part(metrics.RUNTIME.metric, 0.99),
-        running=gauge(metrics.HANDLERS.metric),
-        waiting=gauge(metrics.WAITING.metric),
+        running=count(metrics.HANDLERS.metric),
+        waiting=count(metrics.WAITING.metric),
         scheduled=sum(depth.store for depth in depths),
         due=sum(depth.due for depth in depths),
         prepared=sum(depth.prepared for depth in depths),
         dead=sum(depth.dead for depth in depths),
-        overdue=max(0.0, *overdue) / 1000 if overdue else 0.0,
+        overdue=max(0.0, gauge(metrics.OVERDUE.metric) or 0.0, *overdue),
     )
-
-
-def _scrape(addresses: Sequence[str]) -> dict[str, Values | str]:
-    """Return each daemon's numbers, or a short text that says why there are none."""
-    if not addresses:
-        return {}
-    with ThreadPoolExecutor(min(len(addresses), MOST_DAEMONS)) as pool:
-        return dict(zip(addresses, pool.map(_scrape_one, addresses), strict=True))
-
-
-def _scrape_one(address: str) -> Values | str:
-    try:
-        connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # direct: no proxy from the environment
-    except HTTPException:
-        return "not an address"  # ZooKeeper has what anybody may have written there
-    try:
-        connection.request("GET", "/metrics")
-        response = connection.getresponse()
-        if response.status != 200:
-            return f"no numbers (HTTP status {response.status})"
-        return decode(response.read().decode())
-    except OSError as exc:
-        return f"no answer ({exc})"
-    except (HTTPException, LookupError, ValueError, OverflowError):  # OverflowError: no port is that large
-        return "the server there is not a toc daemon"
-    finally:
-        connection.close()
 
 
 def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:

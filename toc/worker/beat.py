@@ -12,6 +12,7 @@ from toc.observe.metrics import (
     HANDLERS,
     INDEX_FOREIGN,
     LOOP_BUSY,
+    OVERDUE,
     UNWRITTEN,
     WAITING,
     WITHOUT_REDIS,
@@ -113,6 +114,15 @@ class Beat:
         nodes = self._watch.silent
         return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
 
+    def _first_due(self) -> dict[str, int]:
+        """By topic, when the first task was due (ms) that this process has taken and not started, or put back
+        because its row is out of reach. The StoreQueues do not tell of these."""
+        first = self._pipeline.finisher.away.since(self._clock.now_ms())
+        for entry in self._pipeline.inflight.snapshot():
+            if not entry.started and not entry.settled:
+                first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)
+        return first
+
     def _measure(self) -> list[str]:
         """Update the gauges. Returns the names of loops that hang."""
         self._pipeline.dispatcher.look_at_loop()
@@ -120,6 +130,10 @@ class Beat:
         for topic, (running, waiting) in load.items():
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)
+        first = self._first_due()
+        now_ms = self._clock.now_ms()
+        for topic in load:
+            OVERDUE.of(topic).set(max(now_ms - first.get(topic, now_ms), 0) / 1000)
         UNWRITTEN.of().set(self._pipeline.finisher.unwritten)
         WITHOUT_REDIS.of().set(self._fallback.slots)
         BROKEN_SLOTS.of().set(self._watch.broken)

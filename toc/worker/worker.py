@@ -328,7 +328,6 @@ class Worker:
         self.book.hand_back(owned)
         for loop in self.loops:
             loop.stop(1.0)
-        self.heartbeat.end()
         self.watch.leave()
         self._listener.stop()
         self.pipeline.dispatcher.close()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from toc.dev.local.servers import RedisServer
-from toc.index.messages import ExpiredRequest, PrepareRequest, Waiting
+from toc.index.messages import ExpiredRequest, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
@@ -391,35 +391,7 @@ def test_peek_tells_the_next_time_and_the_counts(queues: Queues, seed: Seed, now
     assert first[:4] == (1_800_000_000_123.5, 2, 1, 3)
     assert second[:4] == (None, 0, 0, 0)
     assert before <= first.redis_now_ms <= now_ms()
-
-
-def test_what_a_worker_has_taken_and_cannot_start_is_told_until_it_takes_that_back(
-    queues: Queues, seed: Seed, server: RedisServer
-) -> None:
-    seed(SLOT, store={1: FAR}, prepare={2: 5.0, 3: 5.0})
-    seed(OTHER, store={4: 1000.0})
-    notes = {SLOT: Waiting(1500, 2, 30), OTHER: Waiting(500, 1, 30)}
-    assert queues.note_waiting(notes) == {SLOT: True, OTHER: True}
-
-    def seen() -> list[tuple[int, int | None, float | None]]:
-        looks = [*queues.peek([SLOT, OTHER]).values(), *queues.depths([SLOT, OTHER]).values()]
-        assert not any(isinstance(look, IndexUnavailable) for look in looks)
-        return [(look.waiting, look.waiting_since, look.oldest) for look in looks]  # type: ignore[union-attr]
-
-    nothing_taken = (0, None, 1000.0)  # so that is a note of somebody who has died
-    assert seen() == 2 * [(2, 1500, 1500), nothing_taken]
-    assert 0 < int(str(server.call("PTTL", queues.keys(SLOT).waiting))) <= 30_000
-    for strange in ("", "1500", "x y", "-1 1", "1 2 3", "0 0"):
-        server.call("SET", queues.keys(SLOT).waiting, strange)
-        assert seen()[0] == (0, None, FAR), strange
-    queues.note_waiting({SLOT: Waiting(1500, 0, 30)})
-    assert seen()[0] == (0, 1500, 1500), "taken, and put back for a while"
-    queues.note_waiting({SLOT: None})
-    assert seen()[0] == (0, None, FAR)
-    assert queues.taken({SLOT: [1, 2, 3], OTHER: [4]}) == {SLOT: {2, 3}, OTHER: set()}
-
-
-# --- claims, generations ---------------------------------------------------------------------------------
+    assert queues.taken({SLOT: [1, 2, 3], OTHER: [4]}) == {SLOT: {3}, OTHER: set()}
 
 
 def test_claims_count_up_and_show_the_others(queues: Queues, state: STATE) -> None:

@@ -300,7 +300,7 @@ def test_a_wrong_password_is_an_error_that_does_not_show_it(launch: Launch) -> N
 def test_a_user_with_the_documented_grants_can_do_everything(launch: Launch) -> None:
     server = launch(RedisServer)
     grants = (
-        "~stage:* ~prepare_{stage:* ~dead_{stage:* ~claims_{stage:* ~gen_{stage:* ~waiting_{stage:* "
+        "~stage:* ~prepare_{stage:* ~dead_{stage:* ~claims_{stage:* ~gen_{stage:* "
         "&wake_{stage:* -@all "
         "+info +time +ping +get +set +zadd +zrem +zrange +zcard +zscore +zmscore +zscan +hgetall +hset "
         "+hdel +evalsha +script|load +publish +subscribe +unsubscribe +asking +cluster|slots"

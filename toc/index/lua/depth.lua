@@ -4,16 +4,9 @@
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 --       3   dead      DeadQueue of the slot
---       4   waiting   the note of what waits in its worker
 -- ARGV  none
--- RETURNS   {first score of the StoreQueue or nil, entries in store, those due, in prepare, in dead,
---           the note or nil, now in ms}
+-- RETURNS   {first score of the StoreQueue or nil, entries in store, those due, in prepare, in dead, now in ms}
 -- BOUNDS    logarithmic in the length of the StoreQueue
-local function note(key)  -- nil if the key has another type
-  local found = redis.pcall('GET', key)
-  return type(found) == 'string' and found or false
-end
-
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
@@ -23,6 +16,5 @@ return {
   redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. string.format('%.17g', now_ms + 1)),
   redis.call('ZCARD', KEYS[2]),
   redis.call('ZCARD', KEYS[3]),
-  note(KEYS[4]),
   now_ms
 }

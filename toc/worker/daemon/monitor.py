@@ -188,7 +188,7 @@ class Monitor:
                 continue
             if slot in counted:  # moving slots are counted by one daemon; both report their lateness
                 _add_depth(values, slot.topic, depth)
-            now, due = depth.redis_now_ms, depth.oldest
+            now, due = depth.redis_now_ms, depth.next_due
             _put(values, OVERDUE, 0.0 if due is None else max(now - due, 0.0) / 1000, slot.topic)
             topic = topics.get(slot.topic)
             if topic is not None and due is not None and due < topic.resumed_at and not topic.paused:

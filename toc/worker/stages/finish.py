@@ -5,6 +5,7 @@ Each database server has a Flusher with its own thread, so its tries wait for no
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.feedback import Pressure
 from toc.worker.stages.flush import Flusher
 from toc.worker.stages.moves import EntryMover, Moves
-from toc.worker.stages.waiting_notes import PutAway
 
 MOST_UNMOVED = 2000
 """Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
@@ -29,6 +29,30 @@ MAX_UNWRITTEN = 5000
 """Ended tries of one database server that are not yet written, above which no task of that server starts.
 Nothing at all is taken while a server that does not fail is that far behind, or all fail and one is. Bounds
 memory, and what runs twice after a crash, when MySQL is slow or refuses writes."""
+AGAIN_MS = 5000
+"""By this long after the end of its pause, a postponed entry was surely taken again, and postponed
+again if necessary."""
+
+
+class PutAway:
+    """Since when the first of each topic's postponed tasks has been due. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, tuple[int, int]] = {}
+        """topic -> when the first was due, and when this is over unless another one is added (ms)."""
+        self._lock = threading.Lock()
+
+    def add(self, topic: str, due: int, until: int) -> None:
+        """Add a task that was due at ``due`` and comes again at ``until`` (both ms)."""
+        with self._lock:
+            since, _ = self._topics.get(topic, (due, 0))
+            self._topics[topic] = min(since, due), until + AGAIN_MS
+
+    def since(self, now_ms: int) -> dict[str, int]:
+        """When the first of each topic's postponed tasks was due (ms)."""
+        with self._lock:
+            self._topics = {topic: times for topic, times in self._topics.items() if times[1] > now_ms}
+            return {topic: since for topic, (since, _) in self._topics.items()}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,7 +67,6 @@ class Finisher:
 
     def __post_init__(self) -> None:
         self.away = PutAway()
-        """Postponed entries, for the waiting notes."""
         mover = EntryMover(self.store, self.queues, self.inflight, self.clock)
         self.flushers = [
             Flusher(f"finish-{number}", self.store, mover, self.clock, self.pressure)
@@ -105,7 +128,7 @@ class Finisher:
         """
         pairs = []
         for entry, at in times:
-            self.away.add(entry.slot, entry.due, at)
+            self.away.add(entry.topic.name, entry.due, at)
             score = entry.row_score(at) if entry.checked else entry.unread_score(at)  # [rule: put-away]
             pairs.append((entry, score))
         self._roll_back(pairs, now=True)

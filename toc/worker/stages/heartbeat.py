@@ -1,7 +1,4 @@
-"""Heartbeat: keeps held entries from timing out, and ends tries that run too long.
-
-It scans all held entries twice a second, so it also reports those that wait for long.
-"""
+"""Heartbeat: keeps held entries from timing out, and ends tries that run too long."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.handler_loop import CLEAN_UP_SECONDS
-from toc.worker.stages.waiting_notes import WaitingNotes
 
 log = get_logger(__name__)
 
@@ -44,15 +40,13 @@ class Heartbeat:
     recycle: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._notes = WaitingNotes(self.queues, self.clock, self.finisher.away)
         self.loop = Loop("heartbeat", self.run_once)
 
     def run_once(self) -> float:
         """Extend entries, end overlong tries. Returns the seconds until the next look."""
         now = self.clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
-        held = self.inflight.snapshot()
-        for entry in held:
+        for entry in self.inflight.snapshot():
             fenced = entry.fence != NO_FENCE and not entry.lost
             if fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
@@ -60,12 +54,7 @@ class Heartbeat:
                 self._end(entry, now)
         if aging:
             self._extend(aging, now)
-        self._notes.tell(held, now)
         return TICK_SECONDS
-
-    def end(self) -> None:
-        """Withdraw the notes: nothing waits here any more. Call once the loop has ended."""
-        self._notes.tell((), self.clock.monotonic())
 
     def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
         sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}

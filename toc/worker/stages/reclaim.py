@@ -271,7 +271,6 @@ class Reclaimer:
             self.queues.rollback(backs)
         if buries:
             self.queues.bury(buries)
-        self.queues.note_waiting(dict.fromkeys(backs))  # the notes of their worker are obsolete
         for slot, given in backs.items():
             RECLAIMED.of(slot.topic).add(len(given))
         return sum(map(len, backs.values()))
