@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import tomllib
 from pathlib import Path
 
 import aiohttp
-import hiredis
 import pymysql
 import pytest
-import redis
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +25,6 @@ OF_PYMYSQL = {
     "_execute_command",
     "_force_close",
 }
-OF_REDIS = {"_sock", "_parser"}
 
 
 def used(file: str, receivers: set[str]) -> set[str]:
@@ -58,7 +54,6 @@ def members(file: str | None) -> set[str]:
 def test_no_others_are_used() -> None:
     assert used("store/mysql_connection.py", {"driver", "connection"}) == OF_PYMYSQL
     assert not used("store/mysql.py", {"driver", "connection"})
-    assert used("index/connections.py", {"_connection"}) == OF_REDIS
     assert not used("gateway/connections.py", {"_inner"}), "uvicorn's"
 
 
@@ -67,18 +62,11 @@ def test_pymysql_has_it(name: str) -> None:
     assert name in members(pymysql.connections.__file__)
 
 
-def test_redis_has_it() -> None:
-    connection: redis.Connection = redis.ConnectionPool().connection_class()
-    assert vars(connection).keys() >= OF_REDIS
-    assert "_reader" in members(inspect.getfile(type(connection._parser)))
-    assert callable(hiredis.Reader().has_data)
-
-
 def test_aiohttp_has_it() -> None:
     assert "_factory" in members(aiohttp.connector.__file__), "else nothing bounds what a receiver answers"
 
 
-@pytest.mark.parametrize("driver", ["pymysql", "redis", "hiredis", "uvicorn", "aiohttp"])
+@pytest.mark.parametrize("driver", ["pymysql", "hiredis", "uvicorn", "aiohttp"])
 def test_their_versions_are_bounded_from_above(driver: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [

@@ -51,7 +51,7 @@ DRIVERS = {
     "sqlalchemy": "store",
     "pymysql": "store",
     "alembic": "store",
-    "redis": "index",
+    "hiredis": "index",
     "kazoo": "coordination",
     "prometheus_client": "observe",
     "opentelemetry": "observe",
@@ -140,7 +140,7 @@ def test_every_part_is_in_the_rules() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "verdict"),
     [
-        ("index/connections.py", "import redis.asyncio", None),
+        ("index/connections.py", "import hiredis", None),
         ("store/engine.py", "from sqlalchemy import create_engine", None),
         ("index/keys.py", "from toc.model.topic import Slot", None),
         ("index/calls.py", "from toc.index import keys", None),
@@ -149,7 +149,7 @@ def test_every_part_is_in_the_rules() -> None:
         ("worker/daemon/supervisor.py", "from toc.coordination import local", None),
         ("dev/demo/app.py", "from toc import TimeoutCenter", None),
         ("sdk/client.py", "from sqlalchemy import Connection", "only toc.store imports sqlalchemy"),
-        ("worker/stages/poll.py", "def f():\n    import redis", "only toc.index imports redis"),
+        ("worker/stages/poll.py", "def f():\n    import hiredis", "only toc.index imports hiredis"),
         ("dev/local/servers.py", "import pymysql", "only toc.store imports pymysql"),
         ("worker/link.py", "from kazoo.client import KazooClient", "only toc.coordination imports kazoo"),
         ("index/calls.py", "from toc import store", "toc.index must not import toc.store"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 from binascii import crc_hqx
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.index.keys import SlotKeys
-from toc.index.url import Address, Topology, parse
+from toc.index.url import Topology, parse
 from toc.model import scores
 from toc.model.errors import ConfigError
 from toc.model.topic import Slot
@@ -75,42 +75,34 @@ def test_a_prepare_score_is_exact_until_september_2039(seconds: int, remaining: 
 )
 def test_urls_are_read(url: str, kind: Topology, addresses: list[tuple[str, int]], tls: bool) -> None:
     location = parse(url)
-    assert (location.kind, list(location.addresses), location.tls) == (kind, addresses, tls)
+    assert (location.kind, list(location.addresses), location.tls is not None) == (kind, addresses, tls)
 
 
 def test_the_parts_of_a_url_reach_the_connection() -> None:
     location = parse("redis+sentinel://u:p%40%2F:@a,b/main?db=2&sentinel_password=s%20s")
     assert location.service == "main"
-    data = location.connection(Address("x", 1), 1.0, 15, sentinel=False)
-    assert (data.username, data.password, data.db) == ("u", "p@/:", 2)
-    sentinel = location.connection(Address("x", 1), 1.0, 15, sentinel=True)
-    assert (sentinel.username, sentinel.password, sentinel.db) == (None, "s s", 0)
-
-
-def test_tls_options_reach_the_connection(tmp_path: Path) -> None:
-    ca = tmp_path / "ca.pem"
-    ca.touch()
-    location = parse(f"rediss+cluster://a:1?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_certs={ca}")
-    connection = location.connection(Address("x", 1), 1.0, 15, sentinel=False)
-    assert (connection.ca_certs, connection.check_hostname) == (str(ca), False)
+    assert location.login(sentinel=False) == [("AUTH", "u", "p@/:"), ("SELECT", 2)]
+    assert location.login(sentinel=True) == [("AUTH", "s s")]
 
 
 @pytest.mark.parametrize(
-    ("query", "checked"),
+    ("query", "checked", "verified"),
     [
-        ("", True),
-        ("?ssl_check_hostname=off", False),
-        ("?ssl_cert_reqs=none", False),
-        ("?ssl_cert_reqs=optional", True),
+        ("", True, ssl.CERT_REQUIRED),
+        ("?ssl_check_hostname=off", False, ssl.CERT_REQUIRED),
+        ("?ssl_cert_reqs=none", False, ssl.CERT_NONE),
+        ("?ssl_cert_reqs=none&ssl_check_hostname=false", False, ssl.CERT_NONE),
+        ("?ssl_cert_reqs=optional", True, ssl.CERT_OPTIONAL),
     ],
 )
-def test_over_tls_a_server_must_prove_its_name_unless_that_is_waived(query: str, checked: bool) -> None:
-    """Told to the driver in each case: what it does by itself was another thing in former versions."""
-    for url, sentinel in (("rediss://a", False), ("rediss+sentinel://a/s", True)):
+def test_over_tls_a_server_must_prove_its_name_unless_that_is_waived(
+    query: str, checked: bool, verified: ssl.VerifyMode
+) -> None:
+    for url in ("rediss://a", "rediss+sentinel://a/s", "rediss+cluster://a:1"):
         location = parse(url + query)
-        options = location.sentinel_options if sentinel else location.options
-        assert options["ssl_check_hostname"] is checked
-        assert location.connection(Address("x", 1), 1.0, 15, sentinel=sentinel).check_hostname is checked
+        assert location.tls is not None
+        context = location.tls_context(location.tls)
+        assert (context.check_hostname, context.verify_mode) == (checked, verified)
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis.exceptions import AskError, InvalidResponse, RedisError
-
-from toc.index.connections import NONSENSE, Command, RedisNode, Wire
+from toc.index.connections import RedisNode
 from toc.index.keys import SlotKeys
-from toc.index.refusals import Then, meaning_of
+from toc.index.refusals import Disconnected, Refusal, Then, meaning_of
 from toc.index.slot_map import RedisNodes
+from toc.index.wire import NONSENSE, Command, Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
@@ -242,12 +241,12 @@ class _Window:
             self._replies.append(call)
 
     def send(self) -> None:
-        """Send the calls. Raises RedisError; some calls may then have been executed."""
+        """Send the calls. Raises Disconnected; some calls may then have been executed."""
         self._sent_at = time.monotonic()
         self._wire.send(self._commands)
 
     def read(self, attempt: _Attempt, until: float | None) -> bool:
-        """Read replies until ``until`` (monotonic). Returns whether all are read. Raises RedisError."""
+        """Read replies until ``until`` (monotonic). Returns whether all are read. Raises Disconnected."""
         wire = self._wire
         while self._read < len(self._replies):
             if until is not None and not wire.has_reply(until - time.monotonic()):
@@ -259,14 +258,14 @@ class _Window:
                 self._loaded[whose] = reply
             elif whose is not None:
                 whose.run_id = wire.run_id
-                if isinstance(reply, RedisError):
+                if isinstance(reply, Refusal):
                     loaded = self._loaded.get(whose.script)
-                    attempt.judge(self.node, whose, loaded if isinstance(loaded, RedisError) else reply)
+                    attempt.judge(self.node, whose, loaded if isinstance(loaded, Refusal) else reply)
                 else:
                     whose.result = reply
         if wire.left():  # some of the replies belong to other calls
             self._read = 0
-            raise InvalidResponse("more replies than calls")
+            raise Disconnected("more replies than calls")
         return True
 
     @property
@@ -357,7 +356,7 @@ class _Attempt:
     def _send(self, window: _Window) -> bool:
         try:
             window.send()
-        except RedisError as exc:
+        except Disconnected as exc:
             self._broke(window, exc)
             return False
         return True
@@ -373,7 +372,7 @@ class _Attempt:
         try:
             if window.read(self, until):
                 return
-        except RedisError as exc:
+        except Disconnected as exc:
             self._broke(window, exc)
             self.again += waiting.pop(node, [])
         else:
@@ -405,14 +404,14 @@ class _Attempt:
             window.give_back()
             if refused := [call for call in after.again if call.comes_late]:  # such as for a missing script
                 Calls(self._nodes).run(refused)
-        except RedisError as exc:
+        except Disconnected as exc:
             after._broke(window, exc)
         finally:
             window.node.answered()
             if self._late is not None:
                 self._late(late)
 
-    def _broke(self, window: _Window, exc: RedisError) -> None:
+    def _broke(self, window: _Window, exc: Disconnected) -> None:
         node = window.node
         window.drop()
         node.lost(exc)
@@ -426,7 +425,7 @@ class _Attempt:
             else:
                 call.result = ReplyLost(f"{text}; the call may or may not have been executed")
 
-    def judge(self, node: RedisNode, call: Call, error: RedisError) -> None:
+    def judge(self, node: RedisNode, call: Call, error: Refusal) -> None:
         """Apply the error table to the error of ``node`` for ``call``. The call was not executed."""
         code, then, advice = meaning_of(error)
         name = call.script.name if call.script else str(call.command[0])
@@ -437,12 +436,12 @@ class _Attempt:
         call.asking = None
         if then is Then.LOAD_SCRIPT:
             call.load = True
-        elif then is Then.FOLLOW_MOVED and isinstance(error, AskError):
+        elif then is Then.FOLLOW_MOVED:
             self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
             if call.moved:  # twice: the nodes do not agree yet
                 then = Then.PAUSE
             call.moved = True
-        elif then is Then.FOLLOW_ASK and isinstance(error, AskError):
+        elif then is Then.FOLLOW_ASK:
             call.asking = self._nodes.redirected(error, node)
         self.rediscover |= then is Then.REDISCOVER
         if then in (Then.PAUSE, Then.REDISCOVER):

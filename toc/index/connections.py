@@ -11,29 +11,19 @@ Thread-safe: one thread at a time uses a connection.
 from __future__ import annotations
 
 import random
-import socket
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
 
-import hiredis
-from redis.exceptions import InvalidResponse, RedisError
-from redis.exceptions import TimeoutError as RedisTimeout
-
-from toc.index.refusals import REPLIES, meaning_of
+from toc.index.refusals import Disconnected, RedisError, Refusal, TimedOut, meaning_of
 from toc.index.url import Address
+from toc.index.wire import NONSENSE, Wire
 from toc.model.errors import IndexUnavailable
-from toc.sockets import keep_timeouts, none_left
-
-Command = Sequence[str | bytes | int | float]
-
-NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
-"""Exceptions, of this code or the driver, that a malformed reply raises."""
+from toc.sockets import none_left
 
 _REST_S = 0.1
 _MAX_REST_S = 0.5
@@ -48,7 +38,7 @@ PING_SECONDS = 0.5
 TURN_SECONDS = 0.002
 """How often a caller without a connection of its own looks whether another one has given one back."""
 _CLIENTS_FULL = "max number of clients reached"
-"""Redis's words for a connection beyond its ``maxclients``, for which the driver has no class."""
+"""Redis's words for a connection beyond its ``maxclients``; their code is ERR."""
 FRESH_SECONDS = 0.05
 """A connection that was used within these seconds is reused without a check, unless another one to its server
 has just broken. A check releases the interpreter, which other threads may then keep for a while."""
@@ -62,89 +52,8 @@ class ClientsFull(IndexUnavailable):
     """The node serves as many clients as its ``maxclients``. The connections that are open work."""
 
 
-class Wire:
-    """An open connection to one server process.
-
-    ``run_id`` is that of the process; it cannot change during the connection. The connection comes with the
-    timeout of the handshake; ``read_timeout`` (seconds) applies to every later reply.
-    """
-
-    def __init__(self, connection: Any, read_timeout: float) -> None:
-        self._connection = connection
-        self.used = 0.0
-        """When it was last given back, on the monotonic clock."""
-        connection.connect()
-        info = str(self.ask("INFO", "server"), errors="replace")
-        self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
-        if not keep_timeouts(self._socket(), read_timeout, read_timeout):
-            self._socket().settimeout(read_timeout)
-
-    def send(self, commands: Iterable[Command]) -> None:
-        """Write commands at once. Raises RedisError; some may then have been executed."""
-        if threading.current_thread() is threading.main_thread():
-            # A signal handler may run while an int is turned into text. If it raises then, hiredis 3.5
-            # continues without the text, and the process dies of SIGSEGV. So Python makes the texts here.
-            commands = [[w if isinstance(w, (str, bytes)) else repr(w) for w in words] for words in commands]
-        self._connection.send_packed_command(
-            [b"".join(map(hiredis.pack_command, map(tuple, commands)))]  # type: ignore[arg-type]  # its stub says 1-tuple
-        )
-
-    def read(self) -> Any:
-        """Return the next reply, or the server's error as a value. Raises RedisError if the connection
-        broke."""
-        try:
-            return self._connection.read_response(disconnect_on_error=False)
-        except REPLIES as exc:
-            return exc
-        except NONSENSE as exc:  # a damaged reply may have any type, such as a map with lists as keys
-            raise InvalidResponse(f"a reply that cannot be parsed ({type(exc).__name__})") from exc
-
-    def ask(self, *command: str | bytes | int | float) -> Any:
-        """Send one command and return its reply. Raises RedisError, also for an error reply."""
-        self.send([command])
-        reply = self.read()
-        if isinstance(reply, RedisError):
-            raise reply
-        return reply
-
-    def left(self) -> bool:
-        """Whether more has been received than read."""
-        return bool(self._connection._parser._reader.has_data())  # the public can_read would ask the kernel
-
-    def is_quiet(self) -> bool:
-        """Whether the connection can be reused: it is open, and nothing is left to read."""
-        try:
-            return not self._connection.can_read(0)
-        except (RedisError, OSError):
-            return False
-
-    def answers_ping(self, seconds: float) -> bool:
-        """Whether the server answers within ``seconds``."""
-        try:
-            self.send([("PING",)])
-            return self.has_reply(seconds) and self.read() == b"PONG"
-        except (RedisError, OSError):
-            return False
-
-    def has_reply(self, seconds: float = 0) -> bool:
-        """Whether data can be read within ``seconds``. Raises RedisError if the server has hung up."""
-        return bool(self._connection.can_read(max(seconds, 0)))
-
-    def fileno(self) -> int:
-        """Return the socket's file descriptor, for poll."""
-        return self._socket().fileno()
-
-    def _socket(self) -> socket.socket:
-        sock: socket.socket = self._connection._sock  # the driver does not publish it
-        return sock
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.disconnect()
-
-
 class RedisNode:
-    """One server, with its idle connections.
+    """One server, with its idle connections. ``connect`` opens one, with this read timeout.
 
     ``on_away`` runs on a background thread before each attempt to reach the server again. A caller with a
     patience (seconds) gets an IndexSlow once the node has been silent for longer than that.
@@ -153,7 +62,7 @@ class RedisNode:
     def __init__(
         self,
         address: Address,
-        connect: Callable[[], Any],
+        connect: Callable[[float], Wire],
         read_timeout: float,
         on_away: Callable[[], object] = lambda: None,
     ) -> None:
@@ -238,26 +147,20 @@ class RedisNode:
 
     def _opened(self) -> Wire:
         try:
-            connection = self._connect()
-        except OSError as exc:  # the driver reads certificates
-            raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
-        try:
-            return Wire(connection, self._read_timeout)
-        except REPLIES as exc:
-            connection.disconnect()
-            code, _, advice = meaning_of(exc)
-            advice = advice or "check the user's permissions and the database number"
-            # The server's text may hold the password, so it is not passed on.
-            raise IndexUnavailable(
-                f"Redis at {self.address} refused the connection ({code}): {advice}"
-            ) from None
-        except (RedisError, OSError, *NONSENSE) as exc:
-            connection.disconnect()
+            return self._connect(self._read_timeout)
+        except Refusal as exc:
             if _CLIENTS_FULL in str(exc):
                 raise ClientsFull(
                     f'Redis at {self.address} said "{_CLIENTS_FULL}": raise its maxclients, or see in CLIENT '
                     f"LIST who has that many connections"
                 ) from exc
+            code, _, advice = meaning_of(exc)
+            advice = advice or "check the user, its permissions and the database number"
+            # The server's text may hold the password, so it is not passed on.
+            raise IndexUnavailable(
+                f"Redis at {self.address} refused the connection ({code}): {advice}"
+            ) from None
+        except (Disconnected, OSError, *NONSENSE) as exc:
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
 
     def _open_within(self, patience: float) -> Wire:
@@ -314,7 +217,7 @@ class RedisNode:
 
     def lost(self, exc: Exception) -> None:
         """Record that a connection broke with this error. After a timeout the node is out of reach."""
-        if isinstance(exc, RedisTimeout) or isinstance(exc.__context__, BlockingIOError):
+        if isinstance(exc, TimedOut):
             self.failed(
                 f"Redis at {self.address} cannot be reached (no answer within {self._read_timeout:g} s); "
                 f"check that it runs and the network to it"
@@ -365,7 +268,7 @@ class RedisNode:
         before = time.time()
         try:
             seconds, microseconds = map(int, wire.ask("TIME"))
-        except (RedisError, OSError, *NONSENSE) as exc:
+        except (RedisError, *NONSENSE) as exc:
             self.drop(wire)
             self.lost(exc)
             raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc

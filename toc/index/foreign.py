@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from toc.index.connections import NONSENSE, Command
+from toc.index.refusals import Disconnected, Refusal
 from toc.index.slot_map import RedisNodes
 from toc.index.url import Topology, parse
+from toc.index.wire import NONSENSE, Command
 from toc.model.errors import ConfigError, IndexUnavailable
 
 PAGE = 1000
@@ -98,14 +97,14 @@ class ForeignRedis:
         try:
             self._wire.send(commands)
             replies = [self._wire.read() for _ in commands]
-        except (RedisError, OSError, *NONSENSE) as exc:
+        except (Disconnected, *NONSENSE) as exc:
             raise IndexUnavailable(
                 f"Redis at {self._node.address} cannot be read ({type(exc).__name__}); run this again"
             ) from exc
         for command, reply in zip(commands, replies, strict=True):
-            if isinstance(reply, RedisError) and not (errors and "WRONGTYPE" in str(reply)):
+            if isinstance(reply, Refusal) and not (errors and reply.code == "WRONGTYPE"):
                 raise IndexUnavailable(
-                    f"Redis at {self._node.address} refuses {command[0]!s} ({type(reply).__name__}); its "
+                    f"Redis at {self._node.address} refuses {command[0]!s} ({reply.code}); its "
                     f"user needs +@read, +info and +time on all keys"
                 ) from None
         return replies

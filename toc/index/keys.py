@@ -18,11 +18,13 @@ any node hears every slot. Channels have no hash slot and are not in KEYS.
 
 from __future__ import annotations
 
+from binascii import crc_hqx
 from typing import NamedTuple
 
-from redis.crc import key_slot
-
 from toc.model.topic import Slot
+
+HASH_SLOTS = 16384
+"""Hash slots of a cluster."""
 
 
 class SlotKeys(NamedTuple):
@@ -47,7 +49,7 @@ class SlotKeys(NamedTuple):
             f"claims_{{{name}}}",
             f"gen_{{{name}}}",
             f"wake_{{{name}}}",
-            key_slot(name.encode()),
+            hash_slot_of(name),
         )
 
 
@@ -60,3 +62,9 @@ def permits_key(target: str, namespace: str | None = None) -> str:
     """Return the key of the shares of a webhook target's limits: ``permits_{webhook_shop}``."""
     name = f"webhook_{target}"
     return f"permits_{{{namespace}:{name}}}" if namespace else f"permits_{{{name}}}"
+
+
+def hash_slot_of(key: str) -> int:
+    """Return the hash slot (0..16383) of a key: of what is between its first braces, or of the whole."""
+    tag = key.partition("{")[2].partition("}")[0]
+    return crc_hqx((tag or key).encode(), 0) % HASH_SLOTS

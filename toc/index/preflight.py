@@ -6,14 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from toc.index.calls import IndexBroken
-from toc.index.connections import Command, RedisNode
+from toc.index.connections import RedisNode
 from toc.index.keys import SlotKeys
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
-from toc.index.refusals import meaning_of
+from toc.index.refusals import Disconnected, Refusal
 from toc.index.url import Topology
+from toc.index.wire import Command
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable
 from toc.model.finding import Finding, Level, clock_finding
@@ -137,20 +136,20 @@ def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding
     try:
         wire.send([("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO"), _COVERAGE])
         info, save, cluster, coverage = wire.read(), wire.read(), wire.read(), wire.read()
-    except RedisError as exc:
+    except Disconnected as exc:
         node.drop(wire)
         node.lost(exc)
         raise IndexUnavailable(
             f"Redis at {server} cannot be reached ({type(exc).__name__}); check that it runs and its log"
         ) from exc
     node.give(wire)
-    if isinstance(info, RedisError):
+    if isinstance(info, Refusal):
         return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
     facts = _facts(info)
     wrong = [
         *_server(facts),
         *_persistence(facts, save),
-        *_cluster(facts, {} if isinstance(cluster, RedisError) else _facts(cluster), coverage, kind),
+        *_cluster(facts, {} if isinstance(cluster, Refusal) else _facts(cluster), coverage, kind),
     ]
     return facts, [Finding(level, server, what, do) for level, what, do in wrong]
 
@@ -166,13 +165,11 @@ def _rights(node: RedisNode, queues: Queues) -> Finding:
             replies = {name: wire.read() for name in probes}
         finally:
             wire.close()
-    except (RedisError, IndexUnavailable) as exc:
+    except (Disconnected, IndexUnavailable) as exc:
         what = f"its rights could not be checked ({type(exc).__name__})"
         return Finding(Level.WARN, server, what, "try again")
     refused = [
-        name
-        for name, reply in replies.items()
-        if isinstance(reply, RedisError) and meaning_of(reply).code == "NOPERM"
+        name for name, reply in replies.items() if isinstance(reply, Refusal) and reply.code == "NOPERM"
     ]
     if not refused:
         return Finding(Level.OK, server, "its ACL grants the account every right that toc needs", "")

@@ -24,10 +24,8 @@ from math import fmod
 from operator import attrgetter
 from typing import Any, Self
 
-from redis.crc import key_slot
-
 from toc.index.calls import MAX_IDS, BySlot, Call, IndexBroken, IndexFull, Scored, Script, understood
-from toc.index.keys import SlotKeys, owner_key, permits_key
+from toc.index.keys import SlotKeys, hash_slot_of, owner_key, permits_key
 from toc.index.members import first_due, sort_out
 from toc.index.messages import (
     MEMBER,
@@ -427,12 +425,12 @@ class Queues:
         key = owner_key(self.namespace)
         field = member and MEMBER + member
         words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, field, int(leaves))
-        return self._calls.only(_OWN.call(key_slot(key.encode()), (key,), *words), Owner.of)
+        return self._calls.only(_OWN.call(hash_slot_of(key), (key,), *words), Owner.of)
 
     def owner(self) -> Owner | None:
         """Return the owner of the index, or None. Raises IndexUnavailable."""
         key = owner_key(self.namespace)
-        hash_slot = key_slot(key.encode())
+        hash_slot = hash_slot_of(key)
         now = self._calls.only(Call(hash_slot, ("TIME",)), lambda reply: int(reply[0]))
         return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
 
@@ -441,7 +439,7 @@ class Queues:
         calls = {}
         for name, request in asked.items():
             key = permits_key(name, self.namespace)
-            calls[name] = _PERMITS.call(key_slot(key.encode()), (key,), *request)
+            calls[name] = _PERMITS.call(hash_slot_of(key), (key,), *request)
         return self._calls.one_each(calls, Permits.of)
 
     def refuse(self, why: str | None) -> None:

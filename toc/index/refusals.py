@@ -1,33 +1,30 @@
-"""The table of error replies: what each means and what to do.
-
-For some codes the driver has classes, and removes the code from the text; other codes are the text's first
-word.
-"""
+"""The table of error replies: what each means and what to do. Their first word is a code."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
 from typing import NamedTuple
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
 
-REPLIES = (ResponseError, BusyLoadingError, AuthenticationError, AuthorizationError)
-"""The driver's classes for error replies, other than broken connections: the command was not executed."""
+class RedisError(Exception):
+    """A reply that is none, for one of two reasons."""
+
+
+class Refusal(RedisError):
+    """The server's error reply: the command was not executed."""
+
+    @property
+    def code(self) -> str:
+        """The first word of the server's text, such as NOPERM."""
+        return str(self).partition(" ")[0]
+
+
+class Disconnected(RedisError):
+    """The connection broke: what was sent may or may not have been executed."""
+
+
+class TimedOut(Disconnected):
+    """The server did not answer in time."""
 
 
 class Then(Enum):
@@ -42,20 +39,7 @@ class Then(Enum):
     """Read the map again, pause, send again."""
 
 
-_CODES: tuple[tuple[type[RedisError], str], ...] = (
-    (NoScriptError, "NOSCRIPT"),
-    (MovedError, "MOVED"),  # before ASK: the driver derives it from AskError
-    (AskError, "ASK"),
-    (TryAgainError, "TRYAGAIN"),
-    (ClusterDownError, "CLUSTERDOWN"),
-    (BusyLoadingError, "LOADING"),
-    (MasterDownError, "MASTERDOWN"),
-    (ReadOnlyError, "READONLY"),
-    (OutOfMemoryError, "OOM"),
-    (NoPermissionError, "NOPERM"),
-    (AuthorizationError, "NOAUTH"),
-    (AuthenticationError, "NOAUTH"),
-)
+_LOG_IN = "check the user and password in TOC_REDIS_URL"
 
 _ERROR_TABLE: dict[str, tuple[Then, str]] = {
     "NOSCRIPT": (
@@ -81,7 +65,8 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
         "toc did not write a key of this slot; `toc doctor` names it: remove it",
     ),
     "NOPERM": (Then.GIVE_UP, "the user lacks a permission; see the grants in the documentation"),
-    "NOAUTH": (Then.GIVE_UP, "check the user and password in TOC_REDIS_URL"),
+    "NOAUTH": (Then.GIVE_UP, _LOG_IN),
+    "WRONGPASS": (Then.GIVE_UP, _LOG_IN),
 }
 
 
@@ -93,8 +78,7 @@ class Meaning(NamedTuple):
     advice: str | None
 
 
-def meaning_of(error: RedisError) -> Meaning:
+def meaning_of(error: Refusal) -> Meaning:
     """Look up an error. With a code that is not in the table, the call is given up."""
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), str(error).partition(" ")[0])
-    then, advice = _ERROR_TABLE.get(code, (Then.GIVE_UP, None))
-    return Meaning(code, then, advice)
+    then, advice = _ERROR_TABLE.get(error.code, (Then.GIVE_UP, None))
+    return Meaning(error.code, then, advice)

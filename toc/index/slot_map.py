@@ -13,17 +13,16 @@ import random
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
-from redis.exceptions import AskError, RedisError
-
-from toc.index.connections import NONSENSE, RedisNode, Wire
+from toc.index.connections import RedisNode
+from toc.index.keys import HASH_SLOTS
+from toc.index.refusals import RedisError, Refusal
 from toc.index.url import Address, Location, Topology
+from toc.index.wire import NONSENSE, Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.fork import call_in_children
 from toc.sockets import KEEPALIVE_SECONDS
 
-HASH_SLOTS = 16384
 _MIN_MAP_AGE_S = 0.05
 """A map that was read less than this ago (seconds) is not read again."""
 
@@ -86,17 +85,23 @@ class RedisNodes:
         if node is None:
             location, timeout, keepalive = self.location, self._connect_timeout, self._keepalive
 
-            def connect() -> Any:
-                return location.connection(address, timeout, keepalive, sentinel=sentinel)
+            def connect(read_timeout: float) -> Wire:
+                sock = location.open(address, timeout, keepalive)
+                try:
+                    return Wire(sock, location.login(sentinel=sentinel), read_timeout)
+                except BaseException:
+                    sock.close()
+                    raise
 
             node = self._nodes.setdefault(
                 address, RedisNode(address, connect, self._read_timeout, self._look_again)
             )
         return node
 
-    def redirected(self, error: AskError, asked: RedisNode) -> RedisNode:
-        """Return the node that a MOVED or ASK of ``asked`` points to."""
-        return self.at(Address(error.host or asked.address.host, int(error.port)))
+    def redirected(self, error: Refusal, asked: RedisNode) -> RedisNode:
+        """Return the node that a MOVED or ASK of ``asked`` points to: ``MOVED 3999 10.0.0.7:6381``."""
+        host, _, port = str(error).split(" ")[2].rpartition(":")
+        return self.at(Address(host or asked.address.host, int(port)))
 
     def moved(self, hash_slot: int, node: RedisNode) -> None:
         """Correct one entry of the map."""

@@ -14,12 +14,13 @@ verified unless an option says otherwise.
 from __future__ import annotations
 
 import os
+import socket
+import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
-
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 from toc import sockets
 from toc.config import URL_FLAGS
@@ -27,7 +28,12 @@ from toc.model.errors import ConfigError
 
 _PATH_OPTIONS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
 _TEXT_OPTIONS = _PATH_OPTIONS | {"ssl_password", "ssl_cert_reqs"}
+_VERIFY = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 _EXAMPLE = "redis://host:6379, redis+cluster://h1:p1,h2:p2 or redis+sentinel://h1:p1,h2:p2/service"
+
+
+User = tuple[str, str]
+"""Name and password; both empty without a login."""
 
 
 class Topology(Enum):
@@ -57,34 +63,61 @@ class Location:
     kind: Topology
     addresses: tuple[Address, ...]
     """The server, some nodes of the cluster, or the sentinels."""
-    tls: bool
     service: str | None = None
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
-    sentinel_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    database: int = 0
+    tls: Mapping[str, str | bool] | None = field(default=None, repr=False)
+    """The options whose names begin with ssl; None without TLS."""
+    user: User = field(default=("", ""), repr=False)
+    sentinel_user: User = field(default=("", ""), repr=False)
 
-    def connection(self, address: Address, timeout: float, keepalive: float, *, sentinel: bool) -> Any:
-        """Create a connection to a data server or a sentinel, not opened yet. Both times are in seconds.
-
-        The type is Any because the driver has none for it.
-        """
-        options: dict[str, Any] = {
-            **(self.sentinel_options if sentinel else self.options),
-            "socket_connect_timeout": timeout,
-            "socket_timeout": timeout,
-            "protocol": 2,  # RESP2 needs no HELLO, and the scripts' replies are the same in RESP3
-        }
-        unix: Any = UnixDomainSocketConnection
+    def open(self, address: Address, timeout: float, keepalive: float) -> socket.socket:
+        """Connect to a server. Both times are in seconds; ``timeout`` is for each step. Raises OSError."""
         if address.port == 0:
-            return unix(path=address.host, **options)
-        tcp: Any = SSLConnection if self.tls else Connection
-        probes = sockets.keepalive(keepalive)
-        return tcp(
-            host=address.host,
-            port=address.port,
-            socket_keepalive=True,
-            socket_keepalive_options=probes,
-            **options,
-        )
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.settimeout(timeout)
+                sock.connect(address.host)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        sock = socket.create_connection((address.host, address.port), timeout)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in sockets.keepalive(keepalive).items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            if self.tls is None:
+                return sock
+            return self.tls_context(self.tls).wrap_socket(sock, server_hostname=address.host)
+        except BaseException:
+            sock.close()
+            raise
+
+    @staticmethod
+    def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
+        """Return a context for a connection; its certificates are read anew. Raises OSError."""
+        context = ssl.create_default_context()
+        context.check_hostname = options["ssl_check_hostname"]
+        context.verify_mode = _VERIFY[options.get("ssl_cert_reqs", "required")]
+        if "ssl_certfile" in options:
+            context.load_cert_chain(
+                options["ssl_certfile"], options.get("ssl_keyfile"), options.get("ssl_password")
+            )
+        authorities = options.get("ssl_ca_certs"), options.get("ssl_ca_path")
+        if any(authorities):
+            context.load_verify_locations(*authorities)
+        return context
+
+    def login(self, *, sentinel: bool) -> list[tuple[str | int, ...]]:
+        """Return the commands that a new connection begins with."""
+        name, password = self.sentinel_user if sentinel else self.user
+        commands: list[tuple[str | int, ...]] = []
+        if name or password:
+            commands.append(("AUTH", name, password) if name else ("AUTH", password))
+        if self.database and not sentinel:
+            commands.append(("SELECT", self.database))
+        return commands
 
 
 def parse(url: str) -> Location:
@@ -102,17 +135,9 @@ def parse(url: str) -> Location:
     kind = Topology(kind_name or "single")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     username, _, password = userinfo.partition(":")
-    options: dict[str, Any] = {}
-    if username:
-        options["username"] = unquote(username)
-    if password:
-        options["password"] = unquote(password)
-    sentinel_options = _sentinel_options(query)
+    sentinel_user = query.pop("sentinel_username", ""), query.pop("sentinel_password", "")
     tls_options = _tls_options(query)
-    if scheme == "rediss":
-        # Set here, because earlier versions of the driver did not check names.
-        tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
-    elif tls_options:
+    if scheme != "rediss" and tls_options:
         raise ConfigError("TOC_REDIS_URL has ssl options but no TLS: begin it with rediss")
     service, database = None, "0"
     if scheme == "unix":
@@ -132,9 +157,16 @@ def parse(url: str) -> Location:
         raise ConfigError(f"TOC_REDIS_URL has an unknown option: {', '.join(sorted(query))}")
     if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
         raise ConfigError("the database in TOC_REDIS_URL must be a whole number, and 0 in a cluster")
-    options["db"] = int(database)
     return Location(
-        kind, addresses, scheme == "rediss", service, options | tls_options, sentinel_options | tls_options
+        kind,
+        addresses,
+        service,
+        int(database),
+        {"ssl_check_hostname": tls_options.get("ssl_cert_reqs") != "none"} | tls_options
+        if scheme == "rediss"
+        else None,
+        (unquote(username), unquote(password)),
+        sentinel_user,
     )
 
 
@@ -159,19 +191,11 @@ def _service(path: str) -> str:
     return service
 
 
-def _sentinel_options(query: dict[str, str]) -> dict[str, Any]:
-    return {
-        name: query.pop(f"sentinel_{name}")
-        for name in ("username", "password")
-        if f"sentinel_{name}" in query
-    }
-
-
 def _tls_options(query: dict[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {name: query.pop(name) for name in _TEXT_OPTIONS & query.keys()}
-    if options.get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
+    if options.get("ssl_cert_reqs", "required") not in _VERIFY:
         raise ConfigError("ssl_cert_reqs in TOC_REDIS_URL must be required, optional or none")
-    for name in _PATH_OPTIONS & options.keys():  # else the driver would report a broken connection forever
+    for name in _PATH_OPTIONS & options.keys():  # else each connection would fail
         if not os.path.exists(options[name]):  # noqa: PTH110 - Path.exists raises for what it may not see
             raise ConfigError(f"TOC_REDIS_URL names {name}={options[name]}, which does not exist")
     if "ssl_check_hostname" in query:

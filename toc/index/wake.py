@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import floor
 
-from redis.exceptions import RedisError
-
-from toc.index.connections import NONSENSE, RedisNode, Wire
+from toc.index.connections import RedisNode
 from toc.index.keys import SlotKeys
 from toc.index.members import first_due
+from toc.index.refusals import Disconnected, Refusal
 from toc.index.slot_map import RedisNodes
+from toc.index.wire import NONSENSE, Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -145,7 +145,7 @@ class WakeListener:
                     log.info("wake_listener_connected")
                 subscription.pause, subscription.lost = _RECONNECT_S, False
                 callback(*event)
-        except _Disconnected as exc:
+        except _Unheard as exc:
             if not subscription.lost:  # once per outage
                 log.warning("wake_listener_disconnected", reason=str(exc))
             subscription.disconnected()
@@ -154,11 +154,11 @@ class WakeListener:
 
     def _connect(self, node: RedisNode | None) -> Wire:
         if node is None:
-            raise _Disconnected("no server reports which Redis node serves what")
+            raise _Unheard("no server reports which Redis node serves what")
         try:
             return node.take(_PATIENCE_S if self._nodes.clustered else None)
         except IndexUnavailable as exc:
-            raise _Disconnected(str(exc)) from exc
+            raise _Unheard(str(exc)) from exc
 
 
 class _Subscription:
@@ -195,8 +195,8 @@ class _Subscription:
         while wire.has_reply():
             self._heard_at, self._asked = time.monotonic(), False
             message = wire.read()
-            if isinstance(message, RedisError):
-                raise _Disconnected(f"Redis refused to subscribe ({type(message).__name__})")
+            if isinstance(message, Refusal):
+                raise _Unheard(f"Redis refused to subscribe ({message.code})")
             kind, channel, data = (*message, None)[:3] if isinstance(message, list) else (None, None, None)
             if kind == b"subscribe":
                 self._unconfirmed -= 1
@@ -206,7 +206,7 @@ class _Subscription:
                 yield wanted[channel], _due_ms(data)
         if time.monotonic() - self._heard_at >= _SILENCE_S:
             if self._asked:
-                raise _Disconnected("Redis does not answer")
+                raise _Unheard("Redis does not answer")
             wire.send([("PING",)])
             self._heard_at, self._asked = time.monotonic(), True
 
@@ -229,7 +229,7 @@ class _Subscription:
             self.wire = None
 
 
-class _Disconnected(Exception):
+class _Unheard(Exception):
     """The subscription was lost or could not be made."""
 
 
@@ -245,8 +245,8 @@ def _due_ms(data: bytes) -> int:
 def _next(events: Iterator[_Event]) -> _Event | None:
     try:
         return next(events, None)
-    except (RedisError, OSError, IndexUnavailable, *NONSENSE) as exc:
-        raise _Disconnected(f"the connection broke ({type(exc).__name__})") from exc
+    except (Disconnected, IndexUnavailable, *NONSENSE) as exc:
+        raise _Unheard(f"the connection broke ({type(exc).__name__})") from exc
 
 
 def _send(wire: Wire, command: str, channels: list[bytes]) -> None:

@@ -23,9 +23,10 @@ from toc.config import Settings
 from toc.dev.local.resp import Refused
 from toc.dev.local.servers import RedisServer
 from toc.index.calls import IndexBroken, IndexFull, ReplyLost
-from toc.index.connections import FRESH_SECONDS, RedisNode, Wire
+from toc.index.connections import FRESH_SECONDS, RedisNode
 from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
+from toc.index.wire import Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
 from toc.model.topic import Slot
@@ -251,10 +252,9 @@ def test_the_time_outs_of_the_settings_are_those_of_redis(
     queues = open_queues(Settings())
     node = queues.nodes.master(0)
     wire = node.take()
-    told = wire._socket().getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+    told = wire._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
     seconds, microseconds = struct.unpack("@ll", told)
     assert seconds + microseconds / 1e6 == pytest.approx(0.36, abs=0.02)  # the kernel counts in ticks
-    assert wire._connection.socket_connect_timeout == 0.28
     node.give(wire)
     queues.close()
 

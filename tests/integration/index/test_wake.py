@@ -16,10 +16,11 @@ from structlog.typing import EventDict
 
 from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.index import wake
-from toc.index.connections import RedisNode, Wire
+from toc.index.connections import RedisNode
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
+from toc.index.wire import Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
 from toc.model.topic import Slot

@@ -18,8 +18,8 @@ from harness.tables import raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.dev.local.servers import RedisCluster
-from toc.index.connections import Wire
 from toc.index.queues import Queues
+from toc.index.wire import Wire
 from toc.model.scores import store_score
 from toc.model.sharding import table_of_job
 from toc.model.topic import Backoff
