@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import threading
 import zlib
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from toc.model.errors import InvalidBizId, InvalidKey
 from toc.model.fork import call_in_children
 
 MAX_TABLES = 1024
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 JOB_ID_EPOCH_MS = 1_577_836_800_000  # 2020-01-01 UTC
 MAX_BIZ_ID = 2**63 - 1
 MAX_KEY_BYTES = 255
@@ -50,7 +52,7 @@ def check_key(name: str, text: object) -> str:
         raise InvalidKey(f"{name} contains a lone surrogate, which UTF-8 cannot encode") from exc
     if not 1 <= size <= MAX_KEY_BYTES:
         raise InvalidKey(f"{name} has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed")
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+    if _CONTROL.search(text):
         raise InvalidKey(f"{name} {text!r} contains control characters; remove them")
     return text
 

@@ -286,6 +286,11 @@ class TaskRow(NamedTuple):
         """Return the row as callers see it, with its body if it has one. Raises UnreadableTask."""
         return task_of(self, self.status, topic, body, expired=bool(self.expired))
 
+    @property
+    def size(self) -> int:
+        """Roughly how many bytes it takes on its way, with its body, which goes as hexadecimal digits."""
+        return ROW_BYTES + len(self.attribute) + 2 * (self.body_length or 0)
+
 
 class Submission(NamedTuple):
     """A task to store, checked: its row and body, and what to do if its name is taken. ``topic`` is the name
@@ -304,8 +309,8 @@ class Submission(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Roughly how many bytes it takes on its way. Bodies go as hexadecimal digits."""
-        return ROW_BYTES + len(self.row.attribute) + 2 * (self.row.body_length or 0)
+        """Roughly how many bytes it takes on its way."""
+        return self.row.size
 
 
 class TryRow(NamedTuple):

@@ -298,8 +298,7 @@ class TimeoutCenter:
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         contents = bodies_of(tasks, rows)
         self._check_places()
-        wanted = [Submission(row, contents) for row in rows]
-        return self._traced(rows, lambda: self.store.put_many(wanted, self._indexing.told), list)
+        return self._traced(rows, lambda: self.store.put_many(rows, contents, self._indexing.stored), list)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored through ``connection=`` into the index now, after the commit.

@@ -37,26 +37,30 @@ class Indexing:
         self._paused: dict[object, float] = {}
         """Redis nodes and slots that refused, each with the monotonic time until which submits skip it."""
 
-    def told(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
-        """Tell the index what submits have changed on rows. Returns its replies about entries that moved.
+    def stored(self, rows: Sequence[TaskRow]) -> None:
+        """Add the entries of rows that submits have stored.
 
         Their outcomes are fixed: what fails here is the sweep's to do. Any other error is raised: it may be
         one that a signal handler of the application raises.
         """
         failpoint("submit.row-stored")
-        replies: dict[int, CancelReply] = {}
         try:
-            rows = [row for one in done if (row := one.inserted or one.kept) and row.status == PENDING]
-            if rows:
-                self.add(rows)
-            for one in done:
-                if one.before is not None:
-                    reply = self.move(one.before, one.due, self._center.clock.now_ms())
-                    if reply is None:
-                        break  # out of reach: the sweep moves the others, too
-                    replies[one.put.job_id] = reply
+            if pending := [row for row in rows if row.status == PENDING]:
+                self.add(pending)
         except TocError as exc:
-            log.warning("submit_not_indexed", tasks=len(done), error=str(exc))
+            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
+
+    def told(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
+        """Tell the index what submits have changed on rows, as ``stored`` does. Returns its replies about
+        entries that moved."""
+        self.stored([row for one in done if (row := one.inserted or one.kept)])
+        replies: dict[int, CancelReply] = {}
+        for one in done:
+            if one.before is not None:
+                reply = self.move(one.before, one.due, self._center.clock.now_ms())
+                if reply is None:
+                    break  # out of reach: the sweep moves the others, too
+                replies[one.put.job_id] = reply
         return replies
 
     def add(self, rows: Iterable[TaskRow]) -> None:

@@ -7,10 +7,10 @@ first, and then fails as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from toc.model.body import Content
+from toc.model.body import Content, Contents
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import DedupConflict, TaskExists
 from toc.model.task import OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus, check_expiry
@@ -182,11 +182,18 @@ class Planner:
             if plan.telling is not None:
                 telling[n] = len(statements) + plan.telling
             statements += plan.changes
-        for table, rows in inserted.items():
-            statements.append(sql.insert(server, names[table], rows))
+        return statements + self.inserts(server, inserted, contents), telling
+
+    def inserts(
+        self, server: DatabaseServer, by_table: Mapping[int, Sequence[TaskRow]], contents: Contents
+    ) -> list[Statement]:
+        """Return the INSERTs of rows and their bodies."""
+        statements = []
+        for table, rows in by_table.items():
+            statements.append(sql.insert(server, self._shards.names[table], rows))
             if contents:
                 statements += bodies.insert(self._shards.body_names[table], rows, contents)
-        return statements, telling
+        return statements
 
 
 def inserting(asked: Submission) -> Plan:

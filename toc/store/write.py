@@ -26,6 +26,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from toc.model.body import Contents
 from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
@@ -46,6 +47,7 @@ from toc.store.server import (
     Lost,
     PoolExhausted,
     Refused,
+    Result,
     Statement,
     Transient,
     pause,
@@ -71,6 +73,8 @@ Outcome = Stored | TocError | None
 it. It must be put alone."""
 Name = tuple[int, int, int, str]
 """Table, biz_id, biz_type and dedup_key."""
+Chunk = Mapping[int, Sequence[int]]
+"""Numbers of rows by table."""
 
 
 class _Looked(NamedTuple):
@@ -215,103 +219,135 @@ class Writer:
 
     # --- many tasks of one caller
 
-    def put_many(self, wanted: Sequence[Submission], then: Callable[[Sequence[Stored]], object]) -> list[int]:
+    def put_many(
+        self, rows: Sequence[TaskRow], contents: Contents, then: Callable[[Sequence[TaskRow]], object]
+    ) -> list[int]:
         """Store rows with ``on_conflict="keep"``, in chunks of up to 1,000 (less with bodies) per transaction
         and round trip. Returns job_ids in order.
 
-        ``then`` gets what each chunk stored, perhaps on another thread, while the next chunk is being sent.
-        It gets no rows whose dedup_key was stored before. Raises DedupConflict before anything is written;
-        PartialSubmit when a server failed after some were.
+        ``then`` gets the rows of each chunk as they are stored, perhaps on another thread, while the next
+        chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
+        anything is written; PartialSubmit when a server failed after some were.
         """
         first: dict[Name, int] = {}
         same_as: dict[int, int] = {}
-        todo: dict[DatabaseServer, list[tuple[int, int, int]]] = {}
-        keyed: dict[DatabaseServer, list[int]] = {}
-        for n, (row, *_) in enumerate(wanted):
+        by_table: dict[int, list[int]] = {}
+        for n, row in enumerate(rows):
             table = self._shards.table_of(row.job_id)
-            server = self._shards.server_of[table]
             if row.dedup_key is not None:
                 name = table, row.biz_id, row.biz_type, row.dedup_key
                 if (earlier := first.setdefault(name, n)) != n:
-                    same_task(row, wanted[earlier].row, stored=False)
+                    same_task(row, rows[earlier], stored=False)
                     same_as[n] = earlier
                     continue
-                keyed.setdefault(server, []).append(n)
-            todo.setdefault(server, []).append((table, row.job_id, n))
-        stored: dict[int, int] = {}
-        for server, numbers in keyed.items():  # all before the first is written
-            looked = self._look(server, [wanted[n] for n in numbers])
-            for n in numbers:
-                if isinstance(plan := self._plan(server, wanted[n], looked, 0), Stored):
-                    stored[n] = plan.put.job_id
-        sizes = {n: one.size for n, one in enumerate(wanted) if n not in stored}
+            by_table.setdefault(table, []).append(n)
+        stored = self._stored_before(first, rows)
+        if stored:
+            by_table = {table: [n for n in part if n not in stored] for table, part in by_table.items()}
         chunks = [
-            (server, chunk) for server, places in todo.items() for chunk in _chunks(sorted(places), sizes)
+            (server, chunk)
+            for server, tables in self._shards.group_tables(by_table).items()
+            for chunk in _chunks(tables, rows)
         ]
         written = False
         unknown: list[int] = []
         cause: Exception | None = None
-        for outcome in self._overlapped(chunks, wanted, then):
-            for n, end in outcome.items():
-                if isinstance(end, Stored):
-                    stored[n] = end.put.job_id
+        for outcomes in self._overlapped(chunks, rows, contents, then):
+            for n, outcome in outcomes.items():
+                if isinstance(outcome, int):
+                    stored[n] = outcome
                     written = True
                 else:
-                    cause = cause or end
-                    if isinstance(end, SubmitUnknown):
-                        unknown.append(end.job_id)
+                    cause = cause or outcome
+                    if isinstance(outcome, SubmitUnknown):
+                        unknown.append(outcome.job_id)
         if cause is not None and not written and not unknown:
             raise cause
         for n, earlier in same_as.items():
             if earlier in stored:
                 stored[n] = stored[earlier]
         if cause is not None:
-            raise PartialSubmit([stored.get(n) for n in range(len(wanted))], unknown) from cause
-        return [stored[n] for n in range(len(wanted))]
+            raise PartialSubmit([stored.get(n) for n in range(len(rows))], unknown) from cause
+        return [stored[n] for n in range(len(rows))]
+
+    def _stored_before(self, names: Mapping[Name, int], rows: Sequence[TaskRow]) -> dict[int, int]:
+        """Return the job_ids of the tasks that have these names, by the number of the row that wants one.
+        Raises DedupConflict."""
+        keyed: dict[int, list[TaskRow]] = {}
+        for (table, *_), n in names.items():
+            keyed.setdefault(table, []).append(rows[n])
+        stored: dict[int, int] = {}
+        for server, part in self._shards.group_tables(keyed).items():
+            results = server.run(self._of_names(server, part, seen_columns(server)))
+            for name, seen in self._by_name(results).items():
+                n = names[name]
+                stored[n] = same_task(rows[n], seen.row)
+        return stored
 
     def _overlapped(
         self,
-        chunks: Sequence[tuple[DatabaseServer, list[int]]],
-        wanted: Sequence[Submission],
-        then: Callable[[Sequence[Stored]], object],
-    ) -> Iterator[Mapping[int, Stored | TocError]]:
+        chunks: Sequence[tuple[DatabaseServer, Chunk]],
+        rows: Sequence[TaskRow],
+        contents: Contents,
+        then: Callable[[Sequence[TaskRow]], object],
+    ) -> Iterator[Mapping[int, int | TocError]]:
         """Store chunks, a few at a time: one's SQL is written while servers work on the others.
 
-        Yields the outcomes of each. After an error no other is begun.
+        Yields the job_id or the error of each task of each. After an error no other is begun.
         """
-
-        def store(server: DatabaseServer, chunk: list[int]) -> Mapping[int, Stored | TocError]:
-            work = _Work(server, {n: wanted[n] for n in chunk}, blind=True)
-            try:
-                self._settle(work)
-            except TocError as exc:
-                return dict.fromkeys(chunk, exc)
-            then([one for one in work.outcomes.values() if isinstance(one, Stored)])
-            return work.outcomes
-
+        store = partial(self._store_chunk, rows=rows, contents=contents, then=then)
         if len(chunks) == 1:
             yield store(*chunks[0])
             return
         waiting = deque(chunks)
-        running: deque[Callable[[], Mapping[int, Stored | TocError]]] = deque()
+        running: deque[Callable[[], Mapping[int, int | TocError]]] = deque()
         while waiting or running:
             while waiting and len(running) < OVERLAP:
                 running.append(self._threads.begin(partial(store, *waiting.popleft())))
-            outcome = running.popleft()()
-            if any(isinstance(one, TocError) for one in outcome.values()):
+            outcomes = running.popleft()()
+            if any(isinstance(one, TocError) for one in outcomes.values()):
                 waiting.clear()
-            yield outcome
+            yield outcomes
+
+    def _store_chunk(
+        self,
+        server: DatabaseServer,
+        chunk: Chunk,
+        *,
+        rows: Sequence[TaskRow],
+        contents: Contents,
+        then: Callable[[Sequence[TaskRow]], object],
+    ) -> Mapping[int, int | TocError]:
+        numbers = [n for part in chunk.values() for n in part]
+        by_table = {table: [rows[n] for n in part] for table, part in chunk.items()}
+        work: _Work | None = None
+        try:
+            try:  # nothing to decide, for thousands of rows
+                server.run(self._planner.inserts(server, by_table, contents), transaction=True, again=False)
+            except (Lost, Duplicate) as exc:
+                work = _Work(server, {n: Submission(rows[n], contents) for n in numbers})
+                work.tried = True
+                if isinstance(exc, Lost):
+                    work.unsure = {n: inserting(one) for n, one in work.todo.items()}
+                self._settle(work, exc)
+        except TocError as exc:
+            return dict.fromkeys(numbers, exc)
+        if work is None:
+            then([rows[n] for n in numbers])
+            return {n: rows[n].job_id for n in numbers}
+        done = [one for one in work.outcomes.values() if isinstance(one, Stored)]
+        then([row for one in done if (row := one.inserted or one.kept)])
+        return {n: one.put.job_id if isinstance(one, Stored) else one for n, one in work.outcomes.items()}
 
     # --- the engine
 
-    def _settle(self, work: _Work) -> None:
-        """Try until each has its outcome.
+    def _settle(self, work: _Work, cause: Exception | None = None) -> None:
+        """Try until each has its outcome. ``cause``: what came of a transaction before.
 
         Raises what prevents it while it is certain that nothing was written. For ``many`` this follows a lost
         answer, and some may be left to do, of which nothing is written.
         """
         health, deadline = self._shards.health[work.server], time.monotonic() + RESEND_SECONDS
-        cause: Exception | None = None
         for attempt in count(int(work.tried)):
             if attempt:
                 # If others change the same rows, one of them succeeds each time: no need for a last try.
@@ -364,11 +400,9 @@ class Writer:
         taken = set(looked.by_id)
         used: set[Name | bytes] = set()
         plans: dict[int, Plan] = {}
-        if blind and not many:  # nothing to decide, for thousands of rows
-            plans = {n: inserting(one) for n, one in work.todo.items()}
         twins: dict[int, TaskRow] = {}
         fresh: dict[Name, TaskRow] = {}
-        for n, one in () if plans else list(work.todo.items()):
+        for n, one in list(work.todo.items()):
             try:
                 plan: Plan | Stored | None = None if blind else _settled(one, unsure.get(n), looked)
                 if plan is None:
@@ -400,10 +434,10 @@ class Writer:
         if not plans:
             return
         statements, telling = self._planner.transaction(server, list(plans.values()), now)
-        if blind and len(plans) == 1:
-            statements = [*self._of_names(server, [each.asked for each in plans.values()], "1"), *statements]
+        if blind and not many:
+            statements = [*self._of_names(server, self._keyed(work.todo.values()), "1"), *statements]
         try:
-            results = server.run(statements, transaction=len(statements) > 1, again=False, outwait=not many)
+            results = server.run(statements, transaction=True, again=False, outwait=not many)
         except Lost:
             unsure.update(plans)
             raise
@@ -414,10 +448,6 @@ class Writer:
             for n, error in zip(plans, failed, strict=True):
                 if error is not None and n not in unsure:
                     work.settle(n, error)
-            return
-        if blind and not many:
-            work.outcomes = {n: done.stored for n, done in plans.items()}
-            work.todo.clear()
             return
         for (n, done), place in zip(plans.items(), telling, strict=True):
             if place is None or results[place].matched:
@@ -461,7 +491,7 @@ class Writer:
         by_table = self._shards.group([*(one.row.job_id for one in wanted if ids), *also]).get(server, {})
         statements = sql.select_by_id(server, sql.columns(server), self._shards.names, by_table)
         plain = len(statements)
-        statements += self._of_names(server, wanted, seen_columns(server), wait=wait)
+        statements += self._of_names(server, self._keyed(wanted), seen_columns(server), wait=wait)
         rows = len(statements)
         asked: dict[str, list[Request]] = {}
         for one in wanted:
@@ -472,23 +502,29 @@ class Writer:
         statements += [requests.select(name, part) for name, part in asked.items()]
         results = server.run(statements, outwait=wait)
         by_id = {row.job_id: row for row in sql.task_rows(results[:plain])}
-        named = seen_rows(results[plain:rows])
-        by_name = {name: seen for seen in named if (name := self._name(seen.row)) is not None}
-        return _Looked(by_id, by_name, requests.answered(results[rows:]))
+        return _Looked(by_id, self._by_name(results[plain:rows]), requests.answered(results[rows:]))
+
+    def _by_name(self, results: Iterable[Result]) -> dict[Name, Seen]:
+        named = seen_rows(results)
+        return {name: seen for seen in named if (name := self._name(seen.row)) is not None}
+
+    def _keyed(self, wanted: Iterable[Submission]) -> dict[int, list[TaskRow]]:
+        """Return the rows of these that have a dedup_key, by table."""
+        keyed: dict[int, list[TaskRow]] = {}
+        for one in wanted:
+            if one.row.dedup_key is not None:
+                keyed.setdefault(self._shards.table_of(one.row.job_id), []).append(one.row)
+        return keyed
 
     def _of_names(
-        self, server: DatabaseServer, wanted: Iterable[Submission], what: str, *, wait: bool = True
+        self, server: DatabaseServer, keyed: Mapping[int, Sequence[TaskRow]], what: str, *, wait: bool = True
     ) -> list[Statement]:
-        """Return the selects of the rows with the dedup_keys of these.
+        """Return the selects of the rows with the dedup_keys of these, given by table.
 
         They wait for transactions that insert one, or are refused. An INSERT would wait too; but then, and
         afterwards in a caller's transaction, it locks the gap before the row as well, and with it every
         biz_id in between.
         """
-        keyed: dict[int, list[TaskRow]] = {}
-        for one in wanted:
-            if one.row.dedup_key is not None:
-                keyed.setdefault(self._shards.table_of(one.row.job_id), []).append(one.row)
         return [
             statement
             for table, rows in sorted(keyed.items())
@@ -565,20 +601,17 @@ def _content(row: TaskRow) -> tuple[object, ...]:
     return row.action_time, row.attribute, row.body_sha256, row.tries, row.expires_at
 
 
-def _chunks(places: Iterable[tuple[int, int, int]], sizes: Mapping[int, int]) -> Iterator[list[int]]:
-    """Split submissions of one server, given by table, job_id and number, into chunks of bounded size.
-
-    Leaves out those whose numbers have no size.
-    """
-    chunk: list[int] = []
-    size = 0
-    for _, _, n in places:
-        if n not in sizes:
-            continue
-        if chunk and (len(chunk) == CHUNK_ROWS or size + sizes[n] > CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(n)
-        size += sizes[n]
+def _chunks(by_table: Mapping[int, Sequence[int]], rows: Sequence[TaskRow]) -> Iterator[Chunk]:
+    """Split rows of one server, given by table and number, into chunks of bounded size."""
+    chunk: dict[int, list[int]] = {}
+    many = size = 0
+    for table, numbers in by_table.items():
+        for n in numbers:
+            if many == CHUNK_ROWS or (many and size + rows[n].size > CHUNK_BYTES):
+                yield chunk
+                chunk, many, size = {}, 0, 0
+            chunk.setdefault(table, []).append(n)
+            many += 1
+            size += rows[n].size
     if chunk:
         yield chunk

@@ -25,7 +25,7 @@ from toc.model.errors import (
     WrongShardConnection,
 )
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import PutOutcome, Submission, TaskRow
+from toc.model.task import Put, PutOutcome, Submission, TaskRow
 from toc.store.plan import Stored
 from toc.store.store import Store
 
@@ -212,9 +212,10 @@ def one_by_one(store: Store, wanted: list[Submission]) -> list[Stored]:
 
 
 def of_one_call(store: Store, wanted: list[Submission]) -> list[Stored]:
-    done: list[Stored] = []
-    store.put_many(wanted, done.extend)
-    return done
+    rows: list[TaskRow] = []
+    contents = {key: content for one in wanted for key, content in one.contents.items()}
+    store.put_many([one.row for one in wanted], contents, rows.extend)
+    return [Stored(Put(row.job_id, PutOutcome.NEW), row) for row in rows]
 
 
 def of_many_callers(store: Store, wanted: list[Submission]) -> list[Stored]:
