@@ -13,26 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.dialects import json_fields, youzan
+from toc.dialects import json_fields
 from toc.dialects.delay_task import ADD, DelayTask, SecondFull
 from toc.dialects.dialect_tasks import DialectTasks, place_to_wait
-from toc.dialects.jobs import Job
-from toc.dialects.lmstfy_replies import refusal
 from toc.dialects.lmstfy_tasks import template_of as lmstfy_template
 from toc.dialects.names import key_for, topic_for
 from toc.dialects.port import Guard, Request
 from toc.dialects.registry import DIALECTS
 from toc.model.errors import (
     InvalidTopic,
-    InvalidTries,
     StoreUnavailable,
     TaskExists,
-    TopicClosed,
-    UnknownTopic,
 )
-from toc.model.pattern import matches
 from toc.model.sharding import BizId
-from toc.model.task import UNLIMITED, NewTask, OnConflict
+from toc.model.task import NewTask
 from toc.model.topic import OF_DIALECTS, check_native, check_topic_name
 
 
@@ -77,48 +71,6 @@ def test_every_id_has_a_key_of_its_own_that_a_task_may_have(texts: list[str]) ->
 def test_any_bytes_are_an_object_or_not_understood(data: bytes) -> None:
     with suppress(json_fields.NotUnderstood):
         assert isinstance(json_fields.parsed(data), dict)
-
-
-def test_numbers_are_whole_and_of_64_bits() -> None:
-    wrong: list[object] = [True, 1.0, "1", 2**63, -(2**63) - 1, [], {}]
-    for value in wrong:
-        with pytest.raises(json_fields.NotUnderstood):
-            json_fields.number({"n": value}, "n")
-    assert json_fields.number({"n": -(2**63)}, "n") == -(2**63)
-    assert json_fields.number({}, "n") == json_fields.number({"n": None}, "n") == 0
-
-
-def test_a_job_of_youzan_is_a_task_that_its_push_replaces() -> None:
-    job = Job("id-1", "订单", 30_000, 60_000, "body", due=1_700_000_000_000)
-    task = job.task(youzan.Youzan.name, youzan.PREFIX)
-    assert task.topic == topic_for("订单", "youzan.")
-    assert (task.biz_id, task.dedup_key, task.tries) == ("id-1", "youzan:job", UNLIMITED)
-    assert task.attribute == {"id": "id-1", "topic": "订单", "delay": 30_000, "ttr": 60_000}
-    assert (task.body, task.on_conflict) == (b"body", OnConflict.REPLACE)
-
-
-def test_what_a_client_of_lmstfy_does_wrong_is_no_failure_of_the_server() -> None:
-    wrong = refusal(InvalidTries("tries must be a number"))
-    assert (wrong.status, wrong.body) == (400, b'{"error":"tries must be a number"}')
-    assert refusal(ValueError("x")).status == 500
-    for passing in (UnknownTopic("x"), TopicClosed("x"), StoreUnavailable("x")):
-        failed = refusal(passing)
-        assert (failed.status, failed.body) == (503, b'{"error":"internal error"}')
-
-
-def test_the_templates_of_two_dialects_never_fit_one_topic() -> None:
-    patterns = {name: [one.pattern for one in dialect.templates] for name, dialect in DIALECTS.items()}
-    for name, dialect in DIALECTS.items():
-        for template in dialect.templates:
-            probe = template.pattern.replace("*", "x")
-            fitting = [other for other, some in patterns.items() if any(matches(one, probe) for one in some)]
-            assert fitting == [name]
-
-
-def test_no_template_of_a_dialect_creates_many_topics_or_slots() -> None:
-    every = [one for dialect in DIALECTS.values() for one in dialect.templates]
-    for template in (*every, lmstfy_template("ns")):
-        assert (template.most_topics, template.policies["slot_amount"]) == (100, 4), template
 
 
 async def _nothing(*_: object) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from harness.patience import until
 
 from toc import Topic
 from toc.model.topic import Backoff, TopicType
@@ -36,20 +34,6 @@ def test_what_was_sent_first_is_read_alone_and_the_rest_stays(ends: tuple[Contro
     assert [message["kind"] for message in process.receive()] == ["dead", "stop"]
 
 
-def test_more_than_the_line_takes_at_once_is_waited_for(ends: tuple[ControlPipe, ControlPipe]) -> None:
-    daemon, process = ends
-    daemon.send("known", topics=["t" * 1000] * 5000)
-    daemon.send("stop")
-    told = []
-    reader = threading.Thread(target=lambda: told.append(process.first()))
-    reader.start()
-    assert until(daemon.flush, 30)
-    reader.join()
-    assert told[0] is not None
-    assert len(told[0]["topics"]) == 5000
-    assert until(lambda: [message["kind"] for message in process.receive()] == ["stop"], 30)
-
-
 def test_a_daemon_that_says_nothing_or_is_gone_is_not_waited_for(
     ends: tuple[ControlPipe, ControlPipe],
 ) -> None:
@@ -57,12 +41,6 @@ def test_a_daemon_that_says_nothing_or_is_gone_is_not_waited_for(
     assert process.first() is None
     daemon.close()
     assert process.first() is None
-
-
-def test_fields_that_this_version_lacks_or_the_other_one_are_left_out() -> None:
-    values = TOPIC.values()
-    del values["paused"]
-    assert Topic.of({**values, "colour": "green"}) == Topic.of({**values, "paused": False})
 
 
 @pytest.mark.parametrize(

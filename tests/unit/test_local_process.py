@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,31 +13,11 @@ from harness.patience import until
 from toc.dev.local import servers
 from toc.dev.local.embedded import lock
 from toc.dev.local.private import MissingServer
-from toc.dev.local.process import Process, free_port, tail
+from toc.dev.local.process import Process, tail
 from toc.dev.local.servers import RedisServer, find_redis
-from toc.model.errors import ConfigError, TocError, UnfitServer
+from toc.model.errors import ConfigError, UnfitServer
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-
-
-def test_a_process_runs_in_a_group_of_its_own_and_ends_when_told(tmp_path: Path) -> None:
-    process = Process.spawn(SLEEP, tmp_path / "log")
-    try:
-        assert process.alive()
-        assert os.getpgid(process.pid) == process.pid
-        assert until(lambda: tail(tmp_path / "log") == "up", 60)
-    finally:
-        process.stop(10)
-    assert not process.alive()
-    process.stop(10)  # again: nothing happens
-    process.kill()
-
-
-def test_a_paused_process_can_be_stopped(tmp_path: Path) -> None:
-    process = Process.spawn(SLEEP, tmp_path / "log")
-    process.signal(signal.SIGSTOP)
-    process.stop(10)
-    assert not process.alive()
 
 
 def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -89,23 +67,6 @@ def test_a_process_started_to_die_with_its_parent_does_and_another_does_not(tmp_
         free.kill()
 
 
-def test_a_free_port_is_no_port_that_outgoing_connections_are_given() -> None:
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = [free_port() for _ in range(20)]
-    assert len(set(ports)) > 10
-    assert first < 12_000 or max(ports) < first
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", ports[0]))
-
-
-def test_the_tail_of_a_log_starts_where_it_is_told_and_is_bounded(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert tail(log) == ""
-    log.write_text("before\nafter\n")
-    assert tail(log, start=7) == "after"
-    assert tail(log, size=4) == "ter"
-
-
 def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,25 +77,6 @@ def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(
     monkeypatch.setattr(servers, "bundled_valkey", lambda: None)
     with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'timeout-center"):
         find_redis()
-
-
-def test_the_redis_on_path_comes_before_the_one_of_the_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    bundled = tmp_path / "bundled"
-    monkeypatch.setattr(servers, "bundled_valkey", lambda: bundled)
-    for program in (bundled, tmp_path / "valkey-server"):
-        program.write_text("#!/bin/sh\necho 'Valkey server v=9.1.2 sha=00000000:1'\n")
-        program.chmod(0o755)
-    assert find_redis() == tmp_path / "valkey-server"
-    (tmp_path / "valkey-server").unlink()
-    assert find_redis() == bundled
-
-
-def test_a_missing_server_is_one_of_tocs_errors() -> None:
-    assert issubclass(MissingServer, UnfitServer)
-    assert issubclass(MissingServer, TocError)
 
 
 def test_the_unix_socket_of_a_deep_directory_has_a_short_path_that_never_changes(tmp_path: Path) -> None:

@@ -11,12 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from harness.patience import until
 
-from toc.observe.log import get_logger
 from toc.observe.logwriter import QUEUE_BYTES, LogWriter
-from toc.observe.metrics import LOG_LINES_DROPPED
 
 
 class Log:
@@ -77,35 +74,6 @@ def test_a_stalled_reader_is_not_waited_for_and_finds_how_many_are_missing(
     assert sum(map(len, taken)) < QUEUE_BYTES + 70_000 + 4096  # the queue, and what a pipe holds
 
 
-def test_a_log_that_refuses_is_tried_again_and_tells_what_it_missed(tmp_path: Path) -> None:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
-    first = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    sender = os.open(path, os.O_WRONLY)
-    log = Log(sender)
-    os.close(first)
-    for _ in range(10):
-        log.writer.write(b"nobody\nreads\n")
-    assert until(lambda: log.dropped == 20, 60)
-    again = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    log.writer.write(b"somebody reads\n")
-    log.writer.close(60.0)
-    assert read(again) == b"somebody reads\n20 are missing\n"
-    os.close(again)
-    os.close(sender)
-
-
-def test_the_end_does_not_wait_for_a_reader_that_stalls(pipe: tuple[int, int]) -> None:
-    receiver, sender = pipe
-    log = Log(sender)
-    for _ in range(500):
-        log.writer.write(b"x" * 999 + b"\n")
-    log.writer.close(0.2)
-    log.writer.write(b"after the end\n")
-    assert log.dropped == 1
-    assert until(lambda: not read(receiver), 60)  # lets the thread end
-
-
 def _count(writer: LogWriter, name: int) -> None:
     for number in range(2000):
         writer.write(f"{name} {number}\n".encode())
@@ -128,17 +96,6 @@ def test_threads_leave_each_others_lines_whole_and_in_order(tmp_path: Path) -> N
     assert len(lines) == 8000
 
 
-def test_an_applications_logging_that_raises_is_not_the_callers_trouble() -> None:
-    def broken(*_: object) -> str:
-        raise KeyError("request_id")
-
-    structlog.configure(processors=[broken])
-    before = LOG_LINES_DROPPED.of().take()
-    get_logger("toc.test").warning("submit_not_indexed")
-    assert LOG_LINES_DROPPED.of().take() == 1
-    LOG_LINES_DROPPED.of().add(before)
-
-
 EVERY_WAY = """
 import atexit, logging, sys, threading, warnings
 from toc.observe.log import detach, get_logger
@@ -155,17 +112,6 @@ thread.start()
 thread.join()
 raise ValueError("the end")
 """
-
-
-def test_a_writer_whose_descriptor_became_another_files_leaves_that_alone(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb") as file, (tmp_path / "another").open("wb") as another:
-        log = Log(file.fileno())
-        os.dup2(another.fileno(), log.writer._descriptor)
-        log.writer.write(b"one\n")
-        log.writer.close(60.0)
-        os.close(log.writer._descriptor)  # it is another's now, and was left alone
-    assert (tmp_path / "another").read_bytes() == b""
-    assert log.dropped == 1
 
 
 @pytest.mark.parametrize("log", ["stalled", "gone", "full", "well"])

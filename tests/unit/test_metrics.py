@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -16,11 +14,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from toc.model.topic import Slot
 from toc.observe import metrics
 from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
-from toc.observe.exposition import decode, encode, quantile
+from toc.observe.exposition import encode
 from toc.observe.metrics import METRICS, add_up
 from toc.worker.daemon.state import STILL_SECONDS, State, faults, lacks, notes
 
-ROOT = Path(__file__).parents[2]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -41,23 +38,6 @@ def lateness(board: SharedMetrics, topic: str) -> Distribution:
 def tries(board: SharedMetrics, topic: str, outcome: str) -> Count:
     metric = METRICS["toc_tries"]
     return Count(metric, board.place((metric.name, topic, outcome), metric.cells))
-
-
-def test_what_one_process_writes_another_reads_at_once(boards: tuple[SharedMetrics, SharedMetrics]) -> None:
-    ours, theirs = boards
-    assert theirs.read() == {}
-    first = tries(ours, "order.close", "processed")
-    first.add(3)
-    assert theirs.read() == {("toc_tries", "order.close", "processed"): [3]}
-    late = lateness(ours, "bestellung-ä.ü")
-    late.observe([0.0004, 0.001, 0.0011, 7200])
-    first.add()
-    found = theirs.read()
-    assert found["toc_tries", "order.close", "processed"] == [4]
-    cells = list(found["toc_lateness_seconds", "bestellung-ä.ü"])
-    assert cells[:2] == [2, 1]  # a bound belongs to its bucket
-    assert cells[-2:] == [1, pytest.approx(7200.0025)]
-    assert sum(cells[:-1]) == 4
 
 
 def test_a_sum_never_shrinks_when_two_clocks_disagree(boards: tuple[SharedMetrics, SharedMetrics]) -> None:
@@ -111,12 +91,6 @@ def test_processes_are_added_up_and_the_gauges_of_those_that_ended_are_not() -> 
     assert ended == {("toc_tries", "t", "failed"): [2]}
 
 
-def test_what_a_later_version_counts_is_left_out() -> None:
-    total: Values = {}
-    add_up(total, {("toc_tries", "t"): [1.0], ("toc_tries", "t", "x"): [1.0, 2.0], ("toc_new",): [1.0]})
-    assert total == {}
-
-
 def test_whatever_is_counted_begins_at_nothing() -> None:
     values = metrics.beginning(["a", "b"], ["b"])
     counted = {
@@ -156,26 +130,6 @@ def test_every_metric_is_valid_openmetrics() -> None:
             number = list(METRICS).index(metric.name) + 1
             assert counts[0] == sum(number + cell for cell in range(metric.cells - 1))
     assert families["process_cpu_seconds"].samples[0].value > 0
-
-
-def test_what_is_shown_can_be_read_back() -> None:
-    body, _ = encode(some_values(), "")
-    assert decode(body.decode()) == some_values()
-
-
-def test_quantiles_are_those_of_prometheus() -> None:
-    buckets = (1.0, 2.0, 4.0)
-    assert quantile(buckets, [0, 0, 0, 0, 0.0], 0.5) is None
-    assert quantile(buckets, [10, 0, 0, 0, 1.0], 0.5) == 0.5
-    assert quantile(buckets, [5, 0, 5, 0, 1.0], 0.75) == 3.0
-    assert quantile(buckets, [0, 0, 0, 3, 1.0], 0.99) == 4.0  # nothing is known beyond the last bound
-
-
-def test_names_say_the_unit() -> None:
-    for metric in METRICS.values():
-        assert re.fullmatch(r"toc(_[a-z]+)+", metric.name)
-        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
-        assert "_ms" not in metric.name
 
 
 WHOLE = State(1000.0, 2, workers={"ready": 2}, zookeeper=True)

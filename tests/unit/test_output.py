@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from toc.cli.output import ago, most_urgent, show, show_one, show_pages, table
+from toc.cli.output import ago, show, show_one, show_pages, table
 from toc.cli.top import _drawn
-from toc.cli.worker import WATCH_SPARE, _in_one_line, _spare
+from toc.cli.worker import WATCH_SPARE, _in_one_line
 from toc.config import Settings
 from toc.model.errors import StoreUnavailable
 from toc.operate.daemons import addresses
 from toc.operate.top import Picture, TopicNow, WorkerNow
-from toc.store.history import FailedTry
 
 SLOTS: list[dict[str, Any]] = [
     {
@@ -58,27 +57,6 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
     assert "61.234" in "".join(lines)
 
 
-def test_eighty_columns_have_room_for_what_one_asks_of_slots_at_rest() -> None:
-    at_rest = {
-        "owner": "host1-0-1a2b3c4d",
-        "since": "12 min ago",
-        "why": "balance",
-        "dead": 0,
-        "next_due": "in 30 s",
-    }
-    records = [
-        {**SLOTS[number], **at_rest, "slot": f"demo.order.close_{number}", "overdue_seconds": 0}
-        for number in range(8)
-    ]
-    drawn, lacks = table(records, 80, _spare(records))
-    assert list(lacks) == ["state", "why", "dead", "since"]
-    lines = printed(drawn, 80)
-    assert len(lines) <= len(records) + 2, "each in one line, below titles in two at most"
-    assert max(map(len, lines)) <= 80
-    records[3]["why"] = "no undrained worker handles this topic"
-    assert "why" not in table(records, 80, _spare(records))[1]
-
-
 MOVING: list[dict[str, Any]] = [
     record
     | {
@@ -110,26 +88,6 @@ def test_a_watched_slot_takes_one_line_and_its_ids_and_lateness_are_whole(width:
     assert name != "order.close" or "1000" in found[0][0]
     if width == 200:
         assert "to host2-0-5e6f7a8b: balance" in found[6][0]
-
-
-def test_wide_characters_take_two_cells_each() -> None:
-    records = [{"topic": "订单关闭" * 4, "error": "x" * 30}, {"topic": "a", "error": "b"}]
-    for width in (70, 74, 80):
-        lines = printed(table(records, width)[0], width)
-        assert any("订单关闭" * 4 in line for line in lines), "there is room for it"
-
-
-def test_a_table_that_fits_no_terminal_is_printed_and_nothing_of_it_is_cut_off() -> None:
-    drawn, lacks = table(SLOTS, 40, SPARE)
-    assert tuple(lacks) == SPARE
-    assert "order" in "".join(printed(drawn, 40))
-    url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in range(20_000, 20_010))
-    drawn, _ = table(
-        [{"setting": "TOC_REDIS_URL", "value": url}, {"setting": "TOC_THREADS", "value": 16}], 80
-    )
-    lines = printed(drawn, 80)
-    assert "".join(line[len("TOC_REDIS_URL") :].strip() for line in lines[1:-1]) == url
-    assert lines[-1].split() == ["TOC_THREADS", "16"]
 
 
 def picture(topics: int, workers: int) -> Picture:
@@ -202,25 +160,12 @@ def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixtu
     assert said.count("\tgrün") == 2, "lines of a text are shown as they are"
 
 
-def test_the_most_urgent_stay_in_their_order() -> None:
-    assert most_urgent([3, 1, 9, 2, 8], 3, lambda each: each) == [3, 9, 8]
-    assert most_urgent([3, 1], 10, lambda each: each) == [3, 1]
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s ago"), (119, "119 s ago"), (180, "3 min ago"), (-90, "in 90 s"), (-7 * 86_400, "in 7 d")],
 )
 def test_an_instant_is_told_by_its_distance(seconds: float, text: str) -> None:
     assert ago(1_000_000_000 - seconds * 1000, 1_000_000_000) == text
-
-
-def test_all_times_of_a_try_are_shown_as_times() -> None:
-    failed = FailedTry(1, 0, 0, 1_700_000_000_000, "down", 503, 12, 1_700_000_002_500)
-    shown = failed.shown()
-    assert (shown["at"], shown["next"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:13:22.500Z")
-    assert failed._replace(next=0).shown()["next"] is None, "there is none"
-    assert failed._replace(next=None).shown()["next"] is None, "of a handler's try it is not known"
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -247,15 +192,3 @@ def test_a_list_that_breaks_off_is_not_taken_for_the_whole(
     if as_json:
         with pytest.raises(json.JSONDecodeError):
             json.loads(out)
-
-
-def test_an_empty_list_is_a_dash_in_a_table_and_in_one_record(capsys: pytest.CaptureFixture[str]) -> None:
-    record = {"name": "shop", "headers": [], "dead_on": [404]}
-    show([record], as_json=False, empty="none")
-    said = capsys.readouterr().out
-    assert "[404]" in said
-    assert "[]" not in said
-    show_one(record, as_json=False)
-    assert ["headers", "-"] in [line.split() for line in capsys.readouterr().out.splitlines()]
-    show([record], as_json=True, empty="none")
-    assert json.loads(capsys.readouterr().out)[0]["headers"] == []

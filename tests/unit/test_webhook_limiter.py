@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
 
 from toc.index.messages import PermitRequest, Permits
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.target import NOTHING_ALLOWED
-from toc.observe.board import own_board
-from toc.webhooks import limiter as limiter_module
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import MOVES_SECONDS, PATIENCE_SECONDS, Capacity, Full
-from toc.webhooks.handlers import Webhooks
-from toc.webhooks.limiter import AGAIN_SECONDS, Limiter
+from toc.webhooks.limiter import Limiter
 
 T = TypeVar("T")
 Answers = Mapping[str, Permits | IndexUnavailable]
@@ -175,33 +166,6 @@ def test_with_a_rate_only_those_begin_that_may() -> None:
     run(Redis(tokens=2), test)
 
 
-def test_at_a_low_rate_redis_is_asked_for_each_task_too() -> None:
-    redis = Redis(tokens=1)
-
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 50, 2.0)
-        for _ in range(3):
-            await limiter.enter(capacity, 0)
-            limiter.leave(capacity, 0.01)
-            redis.tokens = 1
-
-    run(redis, test)
-
-
-def test_a_slow_target_of_few_places_gets_its_probe_too() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 3, None)
-        for _ in range(FAILURES):
-            await limiter.enter(capacity, 0)
-            capacity.breaker.failed(asyncio.get_running_loop().time(), capacity.breaker.era)
-            limiter.leave(capacity, 15.0)
-        capacity.breaker._until = 0.0  # its time is over
-        await limiter.enter(capacity, 0)
-        assert capacity.breaker.state == "half-open"
-
-    run(Redis(), test)
-
-
 def test_an_open_breaker_lets_one_in_after_its_time() -> None:
     async def test(limiter: Limiter) -> None:
         capacity = limiter.of("shop", 100, None)
@@ -218,30 +182,6 @@ def test_an_open_breaker_lets_one_in_after_its_time() -> None:
         assert (inside, {one.reason for one in refused}) == (1, {"breaker"})
 
     run(Redis(), test)
-
-
-def test_a_breaker_of_a_target_that_gets_no_tasks_any_more_is_not_shown_as_open_for_ever() -> None:
-    async def test() -> None:
-        queues, nothing = cast(Any, SimpleNamespace(permits=Redis(away=True))), cast(Any, None)
-        webhooks = Webhooks(
-            targets=nothing, queues=queues, catalog=nothing, clock=Clock(), allow=NOTHING_ALLOWED,
-            holder="me", members=lambda: 1,
-        )  # fmt: skip
-
-        def shown() -> list[float]:
-            webhooks._show()
-            found = own_board().read()
-            return [found["toc_webhook_open_breakers", name][0] for name in ("forgotten", "well")]
-
-        capacity = webhooks._limiter.of("forgotten", 3, None)
-        webhooks._limiter.of("well", 3, None)
-        for _ in range(FAILURES):
-            capacity.breaker.failed(0.0, capacity.breaker.era)
-        assert shown() == [1, 0]
-        del webhooks._limiter._capacities["forgotten"]  # after ten minutes
-        assert shown() == [0, 0]
-
-    asyncio.run(test())
 
 
 def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_one() -> None:
@@ -267,60 +207,6 @@ def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_
         assert capacity.in_flight == 1
 
     run(redis, test)
-
-
-@pytest.mark.parametrize(("granted", "times"), [(100, 10), (0, 1)])
-def test_while_a_target_is_busy_redis_is_asked_now_and_then_only(granted: int, times: int) -> None:
-    redis = Redis(granted)
-
-    async def one(limiter: Limiter, capacity: Capacity) -> None:
-        for _ in range(times):
-            with suppress(Full):
-                await limiter.enter(capacity, 0)
-                await asyncio.sleep(0.02)
-                limiter.leave(capacity, 0.02)
-
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 2, None)
-        began = asyncio.get_running_loop().time()
-        await asyncio.gather(*(one(limiter, capacity) for _ in range(10)))
-        passed = asyncio.get_running_loop().time() - began
-        assert len(redis.asked) <= 2 + passed / AGAIN_SECONDS
-
-    run(redis, test)
-
-
-def test_who_needs_one_place_more_does_not_wait_if_redis_had_all_that_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for pause in ("AGAIN_SECONDS", "RENEW_SECONDS"):
-        monkeypatch.setattr(limiter_module, pause, 3600.0)
-    monkeypatch.setattr(limiter_module, "LIFE_SECONDS", 7200.0)
-    redis = Redis()
-
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 100, None)
-        assert await entered(limiter, capacity, 60) == (60, [])
-        asked = len(redis.asked)
-        limiter._renew()
-        while len(redis.asked) == asked or limiter._asked:
-            await asyncio.sleep(0.001)
-        assert capacity.granted == 60, "what it uses, and no more"
-        await limiter.enter(capacity, 0)
-
-    run(redis, test, members=1)
-
-
-def test_a_process_asks_redis_once_for_many_requests() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 50, None)
-        for _ in range(200):
-            await limiter.enter(capacity, 0)
-            limiter.leave(capacity, 0.001)
-
-    redis = Redis()
-    run(redis, test)
-    assert len(redis.asked) <= 2
 
 
 def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_process_from_taking_more() -> (
@@ -364,73 +250,6 @@ def test_who_waits_for_a_target_that_answers_is_not_put_off() -> None:
     run(Redis(), test)
 
 
-async def answering(limiter: Limiter, capacity: Capacity, count: int) -> tuple[int, list[Full]]:
-    """As ``entered``, where each that gets in is answered at once."""
-
-    async def one() -> None:
-        await limiter.enter(capacity, 0)
-        await asyncio.sleep(0)
-        limiter.leave(capacity, 0.01)
-
-    got = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
-    return got.count(None), [full for full in got if isinstance(full, Full)]
-
-
-def test_a_burst_is_not_put_off_because_the_share_is_small_until_redis_has_answered() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 256, None)
-        await answering(limiter, capacity, 1)
-        assert capacity.granted < 20
-        assert await answering(limiter, capacity, 200) == (200, [])
-
-    run(Redis(256), test)
-
-
-def test_nobody_is_put_off_because_the_event_loop_was_held_up() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 4, None)
-        capacity.seconds = 0.01
-        await entered(limiter, capacity, 4)
-        time.sleep(5 * MOVES_SECONDS)
-        waiting = [asyncio.ensure_future(limiter.enter(capacity, 0)) for _ in range(40)]
-        for one in waiting:
-            await asyncio.sleep(0)
-            limiter.leave(capacity, 0.01)
-            await one
-
-    run(Redis(), test)
-
-
-def test_who_waits_for_redis_is_not_put_off_as_if_the_target_had_no_capacity() -> None:
-    class Slow(Redis):
-        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
-            assert late.wait(60)
-            return super().__call__(asked)
-
-    late = threading.Event()
-
-    async def test(limiter: Limiter) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(3 * PATIENCE_SECONDS, late.set)
-        assert await entered(limiter, limiter.of("shop", 20, None), 20) == (20, [])
-
-    run(Slow(), test)
-
-
-def test_who_was_put_off_for_long_holds_nobody_back_once_the_target_is_well() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 4, None)
-        await entered(limiter, capacity, 4)
-        capacity.last_return_at = asyncio.get_running_loop().time() + 30.0
-        for _ in range(4):
-            limiter.leave(capacity, 0.01)
-        _, refused = await entered(limiter, capacity, 100)
-        assert refused
-        assert max(full.seconds for full in refused) < 10.0
-
-    run(Redis(), test)
-
-
 def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> None:
     redis = Redis()
 
@@ -446,29 +265,6 @@ def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> Non
         with pytest.raises(Full):
             await limiter.enter(other, 0)
         assert len(redis.asked) == before
-
-    run(redis, test)
-
-
-def test_a_share_that_is_being_asked_for_as_a_process_ends_is_given_back_too() -> None:
-    class Slow(Redis):
-        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
-            answer = super().__call__(asked)
-            asking.set()
-            assert may_answer.wait(60)
-            return answer
-
-    asking, may_answer = threading.Event(), threading.Event()
-    redis = Slow()
-
-    async def test(limiter: Limiter) -> None:
-        coming = asyncio.ensure_future(limiter.enter(limiter.of("shop", 3, None), 0))
-        assert await asyncio.to_thread(asking.wait, 60)
-        leaving = asyncio.get_running_loop().run_in_executor(None, limiter.give_up)
-        may_answer.set()
-        await leaving
-        coming.cancel()
-        assert [asked["shop"].wanted for asked in redis.asked] == [1, 0]
 
     run(redis, test)
 

@@ -7,11 +7,11 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
-from threading import Barrier, Event, Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -474,13 +474,6 @@ def test_no_connection_is_made_to_what_is_refused(host: str) -> None:
         assert not met(), answer.text
 
 
-def test_the_listening_socket_would_have_seen_a_connection() -> None:
-    with listening(socket.AF_INET, "127.0.0.1") as (port, met):
-        answer = send(f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        assert answer.status is None
-        assert met()
-
-
 def test_a_name_that_first_leads_to_a_public_and_then_to_a_private_address_leads_nowhere() -> None:
     told: list[str] = []
 
@@ -512,39 +505,6 @@ def test_of_several_addresses_only_those_that_may_be_are_connected_to() -> None:
         answer = send(f"http://two.test:{port}/", Allow([f"http://two.test:{port}", "127.0.0.2"]), lookup)
         assert answer.status is None
         assert not met()
-
-
-@pytest.mark.parametrize(
-    ("head", "endless", "text"),
-    [
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nyes\r\n1;", b"x" * 4096, "within 2 s"),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "within 2 s"),
-        (b"HTTP/1.1 200 OK\r\n", b"X: " + b"x" * 4000 + b"\r\n", "not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: ", b"x" * 4000, "not HTTP"),
-    ],
-    ids=["extension", "interim answers", "headers", "header"],
-)
-def test_an_answer_without_an_end_ends_its_connection(head: bytes, endless: bytes, text: str) -> None:
-    def serve(listener: socket.socket) -> None:
-        client, _ = listener.accept()
-        with client, suppress(OSError):
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            client.recv(65536)
-            client.sendall(head)
-            while True:
-                client.sendall(endless)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        server = Thread(target=serve, args=[listener])
-        server.start()
-        answer = send(
-            f"http://127.0.0.1:{port}/", Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]), seconds=2
-        )
-        server.join(60)
-        assert not server.is_alive(), "the connection is still open"
-    assert answer.status is None
-    assert text in answer.text
 
 
 @pytest.mark.parametrize(("kept", "statuses"), [(True, [200, 200]), (False, [None, None])])
@@ -589,211 +549,7 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert b"cookie" not in got.lower()
 
 
-def test_of_the_connections_that_were_kept_one_is_tried_at_most_in_vain() -> None:
-    """A receiver, or what stands before it, has restarted and resets each when something is sent over it."""
-    restarted = Event()
-
-    def answer(client: socket.socket, both: Barrier) -> None:
-        with client:
-            while client.recv(65536):
-                if restarted.is_set() and both.parties == 2:
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                    return
-                both.wait(60)
-                client.sendall(KEPT)
-
-    def serve(listener: socket.socket) -> None:
-        with suppress(OSError):  # the test is over
-            for both in [Barrier(2)] * 2 + [Barrier(1)]:
-                Thread(target=answer, args=[listener.accept()[0], both], daemon=True).start()
-
-    async def whole(port: int) -> int | None:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        url = f"http://127.0.0.1:{port}/"
-        try:
-            await asyncio.gather(*(sender.send(url, {}, b"{}", 60.0) for _ in range(2)))
-            restarted.set()
-            return (await sender.send(url, {}, b"{}", 60.0)).status
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Thread(target=serve, args=[listener], daemon=True)
-        server.start()
-        status = asyncio.run(whole(listener.getsockname()[1]))
-        listener.shutdown(socket.SHUT_RDWR)
-        server.join(60)
-    assert status == 204
-
-
 KEPT = b"HTTP/1.1 204 No Content\r\n\r\n"
-
-
-def answer_each(
-    listener: socket.socket, replies: list[bytes], unasked: Callable[[socket.socket], None] | None = None
-) -> Thread:
-    """Serve one connection after the other: each request gets the next reply. After the first, ``unasked`` is
-    called. Ends when the client has closed its last connection."""
-
-    def serve() -> None:
-        left = list(replies)
-        while left:
-            client, _ = listener.accept()
-            with client:
-                while client.recv(65536):
-                    client.sendall(left.pop(0))
-                    if unasked is not None and len(left) == len(replies) - 1:
-                        unasked(client)
-
-    thread = Thread(target=serve, daemon=True)
-    thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nbegun"])
-def test_an_answer_that_does_not_end_over_a_kept_connection_is_not_waited_for(begun: bytes) -> None:
-    async def twice(port: int) -> list[Answer]:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            return [await sender.send(url, {"A": "b"}, b"{}", seconds) for seconds in (60.0, 0.2)]
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = answer_each(listener, [KEPT, begun])
-        first, second = asyncio.run(twice(listener.getsockname()[1]))
-        server.join(60)
-        assert not server.is_alive(), "the connection is still open"
-    assert first.status == 204
-    assert second.status is None
-    assert second.text == "no complete answer within 0.2 s"
-
-
-@pytest.mark.parametrize("came", [b"ok", b"HTTP/1.1 500 Unasked\r\nOf-The-Next: "])
-def test_what_came_unasked_over_a_connection_costs_no_try(came: bytes) -> None:
-    answered, sent = Event(), Event()
-
-    def unasked(client: socket.socket) -> None:
-        assert answered.wait(60)
-        client.sendall(came)
-        sent.set()
-
-    async def twice(port: int) -> list[int | None]:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            first = await sender.send(url, {"A": "b"}, b"{}", 60.0)
-            answered.set()
-            assert await asyncio.to_thread(sent.wait, 60)
-            for _ in range(3):  # the loop reads what is there
-                await asyncio.sleep(0)
-            second = await sender.send(url, {"A": "b"}, b"{}", 60.0)
-            return [first.status, second.status]
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = answer_each(listener, [KEPT, KEPT], unasked)
-        assert asyncio.run(twice(listener.getsockname()[1])) == [204, 204]
-        listener.shutdown(socket.SHUT_RDWR)
-        server.join(60)
-
-
-def connection_after_connection(listener: socket.socket, connections: list[list[bytes]]) -> Thread:
-    """Serve these connections, one after the other: each request gets its reply. Closes a connection after
-    its last one, and ends after the last connection."""
-
-    def serve() -> None:
-        for replies in connections:
-            client, _ = listener.accept()
-            with client:
-                for reply in replies:
-                    if not client.recv(65536):
-                        break
-                    client.sendall(reply)
-
-    thread = Thread(target=serve, daemon=True)
-    thread.start()
-    return thread
-
-
-def sent_in_turn(port: int, count: int) -> list[Answer]:
-    async def all_of_them() -> list[Answer]:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            return [await sender.send(url, {"A": "b"}, b"{}", 10.0) for _ in range(count)]
-        finally:
-            await sender.close()
-
-    return asyncio.run(all_of_them())
-
-
-BODY_AFTER_204 = b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\nok"
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        BODY_AFTER_204,
-        b"HTTP/1.1 204 No Content\r\n\r\nok",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyesmore",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nHTTP/1.1 500 Unasked\r\nContent-Length: 0\r\n\r\nmore",
-    ],
-)
-def test_what_comes_together_with_an_answer_is_not_taken_for_the_next_one(reply: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = connection_after_connection(listener, [[KEPT, reply], [reply], [KEPT]])
-        answers = sent_in_turn(listener.getsockname()[1], 3)
-        server.join(60)
-    assert [answer.status for answer in answers] == [204, None, 204]
-    assert answers[1].text.startswith("its answer is not HTTP")
-
-
-def test_a_rest_of_the_answer_before_is_not_taken_for_an_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = connection_after_connection(listener, [[KEPT, b"ok"], [KEPT]])
-        assert [answer.status for answer in sent_in_turn(listener.getsockname()[1], 2)] == [204, 204]
-        server.join(60)
-        assert not server.is_alive()
-
-
-def test_a_connection_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toc.webhooks.connect.KEEP_SECONDS", 0.05)
-
-    async def once(port: int, server: Thread) -> None:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, b"{}", 60.0)
-            await asyncio.to_thread(server.join, 60)
-            assert not server.is_alive(), "the connection is still open"
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = answer_each(listener, [KEPT])
-        asyncio.run(once(listener.getsockname()[1], server))
-
-
-def test_of_many_receivers_few_connections_are_kept() -> None:
-    async def whole(ports: list[int], servers: list[Thread]) -> None:
-        sender = Sender(Allow(["127.0.0.1", *(f"http://127.0.0.1:{port}" for port in ports)]), most=2)
-        try:
-            for port in ports:
-                assert (await sender.send(f"http://127.0.0.1:{port}/", {}, b"{}", 60.0)).status == 204
-            for server in servers[2:]:
-                await asyncio.to_thread(server.join, 60)
-            assert [server.is_alive() for server in servers] == [True, True, False, False]
-        finally:
-            await sender.close()
-
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
-        servers = [answer_each(one, [KEPT]) for one in listeners]
-        asyncio.run(whole([one.getsockname()[1] for one in listeners], servers))
-        for server in servers:
-            server.join(60)
 
 
 def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle(
@@ -903,39 +659,6 @@ def test_a_host_that_can_be_no_name_is_not_looked_up(host: str) -> None:
     assert answer.text.endswith("is no name of a host: its parts have 1 to 63 characters")
 
 
-def test_a_receiver_that_answers_before_it_has_the_whole_body_is_heard_and_gets_no_more_of_it() -> None:
-    size, got = 1 << 25, 0
-    answered = Event()
-
-    def serve(listener: socket.socket) -> None:
-        nonlocal got
-        client, _ = listener.accept()
-        with client:
-            client.settimeout(30)
-            got = len(client.recv(1024))
-            client.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-            answered.wait(60)
-            with suppress(ConnectionResetError):
-                while part := client.recv(1 << 20):
-                    got += len(part)
-
-    async def once(port: int) -> Answer:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            return await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, bytes(size), 60.0)
-        finally:
-            answered.set()
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Thread(target=serve, args=[listener], daemon=True)
-        server.start()
-        assert asyncio.run(once(listener.getsockname()[1])).status == 413
-        server.join(60)
-        assert not server.is_alive(), "the connection is still open"
-    assert got < size
-
-
 @pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\nb", "a\rb", "a\0b"])
 def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
     check_headers({"A": "b"})
@@ -943,17 +666,6 @@ def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
         with pytest.raises(InvalidTarget, match="control character") as refused:
             check_headers(headers)
         assert reason(refused.value, 1.0) == str(refused.value), "it is not the URL's fault"
-
-
-def test_a_target_may_have_its_own_user_agent_and_accept_each_once() -> None:
-    def named(own: dict[str, str]) -> dict[str, str]:
-        return headers_of(task(), b"", "text/plain", keys=(), timestamp=5, traceparent="x", own=own)
-
-    assert {"Accept", "User-Agent"} <= named({}).keys()
-    own = {"accept": "text/plain", "USER-AGENT": "mine"}
-    headers = named(own)
-    assert not {"Accept", "User-Agent"} & headers.keys()
-    assert headers.items() >= own.items()
 
 
 @pytest.mark.parametrize("url", ["http://example.com/", "https://example.com:8443/", "ftp://example.com/"])

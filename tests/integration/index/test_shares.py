@@ -11,7 +11,7 @@ import pytest
 from toc.index.queues import Queues
 from toc.webhooks import limiter as limiter_module
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.capacity import LEAST_WAIT_SECONDS, PATIENCE_SECONDS, Capacity, Full
+from toc.webhooks.capacity import LEAST_WAIT_SECONDS, Capacity, Full
 from toc.webhooks.limiter import Limiter
 
 
@@ -79,48 +79,6 @@ def test_what_one_process_no_longer_uses_another_one_has_at_once(
             assert all(await asyncio.gather(*(_send(first, capacity, 0.01) for _ in range(150))))
             assert capacity.granted > 50
             assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
-        finally:
-            first.close()
-            second.close()
-
-    asyncio.run(whole())
-
-
-def test_who_waits_for_the_part_that_another_process_still_uses_is_not_put_off(queues: Queues) -> None:
-    async def whole() -> None:
-        first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
-        try:
-            capacity, other = first.of("shop", 20, None), second.of("shop", 20, None)
-            busy = [asyncio.ensure_future(_send(first, capacity, 60.0)) for _ in range(20)]
-            while capacity.in_flight < 20:
-                await asyncio.sleep(0.01)
-            coming = [asyncio.ensure_future(_send(second, other, 0.01)) for _ in range(20)]
-            await asyncio.sleep(2 * PATIENCE_SECONDS)
-            assert not any(one.done() for one in coming)
-            for one in busy:
-                one.cancel()
-            await asyncio.gather(*busy, return_exceptions=True)
-            for _ in busy:
-                first.leave(capacity, 1.0)
-            assert all(await asyncio.gather(*coming))
-        finally:
-            first.close()
-            second.close()
-
-    asyncio.run(whole())
-
-
-def test_the_next_process_has_at_once_what_one_that_ended_has_given_back(queues: Queues) -> None:
-    async def whole() -> None:
-        first, second = (Limiter(queues.permits, name, lambda: 1) for name in ("first", "second"))
-        try:
-            capacity = first.of("shop", 4, None)
-            await asyncio.gather(*(first.enter(capacity, 0) for _ in range(4)))
-            for _ in range(4):
-                first.leave(capacity, 0.01)
-            first.give_up()
-            capacity = second.of("shop", 4, None)
-            await asyncio.gather(*(second.enter(capacity, 0) for _ in range(4)))  # else: Full
         finally:
             first.close()
             second.close()
