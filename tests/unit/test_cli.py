@@ -141,32 +141,6 @@ def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     "command",
     [
-        ["no-such-command"],
-        ["submit"],
-        ["submit", "t", "--no-such-option"],
-        ["get", "not-a-number"],
-        ["topic", "create", "t", "--biz-type", "x", "--slots", "1"],
-        ["topic", "create", "t", "--biz-type", "1", "--slots", "1", "--type", "odd"],
-        ["demo", "--cluster", "--configured"],
-        ["demo", "--orders", "none.csv"],
-        ["demo", "--speed", "nan"],
-        ["demo", "--count", "0"],
-        ["demo", "--cluster"],
-    ],
-)
-def test_wrong_usage_ends_with_2_and_no_traceback(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err
-    assert "Traceback" not in shown.err
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
         ["db", "check"],
         ["db", "upgrade"],
         ["topic", "list"],

@@ -200,21 +200,6 @@ def test_a_request_whose_fields_all_have_defaults_needs_no_body(shared: Gateway)
     assert paths["/v1/topics/{topic}/tasks"]["post"]["requestBody"]["required"]
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"delay": 1e12}, "delay"),
-        ({"action_time": "2001-01-01T00:00:00Z"}, "action_time"),
-    ],
-)
-def test_a_reschedule_to_a_wrong_time_names_what_was_given(
-    shared: Gateway, change: dict[str, Any], field: str
-) -> None:
-    job_id = shared.submit("test.sync", biz_id=1).body["job_id"]
-    refused = shared.call("PATCH", f"/v1/tasks/{job_id}", change)
-    assert (refused.status, refused.body["field"]) == (422, field), refused
-
-
 def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shared: Gateway) -> None:
     topic = Topic("of.elsewhere", 903, 2)  # as another process makes it
     shared.system.center.store.topics.create(topic)

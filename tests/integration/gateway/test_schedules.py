@@ -6,7 +6,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from harness.gateway import Gateway
 
 from toc.store.server import Statement
@@ -125,51 +124,6 @@ def test_a_trigger_runs_one_task_now_and_a_backfill_those_of_the_past(shared: Ga
         "schedule.backfill", "schedule.backfill", "schedule.trigger"
     ]  # fmt: skip
     assert (newest[1]["result"]["submitted"], newest[2]["result"]["job_id"]) == (5, job_id)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"name": "a b"}, "name"),
-        ({"name": ""}, "name"),
-        ({"name": "x" * 300}, "name"),
-        ({"name": None}, "name"),
-        ({"topic": "a b"}, "topic"),
-        ({"cron": "61 * * * *"}, "cron"),
-        ({"cron": "0 0 * * 1#" + "9" * 900}, "cron"),
-        ({"cron": "0 0 * * 1#" + "9" * 5000}, "cron"),
-        ({"cron": None}, "cron"),
-        ({"every": 60}, "cron"),
-        ({"zone": "Europe/Atlantis"}, "zone"),
-        ({"cron": None, "every": 0.5}, "every"),
-        ({"cron": None, "every": 1e300}, "every"),
-        ({"cron": None, "every": "15m"}, "every"),
-        ({"cron": None, "every": 60, "anchor": "2030-01-01T00:00:00"}, "anchor"),
-        ({"anchor": "0001-01-01T00:00:00+10:00"}, "anchor"),
-        ({"anchor": "2030-01-01T00:00:00Z"}, "anchor"),
-        ({"dst": "jump"}, "dst"),
-        ({"cron": None, "every": 60, "dst": "skip"}, "dst"),
-        ({"cron": None, "every": 60, "zone": "Europe/Berlin"}, "zone"),
-        ({"missed": "some"}, "missed"),
-        ({"overlap": "queue"}, "overlap"),
-        ({"window": 1}, "window"),
-        ({"jitter": -1}, "jitter"),
-        ({"attribute": {"scheduled_for": 1}}, "attribute"),
-        ({"attribute": {"a": "x" * 5000}}, "attribute"),
-        ({"attribute": [1]}, "attribute"),
-        ({"paused": "yes"}, "paused"),
-        ({"crom": "0 2 * * *"}, "crom"),
-    ],
-)
-def test_a_bad_definition_is_refused_by_the_name_of_its_field(
-    shared: Gateway, change: dict[str, Any], field: str
-) -> None:
-    made_of = {**DAILY, "name": "never", **change}
-    answer = shared.call("POST", "/v1/schedules", made_of)
-    assert (answer.status, answer.body["type"], answer.body["field"]) == (422, "/docs#invalid", field), answer
-    assert shared.call("GET", "/v1/schedules/never").status == 404
-    if field != "name":
-        assert shared.call("GET", "/v1/audit?target=never").body["actions"] == []
 
 
 def test_a_bad_change_is_refused_and_changes_nothing(shared: Gateway) -> None:

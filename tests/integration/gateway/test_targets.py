@@ -172,28 +172,6 @@ def test_a_test_of_a_target_that_does_not_answer_says_why(gateway: Gateway) -> N
     assert gateway.call("DELETE", "/v1/targets/silent").status == 200
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"url": "http://example.com/"}, "url"),
-        ({"url": "https://user:pw@example.com/"}, "url"),
-        ({"name": "a b"}, "target"),
-        ({"headers": {"Host": "x"}}, "headers"),
-        ({"headers": {"X": "a\nb"}}, "headers"),
-        ({"timeout": 0}, "timeout"),
-        ({"rate": -1}, "rate"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"dead_on": [500]}, "dead_on"),
-    ],
-)
-def test_a_wrong_target_is_refused_by_its_field(
-    gateway: Gateway, change: dict[str, object], field: str
-) -> None:
-    answer = gateway.call("POST", "/v1/targets", {"name": "bad", "url": "https://example.com/", **change})
-    assert (answer.status, answer.body["field"]) == (422, field), answer
-    assert gateway.call("GET", "/v1/targets/bad").status == 404
-
-
 def test_without_the_key_only_what_needs_secrets_is_refused(shared: Gateway, gateway: Gateway) -> None:
     gateway.call("POST", "/v1/targets", {"name": "keyed", "url": "https://example.com/"})
     for method, path, body in (

@@ -1,4 +1,7 @@
-"""Requests that no client should send: each gets its problem, which names the field; none a trace."""
+"""Requests that no client should send: each gets its problem, which names the field; none a trace.
+
+What is wrong in a field or a parameter is made up from the calls that there are.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,28 @@ import json
 import random
 import re
 import socket
-import time
 from typing import Any
 
 import pytest
 from harness.gateway import Gateway
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from harness.refused import TASKS
 
 from toc.gateway.app import CALLS
 from toc.gateway.problems import KINDS
 
 SUBMIT = "/v1/topics/test.sync/tasks"
+PLAIN: dict[str, Any] = {"biz_id": 1, "delay": 60}
 TASK = b'{"biz_id":1,"delay":3600}'
+TAKE = [call for call in CALLS if call.body is not None]
+ASK = [call for call in CALLS if call.query.model_fields and call.method == "GET"]
 TYPES = {f"/docs#{kind.name}": kind.status for kind in KINDS}
 FOLLOWING = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
-EXAMPLES = settings(
-    max_examples=400,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+ONLY_PYTHON = {
+    "zero timedelta", "negative timedelta", "eleven years", "timedelta.max", "action_time text", "odd", "set",
+    "bytes", "biz bytes", "int key", "loop", "deep", "huge int", "datetime", "tries None", "dedup int",
+}  # fmt: skip
+"""Values that JSON does not have, or that are right in it."""
 
 
 def exchange(gateway: Gateway, sent: bytes, *, pause: bytes = b"") -> bytes:
@@ -229,7 +230,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "expires_at": None, "body": "x", "body_base64": None, "content_type": None, "on_conflict": "replace",
         "slot_basis": "s", "target": None, "url": None,
     },
-    "/v1/topics/{topic}/tasks:batch": {"tasks": [{"biz_id": 1, "delay": 60}]},
+    "/v1/topics/{topic}/tasks:batch": {"tasks": [PLAIN]},
     "/v1/topics/{topics}:pull": {"max": 1, "wait": 0, "ttr": 1},
     "/v1/leases:ack": {"lease": "x"},
     "/v1/leases:nack": {"lease": "x", "delay": 1, "dead": False, "error": "e"},
@@ -254,57 +255,184 @@ def path_of(path: str) -> str:
     return path.format(**PLACES)
 
 
-TAKING = [(call.method, call.path) for call in CALLS if call.body is not None]
-
-
-@pytest.mark.parametrize(("method", "path"), TAKING)
-def test_every_field_with_every_odd_value_is_answered_by_its_name(
-    shared: Gateway, method: str, path: str
-) -> None:
-    """One value is another, or one more is there that is unknown."""
-    fields = BODIES.get(path, {}) if method == "POST" else {}
-    model = next(call.body for call in CALLS if (call.method, call.path) == (method, path))
-    assert model is not None
-    names = sorted({*fields, *model.model_fields, "unknown"})
-    chosen = random.Random(path).sample(range(len(names) * len(ODD)), min(60, len(names) * len(ODD)))
-    until = time.monotonic() + 60
-    tried = 0
+@pytest.mark.parametrize("call", TAKE, ids=lambda call: call.name)
+def test_every_field_with_every_odd_value_is_answered_by_its_name(shared: Gateway, call: Any) -> None:
+    """One value is another, one more is there that is unknown, or the whole body is an odd value."""
+    fields = BODIES.get(call.path, {}) if call.method == "POST" else {}
+    names = sorted({*fields, *call.body.model_fields, "unknown"})
+    chosen = random.Random(call.path).sample(range(len(names) * len(ODD)), min(50, len(names) * len(ODD)))
+    sent = []
     for number in chosen:
         name, odd = names[number // len(ODD)], ODD[number % len(ODD)]
         values = {key: json.dumps(value).encode() for key, value in fields.items()} | {name: odd}
-        body = b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in values.items()) + b"}"
-        answer = shared.call(method, path_of(path), body)
-        tried += 1
-        _check(answer.status, answer.body, (method, path, name, odd[:60]))
-        if time.monotonic() > until:
-            break
-    assert tried >= 10
-    assert "call_failed" not in shared.told()
-
-
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-JSONS = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
-
-
-def encoded(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-def test_no_bytes_are_answered_otherwise_than_by_a_problem(shared: Gateway) -> None:
-    """Whole bodies of any JSON, or of bytes that are none, to any call that takes a body."""
-    began = time.monotonic()
-
-    @EXAMPLES
-    @given(st.sampled_from(TAKING), st.binary(max_size=200) | JSONS.map(encoded))
-    def send(call: tuple[str, str], body: bytes) -> None:
-        if time.monotonic() - began > 60:
-            return
-        answer = shared.call(call[0], path_of(call[1]), body)
-        _check(answer.status, answer.body, (call, body))
-
-    send()
+        pairs = (b'"%b":%b' % (key.encode(), value) for key, value in values.items())
+        sent.append(b"{" + b",".join(pairs) + b"}")
+    for body in (*sent, *random.Random(call.name).sample(ODD, 5), b"", b"{"):
+        answer = shared.call(call.method, path_of(call.path), body)
+        _check(answer.status, answer.body, (call.name, body[:200]))
     assert "call_failed" not in shared.told()
     assert "Traceback" not in shared.told()
+
+
+TEXTS = ["", "0", "-1", "9" * 30, "late", "%00", "a%21", "1e9", "%C3%BC", "2030-01-01T00:00:00", "x" * 300]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [call for call in CALLS if call.query.model_fields and call.method == "GET"],
+    ids=lambda call: call.name,
+)
+def test_every_parameter_with_odd_texts_is_answered_by_its_name(shared: Gateway, call: Any) -> None:
+    for name in (*call.query.model_fields, "unknown"):
+        for text in TEXTS:
+            answer = shared.call("GET", f"{path_of(call.path)}?{name}={text}")
+            _check(answer.status, answer.body, (call.name, name, text))
+            if answer.status == 422:
+                assert answer.body["field"] in (name, "after", "due_after", "topic"), answer
+        assert shared.call("GET", f"{path_of(call.path)}?{name}=1&{name}=2").status in (400, 404), name
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_a_task_that_cannot_be_is_refused_by_its_field(shared: Gateway, case: str) -> None:
+    error, given = TASKS[case]
+    values = {"biz_id": 1, **given}
+    if error in ("UnknownTopic", "TocError") or case in ONLY_PYTHON:
+        return
+    body = json.dumps(values, default=lambda value: value.isoformat()).encode()
+    answer = shared.call("POST", SUBMIT, body)
+    fields = {*given, "delay"}
+    assert (answer.status, answer.body["type"]) in ((422, "/docs#invalid"), (400, "/docs#syntax")), answer
+    assert answer.status == 400 or answer.body["field"] in fields, answer
+    assert answer.body["detail"]
+
+
+REQUESTS: dict[tuple[str, str], tuple[Any, int, str, str | None]] = {
+    ("GET", "/v2/tasks"): (None, 404, "not-found", None),
+    ("PUT", SUBMIT): ({}, 405, "method-not-allowed", None),
+    ("POST", "/v1/topics/none/tasks"): (PLAIN, 404, "unknown-topic", None),
+    ("POST", "/v1/topics/{a}/tasks"): (PLAIN, 422, "invalid", "topic"),
+    ("POST", "/v1/topics/a%2Fb/tasks"): (PLAIN, 404, "not-found", None),
+    ("GET", "/v1/tasks/894573895733248"): (None, 404, "unknown-task", None),
+    ("GET", "/v1/tasks/x"): (None, 404, "unknown-task", None),
+    ("GET", "/v1/tasks/" + "9" * 100): (None, 404, "unknown-task", None),
+    ("GET", "/v1/tasks/%D9%A1%D9%A2"): (None, 404, "unknown-task", None),
+    ("GET", "/v1/tasks?" + "&".join(f"a{n}=1" for n in range(100))): (None, 400, "syntax", None),
+    ("GET", "/v1/tasks?due_after=2030-01-01T00:00:00+01:00"): (None, 422, "invalid", "due_after"),
+    ("GET", "/v1/tasks?due_after=2099-01-01T00:00:00Z&due_before=2098-01-01T00:00:00Z"): (
+        None, 422, "invalid", "due_after",
+    ),
+    ("POST", SUBMIT): (b" " * (6500 << 10), 413, "too-large", None),
+    ("POST", SUBMIT + ":batch"): ({"tasks": [PLAIN] * 1001}, 422, "invalid", "tasks"),
+    ("PATCH", "/v1/topics/test.sync"): ({}, 422, "invalid", None),
+    ("PATCH", "/v1/targets/t"): ({}, 422, "invalid", None),
+    ("DELETE", "/v1/tasks/1"): (b"{", 400, "syntax", None),
+    ("DELETE", "/v1/tasks/2"): ({"why": "x"}, 422, "invalid", "why"),
+    ("DELETE", "/v1/tasks/3"): ({}, 404, "unknown-task", None),
+    ("GET", "/v1/tasks?topic=none"): (None, 404, "unknown-topic", None),
+    ("GET", "/v1/dead?topic=none"): (None, 404, "unknown-topic", None),
+    ("DELETE", "/v1/templates/a.*"): (None, 404, "unknown", None),
+    ("DELETE", "/v1/tokens/nobody"): (None, 404, "unknown", None),
+    ("POST", "/v1/cluster:rebalance"): ({}, 409, "no-cluster", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), REQUESTS, ids=lambda word: word[:40])
+def test_a_request_that_leads_nowhere_is_answered_as_a_problem(
+    shared: Gateway, method: str, path: str
+) -> None:
+    body, status, kind, field = REQUESTS[method, path]
+    answer = shared.call(method, path, body)
+    assert (answer.status, answer.body["type"]) == (status, f"/docs#{kind}"), answer
+    assert answer.body.get("field") == field
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.body["status"], bool(answer.body["title"])) == (status, True)
+    assert "due_after" not in shared.told(), "what was asked is in no log"
+
+
+def test_a_conflict_names_the_other_task(shared: Gateway) -> None:
+    first = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 1})
+    answer = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 2})
+    assert (answer.status, answer.body["type"]) == (409, "/docs#dedup-conflict")
+    assert answer.body["job_id"] == first.body["job_id"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nbad header\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"x" * 70_000, 431),
+        (b"POST /v1/topics/a/tasks HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /v1/topics/a/tasks HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+        (b"GET http:// HTTP/1.1\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_http_is_answered_and_closed(shared: Gateway, sent: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=60) as client:
+        client.sendall(sent)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"application/problem+json" in answer
+    assert shared.call("GET", "/healthz").status == 200
+
+
+def test_a_problem_says_what_there_is_instead(shared: Gateway) -> None:
+    """An unknown field names the known ones, a token what it lacks, an unknown topic itself."""
+    fields = {
+        ("POST", SUBMIT): ({**PLAIN, "dealy": 1}, "dealy", "biz_id, delay, action_time"),
+        ("POST", f"{SUBMIT}:batch"): (
+            {"tasks": [{**PLAIN, "dealy": 1}]},
+            "tasks.0.dealy",
+            "biz_id, delay",
+        ),
+        ("POST", "/v1/topics/test.sync:pause"): ({"a": 1}, "a", "there are none"),
+        ("GET", "/v1/tasks?limt=1"): (None, "limt", "biz_id, text, topic, status"),
+        ("POST", "/v1/schedules/none:backfill"): ({"start": 1}, "start", "from, to, rate"),
+    }
+    for (method, path), (body, field, known) in fields.items():
+        answer = shared.call(method, path, body)
+        (told,) = [one["detail"] for one in answer.body["errors"] if one["field"] == field]
+        assert (answer.status, told.startswith("there is no such field; "), known in told) == (
+            422,
+            True,
+            True,
+        )
+    for token, method, path, says in (
+        ("sync-only", "GET", "/v1/workers", "for all topics, *"),
+        (
+            shared.make_token("reader", "read"),
+            "POST",
+            SUBMIT,
+            "needs an access token with the role admin or produce; this one has read",
+        ),
+    ):
+        refused = shared.call(method, path, PLAIN if method == "POST" else None, token=token or "reader")
+        assert (refused.status, says in refused.body["detail"]) == (403, True), refused
+    assert "'test.none'" in shared.call("POST", "/v1/topics/test.none/tasks", PLAIN).body["detail"]
+    assert "'test.none'" in shared.call("GET", "/v1/tasks?topic=test.none").body["detail"]
+
+
+def test_a_text_of_digits_is_the_number_as_a_biz_id(shared: Gateway) -> None:
+    for biz_id, shown in (
+        (4242, 4242),
+        ("4242", 4242),
+        (str(2**63 - 1), str(2**63 - 1)),
+        ("0042", "0042"),
+        ("9" * 28, "9" * 28),
+    ):
+        job_id = shared.submit(biz_id=biz_id).body["job_id"]
+        assert shared.call("GET", f"/v1/tasks/{job_id}").body["biz_id"] == shown
+        text = "&text=true" if biz_id == "9" * 28 else ""
+        found = shared.call("GET", f"/v1/tasks?biz_id={biz_id}{text}").body["tasks"]
+        assert job_id in [one["job_id"] for one in found]
+    same = [shared.submit(biz_id=one, dedup_key="digits").body["job_id"] for one in (4243, "4243")]
+    assert same[0] == same[1]
 
 
 def _check(status: int, body: Any, what: Any) -> None:
