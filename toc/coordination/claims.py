@@ -3,9 +3,9 @@
 Claims last as long as the daemon's session, so no other daemon has their slots. A claim that passes from one
 of its workers to another is rewritten in one step, so that it is never free in between.
 
-Claims that may have to be deleted are recorded first (``leftover``) and forgotten once ZooKeeper has deleted
-them, so interrupted work is simply repeated. Only the daemon's thread uses a Claims; kazoo's threads only
-report that a claim of another daemon's worker has changed.
+Slots whose claim may have to be written or deleted are recorded first (``unwritten``) and forgotten once
+ZooKeeper says what is held, so interrupted work is simply repeated. Only the daemon's thread uses a Claims;
+kazoo's threads only report that a claim of another daemon's worker has changed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ class Claims:
         self._signal = signal
         self.held: dict[Slot, str] = {}
         """slot -> worker_id."""
-        self.vacant: set[Slot] = set()
-        """Slots that our workers have released and whose claims are still in our session. While ZooKeeper is
-        out of reach, our other workers may take them."""
-        self.leftover: set[Slot] = set()
-        """Claims that may be ours and must be deleted, unless they are held again."""
+        self.unwritten: set[Slot] = set()
+        """Slots whose claim in ZooKeeper may be ours and not what ``held`` says."""
         self._lock = threading.Lock()
         self._blocked: set[Slot] = set()
         """Slots that workers of other daemons hold; a watch tells when a claim changes. Under the lock."""
@@ -54,20 +51,16 @@ class Claims:
         return {slot for slot in slots if self.held.get(slot) == worker_id}
 
     def let_go(self, slots: Collection[Slot]) -> None:
-        """Record that a worker of ours has released slots.
-
-        Their claims are deleted unless another worker of ours takes them.
-        """
+        """Record that a worker of ours has released slots. ``write`` deletes their claims, unless another
+        worker of ours has taken them up by then."""
         for slot in slots:
             del self.held[slot]
-        self.leftover.update(slots)
-        self.vacant.update(slots)
+        self.unwritten.update(slots)
 
-    def take_vacant(self, worker_id: str, slots: Collection[Slot]) -> None:
-        """Let a worker hold those of the slots that are vacant. ``hand_on`` writes that later."""
-        again = self.vacant.intersection(slots)
-        self.vacant -= again
-        self.held.update(dict.fromkeys(again, worker_id))
+    def take_up(self, worker_id: str, slots: Collection[Slot]) -> None:
+        """Let a worker hold those of the slots that workers of ours have released and whose claims still
+        stand. ``write`` puts its name into them."""
+        self.held.update(dict.fromkeys(self.unwritten.intersection(slots) - self.held.keys(), worker_id))
 
     def to_claim(self, slots: Iterable[Slot]) -> list[Slot]:
         """Return those of the slots that no worker holds, as far as known."""
@@ -83,78 +76,51 @@ class Claims:
         """Claim those of the slots that are free, for workers of ours."""
         self.held.update(self._make(wanted, session_id))
 
-    def claim_anew(self, wanted: Mapping[Slot, str], session_id: int) -> None:
-        """Claim these held slots again, in a new session or after nodes were deleted. Give up the others."""
-        self.leftover.update(self.held)
-        kept = self._make(wanted, session_id)
-        if len(kept) < len(self.held):
-            log.warning("claims_lost", slots=len(self.held) - len(kept))
-        self.held = kept
-
-    def restore(self, lost: Mapping[Slot, str], session_id: int) -> None:
-        """Create the lost claim nodes of held slots again. Gives up the slots whose claims are
-        refused."""
-        kept = self._make(lost, session_id)
-        for slot in lost.keys() - kept.keys():
-            del self.held[slot]
-
-    def hand_on(self, session_id: int) -> None:
-        """Write the new worker's name into each leftover claim whose slot another worker of ours
-        has taken over."""
-        taken = {slot: self.held[slot] for slot in self.leftover if slot in self.held}
-        lost = taken.keys() - self._make(taken, session_id).keys()
+    def write(self, session_id: int) -> None:
+        """Make or rewrite the unwritten claims of slots that are held, and delete the others. Gives up the
+        slots that workers of other daemons have claimed."""
+        wanted = {slot: self.held[slot] for slot in self.unwritten if slot in self.held}
+        lost = wanted.keys() - self._make(wanted, session_id).keys()
         if lost:
             log.warning("claims_lost", slots=len(lost))
         for slot in lost:
             del self.held[slot]
-
-    def delete_leftover(self, session_id: int) -> None:
-        """Delete the claims that no worker of ours holds any more."""
-        slots = sorted(self.leftover - self.held.keys())
-        paths = [self._paths.node("slots", slot) for slot in slots]
+        left = sorted(self.unwritten - self.held.keys())
+        paths = [self._paths.node("slots", slot) for slot in left]
         nodes = self._session.read(paths)
-        self.vacant.clear()  # once a claim is gone, another daemon may take the slot
         self._session.delete(
             path
-            for path, slot, node in zip(paths, slots, nodes, strict=True)
+            for path, slot, node in zip(paths, left, nodes, strict=True)
             if node and (node.session == session_id or holder_of(str(slot), node.data) in self._ours)
         )
-        self.leftover.clear()
+        self.unwritten.clear()
 
     def _make(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
         """Create claims for workers of ours. Returns those that were granted; watches the others."""
-        self.leftover.update(wanted)  # until the outcome of each is known
-        self.vacant.difference_update(wanted)
+        self.unwritten.update(wanted)  # until the outcome of each is known
         granted = self._create(wanted)
         refused = [slot for slot in wanted if slot not in granted]
         with self._lock:
             self._blocked.update(refused)
         nodes = self._session.read((self._paths.node("slots", slot) for slot in refused), self._changed)
-        passed_on: list[tuple[Slot, int]] = []
-        ours = {}
+        standing: list[tuple[Slot, int]] = []
+        free = {}
         for slot, node in zip(refused, nodes, strict=True):
-            holder = holder_of(str(slot), node.data) if node else None
             if node is None:
-                ours[slot] = wanted[slot]  # it is free by now
-            elif node.session == session_id and holder == wanted[slot]:
-                granted[slot] = wanted[slot]  # the answer to an earlier attempt was lost
+                free[slot] = wanted[slot]  # it is by now
             elif node.session == session_id:
-                passed_on.append((slot, node.version))  # another worker of ours has released it
-            elif holder in self._ours:
-                ours[slot] = wanted[slot]  # the claim is of an earlier session of ours
-        self._session.delete(
-            self._paths.node("slots", slot)
-            for slot, node in zip(refused, nodes, strict=True)
-            if node and slot in ours
-        )
-        granted |= self._create(ours)
-        granted |= self._pass_on(passed_on, wanted)
-        asked = ours.keys() | {slot for slot, _ in passed_on}
+                standing.append((slot, node.version))  # of another worker of ours that has released it
+            elif holder_of(str(slot), node.data) in self._ours:
+                free[slot] = wanted[slot]  # the claim is of an earlier session of ours
+        self._session.delete(self._paths.node("slots", slot) for slot in free)
+        granted |= self._create(free)
+        granted |= self._pass_on(standing, wanted)
+        asked = free.keys() | {slot for slot, _ in standing}
         with self._lock:
             self._blocked -= granted.keys() | asked
         if not asked <= granted.keys():
             self._signal()  # another worker was quicker: claim again
-        self.leftover -= wanted.keys()
+        self.unwritten -= wanted.keys()
         return granted
 
     def _create(self, wanted: Mapping[Slot, str]) -> dict[Slot, str]:

@@ -95,6 +95,11 @@ def host_of(worker_id: str) -> str:
     return worker_id.rsplit("-", 2)[0]
 
 
+def place_of(worker_id: str) -> str:
+    """Return the place of a worker_id on its host, which a process has from the one that it replaces."""
+    return worker_id.rpartition("-")[0]
+
+
 def first_candidate(names: Iterable[str]) -> str:
     """Return the candidate that leads, of the nodes ``leader/{session}-{n}``: "" if there is none."""
     return min(names, key=lambda name: name.rpartition("-")[2], default="")

@@ -1,22 +1,16 @@
 """Coordination through ZooKeeper: one session per daemon, whose worker processes are the members.
 
-Pending changes are recorded first (``_unjoined``, ``_departed``, ``Claims.leftover``) and forgotten once
+Pending changes are recorded first (``_unjoined``, ``_departed``, ``Claims.unwritten``) and forgotten once
 ZooKeeper has made them, so interrupted work is simply repeated.
 
-No worker loses a slot because ZooKeeper is out of reach. A slot that a worker leaves meanwhile goes to
-another worker of this daemon, a stand-in: claims last as long as the daemon's session, so no other daemon has
-it. The workers cannot disagree, because only their daemon tells them what to take. It hands on only slots
-whose claim is known to be in its session: none whose claim was being made or deleted when the connection
-broke, and none of a session that has ended.
+No worker loses a slot because ZooKeeper is out of reach: claims last as long as the daemon's session, so no
+other daemon has them. A process that the daemon restarts meanwhile takes up the slots of the one before it in
+the same place; nothing else moves. When ZooKeeper is back, the daemon writes the deaths first, then its
+claims, and only then deletes the nodes of the workers that left, which makes the leader assign anew.
 
-When ZooKeeper is back, the daemon writes the deaths first. Then it writes the stand-ins' names into the
-claims, in one step each, so that no claim is free in between. Only then does it delete the nodes of the
-workers that left, which makes the leader assign anew. Until that has happened the stand-ins continue; then
-they hand over in good order.
-
-When a session has ended, its nodes are gone. The daemon claims again those slots that its workers still
-consume and that are still assigned to them, and the workers join again; other slots vanish from ``claimed``.
-The same happens when nodes were deleted, which watches and a check every few seconds detect.
+When a session has ended, its nodes are gone. The daemon claims again what its workers still hold, and the
+workers join again; slots that others have claimed meanwhile vanish from ``claimed``. The same happens when
+nodes were deleted, which watches and a check every few seconds detect.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from toc.coordination.address import Address
-from toc.coordination.assignment import Member, assign
+from toc.coordination.assignment import Member
 from toc.coordination.changes import Changes
 from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
@@ -43,6 +37,7 @@ from toc.coordination.znodes import (
     encode,
     member_data,
     owners_of,
+    place_of,
 )
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
@@ -98,7 +93,6 @@ class ZooKeeperCoordinator:
         )
         self._started = False
         self._topics: Mapping[str, int] = {}
-        self._deliveries: Mapping[str, str] = {}
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
@@ -137,8 +131,8 @@ class ZooKeeperCoordinator:
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
         """Set what to assign: topic -> number of slots."""
-        self._topics, self._deliveries = dict(topics), dict(deliveries or {})
-        if self._leader.set_topics(topics, self._deliveries):
+        self._topics = dict(topics)
+        if self._leader.set_topics(topics, deliveries or {}):
             self._assignment = {
                 name: each for name, each in self._assignment.items() if each.version >= 0 or name in topics
             }
@@ -151,7 +145,7 @@ class ZooKeeperCoordinator:
         self._joined.setdefault(member.worker_id, self._clock.now_ms())
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
-        self._attempt(self._write_changes)
+        self._attempt(lambda: self._write_changes(self._session_id))
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """Remove a worker and its claims. If ``known_dead``, publish its death."""
@@ -161,23 +155,22 @@ class ZooKeeperCoordinator:
             self._claims.let_go([slot for slot, owner in self._claims.held.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
             self._departed.append(_Departed(worker_id, member.host, known_dead))
-            self._attempt(self._write_changes)
+            self._attempt(lambda: self._write_changes(self._session_id))
         elif known_dead:  # it had left already, but has not finished what it held
             self._departed.append(_Departed(worker_id, self._host, known_dead))
-            self._attempt(self._write_changes)
+            self._attempt(lambda: self._write_changes(self._session_id))
 
     def desired(self) -> dict[str, set[Slot]]:
-        """Return the slots that each worker should own, also as a stand-in."""
+        """Return the slots that each worker should own: those assigned to it, and those of a worker that it
+        replaces, until the leader has assigned them anew."""
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-        left: list[Slot] = []
+        successors = {place_of(worker_id): worker_id for worker_id in self._members}
         for topic, assigned in self._assignment.items():
             for number, owner in enumerate(assigned.owners):
+                if owner in self._ours and owner not in wanted:
+                    owner = successors.get(place_of(owner))
                 if owner in wanted:
                     wanted[owner].add(Slot(topic, number))
-                elif owner in self._ours:
-                    left.append(Slot(topic, number))
-        for slot, worker_id in self._stand_ins(left, wanted).items():
-            wanted[worker_id].add(slot)
         return wanted
 
     def claimed(self) -> dict[str, set[Slot]]:
@@ -188,12 +181,13 @@ class ZooKeeperCoordinator:
         return held
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots; without ZooKeeper, only vacant ones. Returns those that the worker holds now."""
-        if worker_id in self._members and self._session.id is None:
-            self._claims.take_vacant(worker_id, slots)
-        wanted = dict.fromkeys(self._claims.to_claim(slots), worker_id)
-        if wanted and worker_id in self._members:
-            self._attempt(lambda: self._claims.claim(wanted, self._session_id))
+        """Claim slots; without ZooKeeper, only those that workers of ours have left. Returns those that the
+        worker holds now."""
+        if worker_id in self._members:
+            if self._session.id is None:
+                self._claims.take_up(worker_id, slots)
+            elif wanted := dict.fromkeys(self._claims.to_claim(slots), worker_id):
+                self._attempt(lambda: self._claims.claim(wanted, self._session_id))
         return self._claims.of(worker_id, slots)
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
@@ -201,7 +195,7 @@ class ZooKeeperCoordinator:
         freed = self._claims.of(worker_id, slots)
         if freed:
             self._claims.let_go(freed)
-            self._attempt(self._write_changes)
+            self._attempt(lambda: self._write_changes(self._session_id))
             self._on_change()  # another of our workers may wait for it
 
     def dead_workers(self) -> frozenset[str]:
@@ -244,45 +238,6 @@ class ZooKeeperCoordinator:
                 due = _RETRY
         return due
 
-    # --- slots that workers leave behind ---
-
-    def _stand_ins(self, left: Iterable[Slot], wanted: Mapping[str, Collection[Slot]]) -> dict[Slot, str]:
-        """Return the stand-ins: which of our workers serves each slot in ``left``, whose assigned
-        worker has left.
-
-        With ZooKeeper, these are only the workers that hold such a slot already. While ZooKeeper is
-        out of reach, the slots are spread over all our workers. The slots in ``wanted`` stay with
-        their workers.
-        """
-        served = {slot: self._claims.held[slot] for slot in left if slot in self._claims.held}
-        if self._session.id is not None:
-            return served
-        deserted = served.keys() | self._claims.vacant.intersection(left)
-        if not deserted:
-            return {}
-        own = {slot: worker_id for worker_id, slots in wanted.items() for slot in slots}
-        topics: dict[str, list[Slot]] = {}
-        for slot in sorted(own.keys() | deserted):
-            topics.setdefault(slot.topic, []).append(slot)
-        owners = assign(
-            self._members.values(),
-            {topic: len(slots) for topic, slots in topics.items()},
-            previous={topic: [served.get(slot) for slot in slots] for topic, slots in topics.items()},
-            pins={
-                (topic, number): own[slot]
-                for topic, slots in topics.items()
-                for number, slot in enumerate(slots)
-                if slot in own
-            },
-            deliveries=self._deliveries,
-        )
-        return {
-            slot: owner
-            for topic, slots in topics.items()
-            for slot, owner in zip(slots, owners[topic], strict=True)
-            if owner is not None and slot in deserted
-        }
-
     # --- catching up with ZooKeeper ---
 
     def _attempt(self, action: Callable[[], None]) -> None:
@@ -306,7 +261,7 @@ class ZooKeeperCoordinator:
             self._enter_session(session_id)
         elif not self._changes.verify_in:
             self._verify(session_id)
-        self._write_changes()
+        self._write_changes(session_id)
         self._refresh()
         wait, refused = self._leader.step(self._assignment, self._dead)
         if refused:
@@ -316,13 +271,9 @@ class ZooKeeperCoordinator:
         return verify if wait is None else min(wait, verify)
 
     def _enter_session(self, session_id: int | None) -> None:
-        """Create all our nodes, in a new session or because they were deleted.
-
-        Claims come before workers: a leader that sees a worker sees what it holds.
-        """
+        """Create all our nodes, in a new session or because they were deleted."""
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
-        self._claims.vacant.clear()  # their claims are gone, and other daemons may have the slots by now
         paths = [self._paths.directory(name) for name in DIRECTORIES]
         found = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
         lost = [name for name, before in self._directories.items() if not _same(before, found[name])]
@@ -334,16 +285,9 @@ class ZooKeeperCoordinator:
         self._changes.verified()
         self._leader.enroll(session_id)
         self._changes.read_everything()
-        self._refresh()
-        wanted = self.desired()
-        again = {
-            slot: owner
-            for slot, owner in self._claims.held.items()
-            if slot in wanted[owner] or session_id == self._session_id
-        }
-        self._claims.claim_anew(again, session_id)
+        self._claims.unwritten.update(self._claims.held)
         self._unjoined = set(self._members)
-        self._join_workers(session_id)
+        self._write_changes(session_id)
         self._session_id = session_id
         self._find_gone(leaders=True)
 
@@ -368,15 +312,15 @@ class ZooKeeperCoordinator:
             or node.session != session_id
             or node.data != member_data(self._members[worker_id], self._joined[worker_id])
         }
-        lost: dict[Slot, str] = {}
+        lost: list[Slot] = []
         if found["slots"] != before["slots"]:
             names = set(self._session.children(self._paths.directory("slots")))
-            lost = {slot: owner for slot, owner in self._claims.held.items() if str(slot) not in names}
+            lost = [slot for slot in self._claims.held if str(slot) not in names]
         if gone or lost:
             log.warning("zookeeper_nodes_lost", workers=len(gone), claims=len(lost))
             self._leader.nodes_lost()
             self._unjoined |= gone
-            self._claims.restore(lost, session_id)
+            self._claims.unwritten.update(lost)
         self._find_gone()
 
     def _find_gone(self, *, leaders: bool = False) -> None:
@@ -390,7 +334,7 @@ class ZooKeeperCoordinator:
         if gone:
             log.warning("workers_proved_gone", workers=gone)
             claims = read_claims(self._session, self._paths)
-            self._claims.leftover.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
+            self._claims.unwritten.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
             self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
         if gone or leaders:
@@ -402,46 +346,27 @@ class ZooKeeperCoordinator:
                 if daemon != self._name and self._local_names.proves_gone(daemon)
             )
 
-    def _write_changes(self) -> None:
+    def _write_changes(self, session_id: int) -> None:
         """Make the pending changes in ZooKeeper, in the order that other daemons rely on."""
-        session_id, now_ms = self._session_id, self._clock.now_ms()
+        now_ms = self._clock.now_ms()
         dead = [gone for gone in self._departed if gone.known_dead]
-        # Publish deaths before the workers' nodes vanish: a new owner must see that these workers
-        # run nothing.
+        # Deaths before claims and workers vanish: a new owner must see that these workers run nothing.
         self._session.create(
             ((self._paths.node("dead", gone.worker_id), encode(host=gone.host, at=now_ms)) for gone in dead),
             ephemeral=False,
         )
-        # Rewrite claims before the nodes vanish, too: a claim that another worker of ours has taken
-        # over must not become free in between.
-        self._claims.hand_on(session_id)
+        # Claims before workers: a claim that another worker of ours has taken up must not become free in
+        # between, and a leader that sees a worker sees what it holds.
+        self._claims.write(session_id)
         self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
         self._departed.clear()
         self._dead = self._dead.union(gone.worker_id for gone in dead)
-        self._join_workers(session_id)
-        self._claims.delete_leftover(session_id)
-
-    def _join_workers(self, session_id: int) -> None:
-        nodes = [
-            (
-                self._paths.node("workers", worker_id),
-                member_data(self._members[worker_id], self._joined[worker_id]),
-            )
-            for worker_id in sorted(self._unjoined)
-        ]
-        made = self._session.create(nodes, ephemeral=True)
-        there = [node for node, new in zip(nodes, made, strict=True) if not new]
-        found = self._session.read(path for path, _ in there)
-        # Nodes of an earlier session of ours are about to vanish: replace them by some that stay.
-        old = [
-            each for each, node in zip(there, found, strict=True) if not node or node.session != session_id
-        ]
-        self._session.delete(path for path, _ in old)
-        self._session.create(old, ephemeral=True)
-        for (path, data), node in zip(there, found, strict=True):
-            if node and node.session == session_id and node.data != data:
-                self._session.replace(path, data, ephemeral=True)
-        self._read_members(sorted(self._unjoined))
+        joining = sorted(self._unjoined)
+        for worker_id in joining:
+            data = member_data(self._members[worker_id], self._joined[worker_id])
+            # Also in place of a node of an earlier session of ours, which is about to vanish.
+            self._session.replace(self._paths.node("workers", worker_id), data, ephemeral=True)
+        self._read_members(joining)
         self._unjoined.clear()
 
     def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
