@@ -268,16 +268,14 @@ def test_a_ca_that_cannot_be_read_is_a_setting_that_is_wrong(servers: Servers, t
     with pytest.raises(ConfigError, match="cannot be read"):
         visit_mysql(servers.mariadb.url.replace(ca, str(nonsense)))
     (finding, *_) = ensemble.examine(servers.zookeeper.url.replace(ca, str(nonsense)), timeout=1)
-    assert (finding.level, finding.what.split(":")[0]) == (
-        Level.REFUSE,
-        "the certificate or key in TOC_ZOOKEEPER cannot be read",
-    )
+    assert finding.level is Level.WARN
+    assert "NO_CERTIFICATE" in finding.what
 
 
 def test_the_doctor_tells_a_member_whose_certificate_is_wrong(servers: Servers) -> None:
     url = servers.zookeeper.url.replace("127.0.0.1", "localhost")
     (finding, *_) = ensemble.examine(url, timeout=5)
     assert finding.level is Level.WARN
-    assert "the TLS handshake with it failed: " in finding.what
+    assert "certificate verify failed" in finding.what
     assert "localhost" in finding.what
     assert finding.do

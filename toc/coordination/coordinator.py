@@ -16,8 +16,8 @@ class Coordinator(Protocol):
 
     One thread calls all methods. A handover in order: the slot vanishes from the old owner's ``desired``; the
     old owner stops taking from it, finishes or rolls back what it holds, and releases it; only then is the
-    new owner's claim granted. Without ZooKeeper, ``desired`` and ``claimed`` stay; new claims are granted only to
-    a worker that replaces another one of this daemon, for that one's slots.
+    new owner's claim granted. Without ZooKeeper, ``desired`` and ``claimed`` stay; new claims are granted
+    only to a worker that replaces another one of this daemon, for that one's slots.
     """
 
     def start(self) -> None:

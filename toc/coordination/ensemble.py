@@ -1,22 +1,22 @@
-"""Checks each server of the ZooKeeper ensemble with ``srvr``, which servers answer unless it is forbidden."""
+"""Checks each member of the ZooKeeper ensemble with a session of its own."""
 
 from __future__ import annotations
 
-import re
-import socket
-import ssl
-from collections.abc import Iterator
+from dataclasses import replace
 
 from toc.coordination.address import Address
+from toc.coordination.session import Session
+from toc.model.errors import CoordinationUnavailable
 from toc.model.finding import Finding, Level
-
-_ENOUGH = 4096
 
 
 def examine(address: str, *, timeout: float) -> list[Finding]:
-    """Return what each server reports; one out of reach is a finding. ``timeout``: seconds for each."""
+    """Return whether each member serves; one out of reach is a finding. ``timeout``: seconds for each."""
     place = Address.parse(address)
-    found = list(_members(place, timeout))
+    found = [_member(place, host, port, timeout) for host, port in place.members()]
+    if len(found) == 1:
+        do = "run three members to survive the loss of one; without ZooKeeper, workers keep their slots"
+        found.append(Finding(Level.NOTE, place.hosts, "it is the only member", do))
     if place.credential is None:
         found.append(
             Finding(
@@ -38,72 +38,13 @@ def examine(address: str, *, timeout: float) -> list[Finding]:
     return found
 
 
-def _members(place: Address, timeout: float) -> Iterator[Finding]:
+def _member(place: Address, host: str, port: int, timeout: float) -> Finding:
+    name = f"{host}:{port}"
+    session = Session(replace(place, hosts=name), lambda: None, connect_timeout=timeout)
     try:
-        context = _context(place) if place.tls else None
-    except OSError as exc:
-        yield Finding(
-            Level.REFUSE,
-            place.hosts,
-            f"the certificate or key in TOC_ZOOKEEPER cannot be read: {exc}",
-            "correct the path or the file",
-        )
-        return
-    for host, port in place.members():
-        name = f"{host}:{port}"
-        try:
-            said = _ask(host, port, timeout, context)
-        except ssl.SSLError as exc:
-            why = getattr(exc, "verify_message", None) or exc.reason or type(exc).__name__
-            do = "compare its certificate with the ca and the host name in TOC_ZOOKEEPER"
-            yield Finding(Level.WARN, name, f"the TLS handshake with it failed: {why}", do)
-            continue
-        except OSError as exc:
-            do = "bring it back: more than half of the ensemble must run"
-            yield Finding(Level.WARN, name, f"it does not answer ({type(exc).__name__})", do)
-            continue
-        mode = re.search(r"^Mode: (\w+)", said, re.MULTILINE)
-        version = re.search(r"^Zookeeper version: ([0-9.]+)", said, re.MULTILINE)
-        if mode and version:
-            alone = mode[1] == "standalone"
-            yield Finding(
-                Level.NOTE if alone else Level.OK,
-                name,
-                f"ZooKeeper {version[1]}, {mode[1]}",
-                "run three members to survive the loss of one; without ZooKeeper, workers keep their slots"
-                if alone
-                else "",
-            )
-        elif "not currently serving" in said:
-            yield Finding(
-                Level.WARN, name, "it serves no requests, because it sees no majority", "see its log"
-            )
-        else:
-            yield Finding(
-                Level.NOTE,
-                name,
-                "it does not answer srvr, so its state is unknown",
-                "set 4lw.commands.whitelist=srvr in zoo.cfg",
-            )
-
-
-def _context(place: Address) -> ssl.SSLContext:
-    """Return the TLS settings of toc's sessions: the system's CAs or the named one, with host name check."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_default_certs()
-    if place.ca:
-        context.load_verify_locations(place.ca)
-    if place.cert:
-        context.load_cert_chain(place.cert, place.key)
-    return context
-
-
-def _ask(host: str, port: int, timeout: float, context: ssl.SSLContext | None) -> str:
-    with socket.create_connection((host, port), timeout) as plain:
-        connection = context.wrap_socket(plain, server_hostname=host) if context else plain
-        with connection:
-            connection.sendall(b"srvr")
-            said = b""
-            while len(said) < _ENOUGH and (more := connection.recv(_ENOUGH)):
-                said += more
-    return said.decode(errors="replace")
+        session.start()
+    except CoordinationUnavailable as exc:
+        do = "bring it back: more than half of the ensemble must run"
+        return Finding(Level.WARN, name, f"it does not answer: {exc}", do)
+    session.stop()
+    return Finding(Level.OK, name, "it serves", "")

@@ -33,12 +33,9 @@ log = get_logger(__name__)
 INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on. Only the leader watches them."""
 
-DEBOUNCE = 0.15
-"""Seconds from a change until the inputs are read, and until they are read again if they have changed."""
-
-DEBOUNCE_MOST = 1.0
-"""Seconds after which the assignment is made even if the inputs still change. So hosts that start or are
-drained together cost one or two assignments; each further one could move slots again."""
+DEBOUNCE = 0.3
+"""Seconds from a change until the inputs are read. So workers that join or leave together cost few
+assignments."""
 
 GATHER = 1.5
 """Seconds that a newly registered leader waits for the workers of the assignment in force; without one, for
@@ -68,16 +65,14 @@ class Leader:
     gather: float = GATHER
 
     def __post_init__(self) -> None:
-        self._topics: dict[str, int] | None = None
+        self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
         self._node: str | None = None
-        self._due: float | None = None
-        self._changed_at = 0.0
-        self._looked: object = None
-        """The inputs as last read."""
+        self._due = float("inf")
+        """When to assign (monotonic)."""
         self._sweep_dead = 0.0
 
     @property
@@ -86,7 +81,7 @@ class Leader:
         return self._node is not None
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
-        """Set what to assign; before the first call, nothing is assigned. Returns whether it changed."""
+        """Set what to assign. Returns whether it changed."""
         if (self._topics, self._deliveries) == (dict(topics), dict(deliveries)):
             return False
         self._topics, self._deliveries = dict(topics), dict(deliveries)
@@ -95,10 +90,7 @@ class Leader:
 
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
-        now = time.monotonic()
-        if self._due is None or self._due > now + DEBOUNCE:
-            self._changed_at = now
-            self._due = now + DEBOUNCE
+        self._due = min(self._due, time.monotonic() + DEBOUNCE)
 
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
@@ -132,37 +124,29 @@ class Leader:
         was refused.
         """
         if self._node is None:
-            self._due = None
+            self._due = float("inf")
             return None, False
         now = time.monotonic()
         if now >= self._sweep_dead:
             self._sweep_dead = now + SWEEP_DEAD
             self._remove_old_deaths()
         refused = False
-        wake_at = self._sweep_dead
-        if self._topics is not None:
-            if self._due is not None and now >= self._due:
-                self._due = None
-                refused = not self._assign(self._node, self._topics, assignment, dead)
-            if self._due is not None:
-                wake_at = min(wake_at, self._due)
-        return max(wake_at - time.monotonic(), 0.0), refused
+        if now >= self._due:
+            self._due = float("inf")
+            refused = not self._assign(self._node, assignment, dead)
+        return max(min(self._due, self._sweep_dead) - time.monotonic(), 0.0), refused
 
-    def _assign(
-        self, node: str, topics: dict[str, int], assignment: dict[str, Assigned], dead: frozenset[str]
-    ) -> bool:
+    def _assign(self, node: str, assignment: dict[str, Assigned], dead: frozenset[str]) -> bool:
         """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
+        topics = self._topics
         workers = intents.read_members(self.session, self.paths, self.watches["workers"])
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
-        if self._must_settle((workers, wanted)):
-            return True
         # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
         owners_before = {owner for owners in previous.values() for owner in owners}
         if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
             return True
-        began = time.perf_counter()
         owners = assign(
             wanted.weighed(workers),
             topics,
@@ -172,20 +156,10 @@ class Leader:
             deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
         )
-        ms = round((time.perf_counter() - began) * 1000)
-        if not self._write_changed(node, owners, assignment, workers=len(workers), ms=ms):
+        if not self._write(node, owners, assignment, workers=len(workers)):
             self.inputs_changed()
             return False
         self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
-        return True
-
-    def _must_settle(self, inputs: object) -> bool:
-        """Whether the inputs still change; then they are read again after DEBOUNCE."""
-        now = time.monotonic()
-        if self._looked == inputs or now >= self._changed_at + DEBOUNCE_MOST:
-            return False
-        self._looked = inputs
-        self._due = now + DEBOUNCE
         return True
 
     def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:
@@ -197,30 +171,6 @@ class Leader:
         if now >= self._gathered or (owners and owners <= accounted_for):
             return False
         self._due = min(now + GATHER_LOOK, self._gathered)
-        return True
-
-    def _write_changed(
-        self, node: str, owners: Owners, assignment: dict[str, Assigned], *, workers: int, ms: int
-    ) -> bool:
-        """Write the topics whose owners have changed. False if a write was refused."""
-        absent = Assigned([], -1)
-        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | owners.keys()}
-        after = {
-            topic: owners.get(topic)
-            for topic, each in sorted(before.items())
-            if each.version < 0 or each.owners != owners.get(topic)
-        }
-        if not self._write(node, before, after, assignment):
-            log.warning("assignment_refused", topics=len(after))
-            return False
-        if after:
-            log.info(
-                "assignment_written",
-                workers=workers,
-                topics=len(after),
-                moved=sum(_moved(before[topic].owners, new or []) for topic, new in after.items()),
-                ms=ms,
-            )
         return True
 
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
@@ -237,17 +187,18 @@ class Leader:
             owners[slot.topic][slot.number] = holder_of(str(slot), node.data) if node else None
         return owners
 
-    def _write(
-        self,
-        node: str,
-        before: Mapping[str, Assigned],
-        after: Mapping[str, list[str | None] | None],
-        assignment: dict[str, Assigned],
-    ) -> bool:
-        """Write the owners of each topic, None for a removed topic, and record what was written.
+    def _write(self, node: str, owners: Owners, assignment: dict[str, Assigned], *, workers: int) -> bool:
+        """Write the topics whose owners have changed, remove those that are gone, and record that.
 
-        Writes only while our ``node`` leads and no other write came between. Returns whether all succeeded.
+        Writes only while our ``node`` leads and no other write came between. False if a write was refused.
         """
+        absent = Assigned([], -1)
+        before = {topic: assignment.get(topic, absent) for topic in assignment.keys() | owners.keys()}
+        after = {
+            topic: owners.get(topic)
+            for topic, each in sorted(before.items())
+            if each.version < 0 or each.owners != owners.get(topic)
+        }
         now_ms = self.clock.now_ms()
         versions = self.session.write_guarded(
             node,
@@ -265,7 +216,13 @@ class Leader:
                 assignment[topic] = Assigned(new, version)
             elif version is not None:
                 del assignment[topic]
-        return None not in versions
+        if None in versions:
+            log.warning("assignment_refused", topics=len(after))
+            return False
+        if after:
+            moved = sum(_moved(before[topic].owners, new or []) for topic, new in after.items())
+            log.info("assignment_written", workers=workers, topics=len(after), moved=moved)
+        return True
 
     def _remove_old_deaths(self) -> None:
         paths = [
