@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toc.model.topic import Topic
-from toc.worker.silence import ENDED_SECONDS, SILENT_SECONDS, Silence, patience
+from toc.worker.silence import SILENT_SECONDS, Silence
 
 
 def test_only_time_that_the_listener_was_awake_for_is_silence() -> None:
@@ -25,5 +25,4 @@ def test_only_time_that_the_listener_was_awake_for_is_silence() -> None:
 def test_a_process_is_ended_before_anything_that_it_holds_times_out() -> None:
     topic = Topic("t", 1, 1)
     # It was kept alive last up to a third of prepare_timeout before the silence began.
-    assert patience(topic.max_runtime) == ENDED_SECONDS <= topic.prepare_timeout * 2 / 3
-    assert SILENT_SECONDS < patience(2) == 2 + SILENT_SECONDS < ENDED_SECONDS
+    assert topic.prepare_timeout * 2 / 3 >= SILENT_SECONDS

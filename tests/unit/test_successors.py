@@ -40,24 +40,23 @@ def test_a_process_is_started_when_its_time_has_come() -> None:
 def test_those_that_die_soon_are_waited_for_longer_each_time_until_one_lives() -> None:
     time = Time()
     successors = Successors(1, time)
-    waits = [successors.backoff(process(time.now, heard=False), replaceable=False) for _ in range(12)]
+    waits = [successors.backoff(process(time.now, heard=False)) for _ in range(12)]
     assert [round(wait, 1) for wait in waits[:4] if wait is not None] == [0.1, 0.3, 0.7, 1.5]
     assert waits[-1] == RESTART_CAP_SECONDS
-    assert successors.backoff(process(time.now - LIVED_SECONDS - 1), replaceable=False) == 0.0
-    assert successors.backoff(process(time.now), replaceable=False) == 0.1 * (2.0 - 1)
+    assert successors.backoff(process(time.now - LIVED_SECONDS - 1)) == 0.0
+    assert successors.backoff(process(time.now)) == 0.1 * (2.0 - 1)
 
 
-def test_one_that_has_served_is_not_waited_for_long_unless_others_serve() -> None:
+def test_one_that_has_served_is_not_waited_for_long() -> None:
     successors = Successors(1, Time())
     for _ in range(12):
-        served = successors.backoff(process(1000.0), replaceable=False)
+        served = successors.backoff(process(1000.0))
     assert served == SERVED_CAP_SECONDS
-    assert successors.backoff(process(1000.0), replaceable=True) == RESTART_CAP_SECONDS
 
 
 def test_an_application_that_never_loaded_is_not_tried_again_but_one_that_has() -> None:
     successors = Successors(1, Time())
     unfit = process(1000.0, heard=False, unfit={"wrong": True})
-    assert successors.backoff(unfit, replaceable=False) is None
+    assert successors.backoff(unfit) is None
     successors.loaded = True
-    assert successors.backoff(unfit, replaceable=False) is not None
+    assert successors.backoff(unfit) is not None

@@ -25,18 +25,14 @@ class OverdueRows(NamedTuple):
     failed: Mapping[int, Trouble]
 
 
-def overdue_rows(
-    store: Store, topics: Iterable[Topic], before_ms: int, *, untaken: bool = False
-) -> OverdueRows:
+def overdue_rows(store: Store, topics: Iterable[Topic], before_ms: int) -> OverdueRows:
     """Return rows due before ``before_ms`` that have not ended, except those of paused topics.
 
-    This includes tasks that a worker has, whether their handlers run or wait. With ``untaken``, only tasks
-    that no worker has had for a second.
+    This includes tasks that a worker has, whether their handlers run or wait.
     """
     looked = store.scans.look(store.tables, {}, 0, before_ms, 1)
     paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
     where = f" AND biz_type NOT IN ({paused})" if paused else ""
-    where += f" AND {store.leases.untaken()}" if untaken else ""
     pages = store.scans.page(
         dict.fromkeys(looked.with_due_rows[:TABLES_READ], Position(0)),
         before_ms,

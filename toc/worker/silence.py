@@ -6,13 +6,12 @@ None of its other threads runs then, so the process cannot help itself.
 
 The bound is not max_runtime, by default an hour. The entries that the process holds would time out after
 prepare_timeout and run elsewhere too. The task that holds the interpreter would then block the next process,
-and so on through all hosts. Within two thirds of the default prepare_timeout, no entry of the process has
-timed out. So killing it then makes its death a known one: the other tasks run at once and only once, and
-the culprit blocks one process at a time. After three times it runs alone, where the same bound holds, because
-the child sends beats too.
+and so on through all hosts. Within half the default prepare_timeout, no entry of the process has timed out.
+So killing it then makes its death a known one: its slots go to others, the other tasks run at once and only
+once, and the culprit blocks one process at a time. After three times it runs alone, within the same bound.
 
 Silence is counted in looks of the daemon, so that no process is killed because its machine slept or the
-daemon itself was stopped. A process under a debugger is not killed.
+daemon itself was stopped.
 """
 
 from __future__ import annotations
@@ -22,18 +21,11 @@ from collections.abc import Callable
 
 BEAT_SECONDS = 1.0
 """How often a process sends a beat."""
-SILENT_SECONDS = 10.0
-"""A process that is silent for this long loses its slots. It may come back."""
-ENDED_SECONDS = 20.0
-"""A process that is silent for this long is killed: two thirds of the default prepare_timeout."""
+SILENT_SECONDS = 15.0
+"""A process that is silent for this long is killed: half the default prepare_timeout."""
 _STEP_SECONDS = 2.0
 """The most that one look adds. A listener that looks less often was stopped itself, perhaps with its
 machine."""
-
-
-def patience(max_runtime: float) -> float:
-    """Return for how many seconds a process whose handlers may run for ``max_runtime`` s may be silent."""
-    return min(ENDED_SECONDS, max_runtime + SILENT_SECONDS)
 
 
 class Silence:

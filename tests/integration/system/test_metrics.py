@@ -203,24 +203,6 @@ def test_what_nobody_handles_and_what_was_resumed_is_told_apart_and_counts_begin
     daemon.kill()
 
 
-def test_while_nobody_sweeps_the_tables_the_rows_tell_what_is_overdue(cluster: System) -> None:
-    cluster.create_topics()
-    center = cluster.center
-    daemon = cluster.start(processes=1, env=ANY_ADDRESS)
-    with Operator(cluster.settings.zookeeper or "", cluster=cluster.settings.cluster) as operator:
-        operator.drain(daemon.host, by="ann")
-    unowned = ("toc_slots", "test.sync", "unowned")
-    cluster.wait(lambda: scrape(daemon).get(unowned) == 8, "nobody owns anything", 20)
-    job_id = center.submit("test.sync", biz_id=1, delay=0.5)
-    topic = center.catalog.get("test.sync")
-    row = cluster.row(job_id)
-    assert center.queues.cancel(topic.slot(row.slot_crc, row.slot_amount), job_id).removed
-    cluster.wait(
-        lambda: scrape(daemon).get(("toc_overdue_seconds", "test.sync"), 0) > 3, "the row is found", 20
-    )
-    daemon.kill()
-
-
 def toc_top(system: System, *options: str, code: int = 0) -> str:
     done = forks.run(["top", "--interval", "1", *options], env={**system.env, "COLUMNS": "200"})
     assert done.returncode == code, done.stderr

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import socket
-import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +12,8 @@ from typing import Any, NamedTuple
 
 from toc.model.errors import ConfigError
 
-REQUEST_SECONDS = 5.0
-"""How long a client may take to send its request, and how long to receive the answer."""
+WAIT_SECONDS = 5.0
+"""How long a client may let the server wait."""
 
 
 class Answer(NamedTuple):
@@ -47,40 +45,16 @@ class Server(ThreadingHTTPServer):
         """Log nothing for a client that hung up."""
 
 
-class _Received(io.RawIOBase):
-    """What a client sends. A read after REQUEST_SECONDS in all raises TimeoutError."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._until = time.monotonic() + REQUEST_SECONDS
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     server_version = f"toc/{version('timeout-center')}"
     sys_version = ""
-
-    def setup(self) -> None:
-        """Begin a request: there is one per connection."""
-        super().setup()
-        self.rfile.close()
-        self.rfile = io.BufferedReader(_Received(self.connection))
+    timeout = WAIT_SECONDS
 
     def do_GET(self) -> None:
         """Answer a request."""
         page = self.server.pages.get(self.path.partition("?")[0])
         answer = _NO_PAGE if page is None else page(self.headers.get("Accept", ""))
-        self.connection.settimeout(REQUEST_SECONDS)
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

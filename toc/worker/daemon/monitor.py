@@ -19,7 +19,6 @@ from http import HTTPStatus
 from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.topic import Delivery
 from toc.observe.board import BOARD_BYTES, Family, Level, SharedMetrics, Values, own_board
@@ -46,7 +45,6 @@ from toc.observe.metrics import (
     add_up,
     beginning,
 )
-from toc.store.overdue import overdue_rows
 from toc.store.store import Store
 from toc.worker.daemon.http import Answer, listen
 from toc.worker.daemon.state import State, faults, lacks, notes
@@ -59,9 +57,6 @@ LOOK_SHARE = 50
 """The pause lasts at least this many times as long as the check took, so checks take at most 2 % of
 a core."""
 LOOK_TIMEOUT_SECONDS = 1.0
-LATE_MS = 2000
-"""How long a row must be due to count as late while tables lack an owner. By then, running tries have
-leases."""
 
 
 class Monitor:
@@ -84,7 +79,6 @@ class Monitor:
         self._queues = queues
         self._store = store
         self._catalog = catalog
-        self._clock = Clock()
         self._lock = threading.Lock()
         self._boards: dict[str, SharedMetrics] = {}
         self._ended: Values = {}
@@ -92,7 +86,6 @@ class Monitor:
         self._state = State(time.monotonic(), 0)
         self._index: Values = {}
         self._databases: Values = {}
-        self._rows: Values = {}
         self._away: dict[str, list[str]] = {}
         """For each kind of server, the errors of those out of reach; absent until the first check."""
         self._stopped = threading.Event()
@@ -135,7 +128,6 @@ class Monitor:
         self._thread("metrics", self._server.serve_forever)
         self._thread("look-index", lambda: self._look_on(self._look_at_index))
         self._thread("look-databases", lambda: self._look_on(self._look_at_databases))
-        self._thread("look-rows", lambda: self._look_on(self._look_at_rows))
         log.info("metrics_served", address=self.address)
 
     @property
@@ -205,17 +197,6 @@ class Monitor:
         away = _put_clocks(values, DATABASE_UP, self._store.clocks())
         self._databases, self._away["database"] = values, away
 
-    def _look_at_rows(self) -> None:
-        """Find late tasks by their rows while tables lack an owner, because the index lacks entries then."""
-        values: Values = {}
-        if self._state.unswept:
-            topics, now = self._catalog.known().values(), self._clock.now_ms()
-            names = {topic.biz_type: topic.name for topic in topics}
-            for row in overdue_rows(self._store, topics, now - LATE_MS, untaken=True).rows:
-                if row.biz_type in names:
-                    _put(values, OVERDUE, (now - row.next_time) / 1000, names[row.biz_type])
-        self._rows = values
-
     # --- what is shown
 
     def values(self) -> Values:
@@ -227,7 +208,7 @@ class Monitor:
             for board in self._boards.values():
                 add_up(total, board.read())
             add_up(total, own_board().read())
-        for part in (_state_values(self._state), self._index, self._databases, self._rows):
+        for part in (_state_values(self._state), self._index, self._databases):
             add_up(total, part)
         return total
 
@@ -284,7 +265,7 @@ def _state_values(state: State) -> Values:
         for topic, count in Counter(slot.topic for slot in slots).items():
             _put(values, SLOTS, count, topic, name)
     _put(values, TABLES, state.tables)
-    for what in ("ready", "starting", "leaving", "silent"):
+    for what in ("ready", "starting", "leaving"):
         _put(values, WORKERS, state.workers.get(what, 0), what)
     if state.zookeeper is not None:
         _put(values, ZOOKEEPER_UP, float(state.zookeeper))

@@ -13,9 +13,8 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from toc.model.topic import Slot
@@ -45,7 +44,6 @@ class WorkerProcess:
         """Whether it has ever sent a message. Until then it counts as starting, however long that takes."""
         self.out_of_reach: frozenset[str] = frozenset()
         """The servers that do not answer it."""
-        """The other servers, which have answered it."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None
@@ -116,19 +114,8 @@ def start(
             raise
 
 
-def doing(child: WorkerProcess, silent: Collection[str]) -> str:
+def doing(child: WorkerProcess) -> str:
     """Return the state of a worker process, as a label of the metric toc_workers."""
     if not child.heard:
         return "starting"
-    if child.worker_id in silent:
-        return "silent"
     return "leaving" if child.leaving else "ready"
-
-
-def debugged(pid: int) -> bool:
-    """Whether a debugger is attached: then the process may be stopped on purpose."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    return "\nTracerPid:\t0\n" not in status

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from toc.model.topic import Slot
 
 STILL_SECONDS = 30.0
-"""After this time a daemon thread without progress, or a worker without a beat, counts as hanging."""
+"""After this time without progress, the daemon counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,9 @@ class State:
     processes: int
     """How many processes there should be."""
     workers: Mapping[str, int] = field(default_factory=dict)
-    """How many there are, by state: ready, starting, leaving, silent."""
+    """How many there are, by state: ready, starting, leaving."""
     dying: Mapping[int, int] = field(default_factory=dict)
     """Numbers of processes that keep dying soon after their start -> how many did in a row."""
-    silent: Mapping[str, float] = field(default_factory=dict)
-    """worker_id -> time of the last beat (monotonic), for silent workers that were ready."""
     stuck: Mapping[str, list[str]] = field(default_factory=dict)
     """worker_id -> its internal loops that hang."""
     owned: frozenset[Slot] = frozenset()
@@ -33,8 +31,6 @@ class State:
     """Slots that its workers are gaining or losing."""
     unowned: frozenset[Slot] = frozenset()
     """Slots that no worker may own; only the leading daemon knows any."""
-    unswept: bool = False
-    """Whether some tables have no owner either. The index then lacks recent submissions."""
     tables: int = 0
     """How many tables its workers sweep."""
     missing: int = 0
@@ -51,9 +47,6 @@ def faults(state: State, now: float) -> list[str]:
     found = []
     if now - state.at > STILL_SECONDS:
         found.append(f"the daemon has been stuck for {now - state.at:.0f} s")
-    for worker, since in state.silent.items():
-        if now - since > STILL_SECONDS:
-            found.append(f"worker {worker} has been silent for {now - since:.0f} s")
     return found + [f"worker {worker}: {', '.join(loops)} hangs" for worker, loops in state.stuck.items()]
 
 

@@ -10,7 +10,7 @@ from toc.worker.daemon.processes import WorkerProcess
 RESTART_CAP_SECONDS = 10.0
 """Longest backoff before the successor of a process that dies soon after its start."""
 SERVED_CAP_SECONDS = 1.0
-"""Longest backoff if the process has served and no other can serve in its place."""
+"""Longest backoff if it has served: tasks wait, and one that ends its worker can do so only a few times."""
 LIVED_SECONDS = 10.0
 """A process that served for this long is replaced at once when it dies."""
 MOST_DEATHS = 3
@@ -57,16 +57,14 @@ class Successors:
         many."""
         return {index: deaths for index, deaths in enumerate(self._deaths) if deaths > MOST_DEATHS}
 
-    def backoff(self, ended: WorkerProcess, *, replaceable: bool) -> float | None:
+    def backoff(self, ended: WorkerProcess) -> float | None:
         """Return the seconds before the successor of a process starts. None: only an operator can help.
 
         That is so if the application has never loaded here. If it has, an update may be replacing its files.
-        ``replaceable``: others serve in its place meanwhile. Otherwise tasks wait, so the successor of a
-        process that has served starts soon: a task that ends its worker can do so only a few times.
         """
         if ended.unfit is not None and ended.unfit["wrong"] and not self.loaded:
             return None
         lived = self._monotonic() - ended.born if ended.heard else 0.0
         self._deaths[ended.index] = 0 if lived > LIVED_SECONDS else self._deaths[ended.index] + 1
-        cap = SERVED_CAP_SECONDS if ended.heard and not replaceable else RESTART_CAP_SECONDS
+        cap = SERVED_CAP_SECONDS if ended.heard else RESTART_CAP_SECONDS
         return min(0.1 * (2.0 ** min(self._deaths[ended.index], 10) - 1), cap)

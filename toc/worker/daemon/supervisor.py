@@ -35,10 +35,10 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.worker.control import pack, texts, unpack
 from toc.worker.daemon.monitor import Monitor
-from toc.worker.daemon.processes import SideProcesses, WorkerProcess, debugged, doing, start
+from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start
 from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import LIVED_SECONDS, RESTART_CAP_SECONDS, Successors
-from toc.worker.silence import SILENT_SECONDS, patience
+from toc.worker.silence import SILENT_SECONDS
 
 log = get_logger(__name__)
 
@@ -116,10 +116,11 @@ class Daemon:
         self._topics_read_at = float("-inf")
 
     def run(self) -> int:
-        """Supervise until SIGTERM or SIGINT. Returns the exit code."""
+        """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
         signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._on_signal)
         self._coordinator.start()
         self._coordinator.set_topics(self._amounts(), self._deliveries())
         self._look_at_deliveries()
@@ -254,7 +255,7 @@ class Daemon:
 
     def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
         child.stuck = message["stuck"]
-        if child.stuck and not debugged(child.process.pid):
+        if child.stuck:
             self._kill(child, f"hanging: {', '.join(texts(child.stuck))}")
         before = child.out_of_reach
         child.out_of_reach = frozenset(texts(message.get("out_of_reach", ())))
@@ -321,25 +322,17 @@ class Daemon:
         children = list(self._children.values())
         held = {slot for child in children for slot in child.held - child.dropping}
         moving = {slot for child in children for slot in child.dropping} | self._missing
-        silent = {
-            child.worker_id: child.beat
-            for child in children
-            if child.heard and child.silence.seconds > SILENT_SECONDS
-        }
         owned = _without_tables(held)
-        unowned = self._coordinator.unowned()
         self.monitor.tell(
             State(
                 now,
                 self._processes,
-                workers=Counter(doing(child, silent) for child in children),
+                workers=Counter(map(doing, children)),
                 dying=self._successors.keep_dying(),
-                silent=silent,
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=owned,
                 moving=_without_tables(moving),
-                unowned=_without_tables(unowned),
-                unswept=any(slot.topic == TABLES for slot in unowned),
+                unowned=_without_tables(self._coordinator.unowned()),
                 tables=len(held) - len(owned),
                 missing=len(self._missing),
                 zookeeper=self._coordinator.connected() if self.settings.zookeeper else None,
@@ -407,11 +400,11 @@ class Daemon:
         if self._stop_at is not None and not child.heard and child.unfit is None:
             child.left = True  # it was told to stop while it started
         if child.heard and not child.left and self._consumes(child):
-            child.member = True  # publish the death even if it was silent or leaving
+            child.member = True  # publish the death even if it was leaving
         self._take_out(child, known_dead=not child.left)
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
         succeeded = any(other.index == child.index for other in self._children.values())
-        again = 0.0 if succeeded or self._stop_at is not None else self._backoff(child)
+        again = 0.0 if succeeded or self._stop_at is not None else self._successors.backoff(child)
         about = {"worker": child.worker_id, "pid": child.process.pid}
         if child.left:
             log.info("worker_left", **about)
@@ -431,12 +424,6 @@ class Daemon:
         elif not succeeded:
             self._successors.start_in(child.index, again)
 
-    def _backoff(self, child: WorkerProcess) -> float | None:
-        # A process beside the workers may die of a request that a client keeps sending.
-        beside = not self._consumes(child)
-        replaceable = beside and any(not self._consumes(one) for one in self._children.values())
-        return self._successors.backoff(child, replaceable=replaceable)
-
     def _look_after(self) -> None:
         """Handle signals, silence and deadlines."""
         now = time.monotonic()
@@ -455,8 +442,7 @@ class Daemon:
             if late:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
-                self._on_silence(child, silent)
-
+                self._kill(child, f"it was silent for {silent:.0f} s")
         self._find_gone()
 
     def _find_gone(self) -> None:
@@ -472,17 +458,6 @@ class Daemon:
             log.warning("workers_proved_gone", workers=sorted(gone))
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
-
-    def _on_silence(self, child: WorkerProcess, seconds: float) -> None:
-        """Give the slots of a silent worker to others; kill it when it is silent for too long
-        (toc.worker.silence)."""
-        if child.member:
-            log.warning("worker_silent", worker=child.worker_id, seconds=round(seconds))
-            self._take_out(child, known_dead=False)
-        topics = [topic for topic in self.catalog.known().values() if topic.name in self.topics]
-        limit = patience(max((topic.max_runtime for topic in topics), default=0))  # it may run any of them
-        if seconds > limit and not debugged(child.process.pid):
-            self._kill(child, f"it was silent for {seconds:.0f} s")
 
     def _kill(self, child: WorkerProcess, why: str) -> None:
         if not child.killed:

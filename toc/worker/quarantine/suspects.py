@@ -40,7 +40,7 @@ from toc.observe.metrics import LOG_LINES_DROPPED, QUARANTINED
 from toc.store.batch import Guard
 from toc.store.store import Store
 from toc.worker.quarantine.child import IsolatedProcess, Told
-from toc.worker.silence import patience
+from toc.worker.silence import SILENT_SECONDS
 from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
@@ -232,12 +232,12 @@ class Quarantine:
         content = None if body is None else [body.content.content_type, b64encode(body.content.data).decode()]
         child.send("run", topic=entry.topic.name, row=list(row), body=content, seconds=limit)
         clean_up = CLEAN_UP_SECONDS + CANCEL_SECONDS if entry.handler.is_async else 0.0
-        told = child.hear(limit + clean_up, patience(limit))
+        told = child.hear(limit + clean_up, SILENT_SECONDS)
         how = ""
         if told is not None:
             LOG_LINES_DROPPED.of().add(told.dropped)
         elif child.silent:
-            how = f"it held the interpreter for {patience(limit):.0f} s"
+            how = f"it held the interpreter for {SILENT_SECONDS:.0f} s"
             self._end_child()
         elif child.dead:
             how = self._end_child()
