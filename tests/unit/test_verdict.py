@@ -58,9 +58,12 @@ def row(**changed: Any) -> TryRow:
         (PROCESSED, Place.NOWHERE),
         (CANCELLED, Place.NOWHERE),
         (DEAD, Place.DEAD_QUEUE),
+        (1, Place.NOWHERE),  # by hand; put back, it would come again at once, for ever
+        (-1, Place.NOWHERE),
+        (127, Place.NOWHERE),
     ],
 )
-def test_the_status_says_where_the_entry_belongs(status: TaskStatus, place: Place) -> None:
+def test_the_status_says_where_the_entry_belongs(status: int, place: Place) -> None:
     assert belongs(row(status=int(status))) is place
 
 

@@ -44,15 +44,15 @@ class Place(Enum):
     DEAD_QUEUE = "dead queue"
     """The task is dead."""
     NOWHERE = "nowhere"
-    """The task was processed or cancelled, or has no row."""
+    """The task was processed or cancelled, has no row, or one of a status that is none of ours."""
 
 
 def belongs(row: TryRow | TaskRow | PullRow | None) -> Place:
     """Return where the entry of this row's task belongs. ``None`` is a task without a row."""
     # [rule: row-decides]
-    if row is None or row.status in (TaskStatus.PROCESSED, TaskStatus.CANCELLED):
-        return Place.NOWHERE
-    return Place.DEAD_QUEUE if row.status == TaskStatus.DEAD else Place.STORE_QUEUE
+    if row is not None and row.status == TaskStatus.PENDING:
+        return Place.STORE_QUEUE
+    return Place.DEAD_QUEUE if row is not None and row.status == TaskStatus.DEAD else Place.NOWHERE
 
 
 class Check(Enum):

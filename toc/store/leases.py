@@ -100,7 +100,8 @@ class Leases:
 
     def _none_but(self, server: DatabaseServer, owner: int) -> str:
         owners = sql.numbers((owner, *self._dead))
-        return f"(lease_owner IS NULL OR lease_until<{server.from_now(0)} OR lease_owner IN ({owners}))"
+        ended = f"lease_until IS NULL OR lease_until<{server.from_now(0)}"  # NULL as in ``judged``
+        return f"(lease_owner IS NULL OR {ended} OR lease_owner IN ({owners}))"
 
     # --- its own statements
 

@@ -217,6 +217,9 @@ def test_a_lease_whose_end_was_emptied_by_hand_has_ended(one: Store, two: Store,
     emptied = f"UPDATE {shards.names[table]} SET lease_until=NULL WHERE job_id={row.job_id:d}"
     shards.server_of[table].run([Statement(emptied)])
     assert lease(two, row) == RAN_OUT
+    crash = Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 1, row.next_time, "crashed")
+    assert two.crash([crash]) == {row.job_id: Guard.APPLIED}
+    assert lease(two, row) == 0
 
 
 def test_what_is_counted_as_it_begins_keeps_the_lease_of_its_worker_alone(
