@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pymysql
 import pytest
@@ -28,29 +28,11 @@ from toc.dev.local.embedded import EmbeddedStack
 from toc.dev.local.private import PrivateServer
 from toc.dev.local.process import StartFailed, free_port, tail
 from toc.dev.local.resp import Refused
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from conftest import Launch
-
-
-@contextmanager
-def query(server: MariaDB) -> Iterator[pymysql.cursors.Cursor]:
-    url = make_url(server.url)
-    with (
-        closing(
-            pymysql.connect(
-                host=url.host,
-                port=cast(int, url.port),
-                user=url.username,
-                password=cast(str, url.password),
-                autocommit=True,
-            )
-        ) as connection,
-        connection.cursor() as cursor,
-    ):
-        yield cursor
 
 
 @contextmanager
@@ -83,20 +65,6 @@ def test_redis_keeps_what_it_acknowledged_through_a_kill_on_the_same_port(launch
     assert redis.call("ZSCORE", "order.close_3", "42") == "1766301234567.5"
 
 
-def test_redis_without_aof_comes_back_empty(launch: Launch) -> None:
-    redis = launch(RedisServer, aof=False)
-    redis.call("SET", "a", "b")
-    redis.stop()
-    redis.start()
-    assert redis.call("GET", "a") is None
-
-
-def test_the_shared_redis_is_fit_for_toc(clean_redis: RedisServer) -> None:
-    assert clean_redis.call("CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "noeviction"]
-    assert clean_redis.call("CONFIG", "GET", "appendfsync") == ["appendfsync", "everysec"]
-    assert clean_redis.call("DBSIZE") == 0
-
-
 def test_the_valkey_of_the_wheel_answers_on_a_unix_socket(valkey_server: RedisServer, launch: Launch) -> None:
     valkey = launch(RedisServer, binary=valkey_server.binary, unixsocket=True)
     assert valkey.url == f"unix://{valkey.socket}"
@@ -112,12 +80,6 @@ def test_the_password_of_redis_is_needed_and_stands_on_no_command_line(launch: L
     redis.password = None
     with pytest.raises(Refused, match="NOAUTH"):
         redis.call("PING")
-
-
-def test_lines_of_configuration_win(launch: Launch) -> None:
-    redis = launch(RedisServer, config=["maxmemory 7mb", "maxmemory-policy allkeys-lru"])
-    assert redis.call("CONFIG", "GET", "maxmemory") == ["maxmemory", str(7 * 1024 * 1024)]
-    assert redis.call("CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "allkeys-lru"]
 
 
 def test_a_port_that_was_taken_in_between_is_replaced_by_another(
@@ -144,65 +106,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         RedisServer(tmp_path, config=["no-such-line"]).start()
 
 
-def test_a_paused_server_keeps_its_connections_and_answers_after_it_is_resumed(launch: Launch) -> None:
-    redis = launch(RedisServer)
-    with socket.create_connection(("127.0.0.1", redis.port), timeout=0.2) as connection:
-        redis.pause()
-        connection.sendall(b"PING\r\n")
-        with pytest.raises(TimeoutError):
-            connection.recv(10)
-        redis.resume()
-        connection.settimeout(60)
-        assert connection.recv(10) == b"+PONG\r\n"
-
-
-def test_a_cluster_serves_every_hash_slot_and_forms_again_in_the_same_directory(launch: Launch) -> None:
-    first = launch(RedisCluster)
-    url = first.url
-    ranges = [(0, 5460), (5461, 10921), (10922, 16383)]
-    slots = cast(list[Any], first.nodes[0].call("CLUSTER", "SLOTS"))
-    assert sorted((low, high) for low, high, *_ in slots) == ranges
-    for node in first.nodes:
-        served = [key for key in "abcdefghij" if _serves(node, key)]
-        assert served
-    first.stop()
-    with RedisCluster(first.nodes[0].directory.parent) as again:
-        assert again.url == url
-        assert sum(cast(int, node.call("DBSIZE")) for node in again.nodes) == 10
-
-
-def _serves(node: RedisServer, key: str) -> bool:
-    try:
-        return node.call("SET", key, "1") == "OK"
-    except Refused:  # MOVED
-        return False
-
-
 # --- MariaDB -----------------------------------------------------------------------------------------------
-
-
-def test_mariadb_keeps_what_it_committed_through_a_kill_on_the_same_port(launch: Launch) -> None:
-    mariadb = launch(MariaDB)
-    with query(mariadb) as cursor:
-        cursor.execute("CREATE DATABASE toc_0")
-        cursor.execute("CREATE TABLE toc_0.t (id bigint unsigned PRIMARY KEY) ENGINE=InnoDB")
-        cursor.execute("INSERT INTO toc_0.t VALUES (9223372036854775807)")
-    url = mariadb.url
-    mariadb.kill()
-    mariadb.start()
-    assert mariadb.url == url
-    with query(mariadb) as cursor:
-        cursor.execute("SELECT id FROM toc_0.t")
-        assert cursor.fetchall() == ((9223372036854775807,),)
-
-
-def test_the_shared_mariadb_commits_as_production_does(mariadb: MariaDB) -> None:
-    with query(mariadb) as cursor:
-        cursor.execute(
-            "SELECT @@innodb_flush_log_at_trx_commit, @@max_connections, @@max_allowed_packet, "
-            "@@skip_name_resolve, @@bind_address, @@character_set_server"
-        )
-        assert cursor.fetchone() == (1, 500, 64 * 1024 * 1024, 1, "127.0.0.1", "utf8mb4")
 
 
 def test_mariadb_lets_nobody_in_without_the_password_and_shows_it_nowhere(mariadb: MariaDB) -> None:
@@ -217,46 +121,7 @@ def test_mariadb_lets_nobody_in_without_the_password_and_shows_it_nowhere(mariad
             pymysql.connect(host="127.0.0.1", port=mariadb.port, user=user, password="")
 
 
-def test_mariadb_keeps_its_temporary_tables_where_no_other_server_removes_them(mariadb: MariaDB) -> None:
-    with query(mariadb) as cursor:
-        cursor.execute("SELECT @@tmpdir")
-        assert cursor.fetchone() == (str(mariadb.directory / "tmp"),)
-
-
-@pytest.fixture
-def to_be_gone(mariadb: MariaDB) -> Iterator[list[str]]:
-    """Databases that must be gone once the fixtures that were set up after this one have ended."""
-    names: list[str] = []
-    yield names
-    with query(mariadb) as cursor:
-        cursor.execute("SHOW DATABASES")
-        left = {name for (name,) in cursor.fetchall()}
-    assert names
-    assert left.isdisjoint(names)
-
-
-def test_databases_of_a_test_are_dropped_after_it(
-    mariadb: MariaDB, to_be_gone: list[str], database_prefix: str
-) -> None:
-    to_be_gone += [f"{database_prefix}{number}" for number in range(2)]
-    with query(mariadb) as cursor:
-        for name in to_be_gone:
-            cursor.execute(f"CREATE DATABASE {name}")
-
-
 # --- ZooKeeper ---------------------------------------------------------------------------------------------
-
-
-def test_zookeeper_keeps_its_nodes_through_a_kill_on_the_same_port(launch: Launch) -> None:
-    zookeeper = launch(ZooKeeper)
-    url = zookeeper.url
-    with session(zookeeper) as client:
-        client.create("/toc/test", b"kept", makepath=True)
-    zookeeper.kill()
-    zookeeper.start()
-    assert zookeeper.url == url
-    with session(zookeeper) as client:
-        assert client.get("/toc/test")[0] == b"kept"
 
 
 @pytest.mark.parametrize("milliseconds", [1000, 30_000])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from ipaddress import ip_network
 from typing import Any
@@ -280,29 +279,6 @@ def test_a_request_that_does_not_arrive_is_told_so(monkeypatch: pytest.MonkeyPat
     uvloop.run(steps())
 
 
-def test_an_empty_line_between_requests_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SECONDS, Phase.HEAD, 0.05)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.01)
-
-    async def slow(one: Exchange) -> tuple[int, bytes]:
-        body = await one.body(9)
-        one.begin()
-        await asyncio.sleep(0.3)  # far longer than a head may take
-        return 200, body
-
-    async def steps() -> None:
-        async with serving(slow) as served:
-            streams = await served.connect()
-            for _ in range(2):
-                streams[1].write(POST + b"Content-Length: 2\r\n\r\nhi")
-                await asyncio.sleep(0.05)
-                assert b"HTTP/1.1 200 " in await answer_to(streams, b"\r\n")
-                assert await streams[0].readexactly(2) == b"hi"
-            streams[1].close()
-
-    uvloop.run(steps())
-
-
 # --- answers that are not read
 
 
@@ -354,25 +330,6 @@ def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_fo
 
 
 # --- answers that arrive
-
-
-def data_segments(client: Any) -> int:
-    """How many segments with data a socket has received."""
-    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
-    return int(struct.unpack_from("=I", info, 152)[0])
-
-
-def test_head_and_body_of_an_answer_leave_together() -> None:
-    async def steps() -> None:
-        async with serving(echo) as served:
-            streams = await served.connect()
-            for number in range(1, 4):
-                assert b"200 OK" in await answer_to(streams, POST + b"Content-Length: 2\r\n\r\nhi")
-                assert await streams[0].readexactly(2) == b"hi"
-                assert data_segments(streams[1].get_extra_info("socket")) == number
-            streams[1].close()
-
-    uvloop.run(steps())
 
 
 @TLS
@@ -476,17 +433,6 @@ def test_what_a_request_has_beside_its_data_is_bounded(begun: bytes, endless: by
     uvloop.run(steps())
 
 
-def test_data_in_many_small_chunks_arrives_whole() -> None:
-    async def steps() -> None:
-        async with serving(echo) as served:
-            streams = await served.connect()
-            assert b" 200 " in await answer_to(streams, CHUNKED + 100_000 * b"1\r\nx\r\n" + b"0\r\n\r\n")
-            assert await streams[0].readexactly(100_000) == 100_000 * b"x"
-            streams[1].close()
-
-    uvloop.run(steps())
-
-
 # --- requests that are refused
 
 
@@ -578,64 +524,6 @@ def client_has(client: socket.socket) -> bool:
         return bool(client.recv(1, socket.MSG_PEEK))
     except BlockingIOError:
         return False
-
-
-def test_a_client_that_goes_on_sending_after_it_was_refused_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(SECONDS, Phase.LEAVING, 0.2)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
-
-    async def steps() -> None:
-        crowd = Crowd()
-        async with serving(refuse, crowd) as served:
-            _, writer = await served.connect()
-            with contextlib.suppress(ConnectionError):
-                while True:
-                    writer.write(b"nonsense\r\n\r\n")
-                    await writer.drain()
-                    await asyncio.sleep(0.01)
-            await until(lambda: not crowd.all)
-
-    uvloop.run(steps())
-
-
-@LOOPS
-def test_a_last_answer_reaches_a_client_that_has_sent_more_than_its_request(run: Any) -> None:
-    async def steps() -> None:
-        asked, may_answer = asyncio.Event(), asyncio.Event()
-
-        async def hand_out(one: Exchange) -> tuple[int, bytes]:
-            one.begin()
-            asked.set()
-            await may_answer.wait()
-            return 401, b""
-
-        async with serving(hand_out) as served:
-            streams = await served.connect()
-            streams[1].write(ASK[:-2] + b"Connection: close\r\n\r\n")
-            await asked.wait()
-            streams[1].write(b"G")
-            await asyncio.sleep(0.05)
-            may_answer.set()
-            assert (await streams[0].read()).startswith(b"HTTP/1.1 401 ")
-            streams[1].close()
-
-    run(steps())
-
-
-@LOOPS
-def test_a_small_body_that_nobody_wants_does_not_end_its_connection(run: Any) -> None:
-    async def steps() -> None:
-        async with serving(refuse) as served:
-            streams = await served.connect()
-            for _ in range(3):
-                head = await answer_to(streams, POST + b"Content-Length: 2\r\n\r\nhi")
-                assert b" 401 " in head
-                assert b"close" not in head
-            streams[1].close()
-
-    run(steps())
 
 
 def test_memory_is_taken_before_it_is_read_and_one_sender_does_not_get_all() -> None:

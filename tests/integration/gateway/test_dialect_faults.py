@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 import pytest
 from harness.dialect import arrived, ask, port_of, receive, send
@@ -38,10 +37,6 @@ def _youzan_pop(port: int) -> Any:
     return ask(port, "POST", "/pop", {"topic": "t"}).json["data"]
 
 
-def _redis_delayed_pop(port: int) -> Any:
-    return ask(port, "GET", "/delay/pop?topic=t").json.get("message")
-
-
 def _delay_task_pop(port: int) -> Any:
     return ask(port, "POST", "/delay/task/pull", {"topic": "t"}).json["content"] or None
 
@@ -50,16 +45,6 @@ YOUZAN = Speaks(
     "youzan",
     lambda port: ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 1, "ttr": 2, "body": "b"}),
     _youzan_pop,
-    True,
-)
-REDIS_DELAYED = Speaks(
-    "redis-delayed",
-    lambda port: ask(
-        port,
-        "POST",
-        "/delay/add?" + urlencode({"id": 5, "topic": "t", "delayTime": 500, "ttrTime": 2000, "message": "b"}),
-    ),
-    _redis_delayed_pop,
     True,
 )
 DELAY_TASK = Speaks(
@@ -73,7 +58,6 @@ DELAY_TASK = Speaks(
     _delay_task_pop,
     False,
 )
-ALL = pytest.mark.parametrize("speaks", [YOUZAN, REDIS_DELAYED, DELAY_TASK], ids=lambda one: one.name)
 
 
 def rows(system: System) -> list[TaskRow]:
@@ -98,44 +82,6 @@ def popped(speaks: Speaks, port: int, patience: float = 20) -> Any:
     raise AssertionError("nothing came")
 
 
-def _breaks(speaks: Speaks, port: int) -> bool:
-    """Whether a pop gets no answer."""
-    try:
-        speaks.pop(port)
-    except (AssertionError, ConnectionError):
-        return True
-    return False
-
-
-@ALL
-def test_a_process_killed_between_hand_out_and_answer_loses_nothing(
-    system: System, tmp_path: Path, speaks: Speaks
-) -> None:
-    once = tmp_path / "once"
-    gateway = Gateway(
-        system,
-        f"--{speaks.name}",
-        "127.0.0.1:0",
-        env={"TOC_FAILPOINT": "pull.handed-out:1", "TOC_FAILPOINT_ONCE": str(once)},
-    )
-    try:
-        port = port_of(gateway, speaks.name)
-        speaks.push(port)
-        if speaks.own_ttr:
-            assert popped(speaks, port)
-            assert once.exists()
-            (row,) = rows(system)
-            assert (row.status, row.attempts) == (TaskStatus.PENDING, 2), "the first hand-out counts as a try"
-        else:  # its ttr is a minute
-            assert until(lambda: _breaks(speaks, port), 20)
-            assert once.exists()
-            (row,) = rows(system)
-            assert (row.status, row.attempts) == (TaskStatus.PENDING, 1)
-            assert row.next_time > row.action_time + 55_000
-    finally:
-        gateway.stop()
-
-
 def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
     system: System, tmp_path: Path
 ) -> None:
@@ -155,24 +101,6 @@ def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
         assert (row.status, row.attempts) == (TaskStatus.PENDING, 1)
     finally:
         gateway.stop()
-
-
-def test_a_client_that_left_a_long_hold_is_handed_nothing(system: System) -> None:
-    gateway = Gateway(system, "--youzan", "127.0.0.1:0", "--processes", "2")
-    try:
-        port = port_of(gateway, "youzan")
-        ask(port, "POST", "/push", {"id": "warm", "topic": "t", "delay": 1, "ttr": 60, "body": "b"})
-        assert popped(YOUZAN, port)["id"] == "warm"
-        holds = [send(port, "POST", "/pop", b'{"topic":"t"}') for _ in range(20)]
-        YOUZAN.push(port)
-        assert until(lambda: arrived(port, len(holds)))
-        for link in holds:
-            link.close()
-        assert popped(YOUZAN, port)["id"] == "j"
-        (row,) = [one for one in rows(system) if one.biz_key == "j"]
-        assert row.attempts == 1, "no try was used up by those who had left"
-    finally:
-        assert gateway.stop() == 0
 
 
 def test_a_client_that_sends_nothing_more_is_handed_nothing_and_told_nothing(system: System) -> None:

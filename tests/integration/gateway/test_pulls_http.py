@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import signal
@@ -16,12 +14,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from harness.dialect import arrived, receive
+from harness.dialect import arrived
 from harness.gateway import Gateway, Reply, lose_body
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import until
 from harness.secured import Tls
-from harness.system import NewSystem, System
+from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
 from toc.model.topic import Backoff, Delivery
@@ -281,100 +279,7 @@ def test_clients_that_left_while_they_waited_get_nothing_and_nothing_is_charged(
     assert got == dict.fromkeys(job_ids, 1)
 
 
-def test_consumers_of_a_killed_process_connect_again_and_every_task_arrives(gateway: Gateway) -> None:
-    asked = [_ask(gateway, ttr=3) for _ in range(100)]
-    assert until(lambda: arrived(gateway.port, len(asked)), 10)
-    (pid,) = gateway.children()
-    job_ids = gateway.system.center.submit_many([NewTask("test.once", n, 0.2 + n / 40) for n in range(100)])
-    assert asked[0].recv(65536)  # some were answered, some were not
-    os.kill(pid, signal.SIGKILL)
-    for client in asked:
-        client.close()
-    assert until(lambda: gateway.call("GET", "/v1/topics").status == 200, 20)
-    got: set[int] = set()
-    deadline = time.monotonic() + 60
-    while gateway.system.pending(job_ids) and time.monotonic() < deadline:
-        for task in pull(gateway, "test.once", max=20, wait=1).body["tasks"]:
-            got.add(int(task["job_id"]))
-            assert end(gateway, "ack", task["lease"]).status == 200
-    assert not gateway.system.pending(job_ids)
-    assert len(got) > 50, "only what was handed out before may end by its ttr"
-
-
-def test_a_gateway_that_stops_answers_waiting_pulls_and_finishes_what_it_has(pulled: System) -> None:
-    gateway = Gateway(pulled)
-    try:
-        gateway.submit(TOPIC, delay=0.01)
-        lease = one(gateway)["lease"]
-        waiting = [_ask(gateway, wait=60) for _ in range(8)]
-        assert until(lambda: arrived(gateway.port, len(waiting)), 10)
-        gateway.process.send_signal(signal.SIGTERM)
-        for client in waiting:
-            answer = receive(client)
-            assert (answer.status, answer.json) == (200, {"tasks": []})
-            client.close()
-        with contextlib.suppress(ConnectionError, http.client.HTTPException):  # it may be closed already
-            assert end(gateway, "ack", lease).status in (200, 503)
-        assert gateway.process.wait(60) == 0
-    finally:
-        gateway.stop()
-
-
 # --- several gateways
-
-
-@pytest.fixture
-def cluster(hosts_with: NewSystem) -> System:
-    return _with_topics(hosts_with(session_timeout=2))
-
-
-def test_two_gateways_and_one_consumer_every_task_arrives_and_both_own_slots(cluster: System) -> None:
-    here = Gateway(cluster)
-    there = Gateway(cluster, host="away", beside=here)
-    try:
-
-        def owners() -> set[str]:
-            slots = here.call("GET", f"/v1/slots?topic={TOPIC}").body["slots"]
-            return {str(slot["owner"]).partition("-")[0] for slot in slots}
-
-        assert until(lambda: owners() == {"gate", "away"}, 30), owners()
-        jobs = [there.submit(TOPIC, biz_id=n, delay=0.2 + n % 7 / 10).body["job_id"] for n in range(60)]
-        got: list[str] = []
-        deadline = time.monotonic() + 60
-        while len(got) < len(jobs) and time.monotonic() < deadline:
-            for task in pull(here, max=7, wait=5).body["tasks"]:
-                got.append(task["job_id"])
-                assert end(there, "ack", task["lease"]).body["outcome"] == "acked"
-        assert sorted(got) == sorted(jobs)
-
-        # late, by another gateway, while a third consumer has it
-        job_id = int(here.submit(TOPIC, delay=0.01).body["job_id"])
-        first = one(here, ttr=1)
-        second = one(there, ttr=20)
-        assert (second["job_id"], second["attempt"]) == (first["job_id"], 2)
-        assert end(there, "extend", first["lease"], ttr=9).status == 409
-        late = end(there, "ack", first["lease"])
-        assert (late.status, late.body["outcome"], late.body["late"]) == (200, "late", True)
-        assert end(here, "ack", second["lease"]).body["outcome"] == "already"
-        assert cluster.row(job_id).status == TaskStatus.PROCESSED
-
-        # after a cancel, and after a new deadline
-        first = one_of(here)
-        assert here.call("DELETE", f"/v1/tasks/{first['job_id']}").body["outcome"] == "may_have_started"
-        refused = end(there, "ack", first["lease"])
-        assert (refused.status, refused.body["outcome"]) == (409, "cancelled")
-        first = one_of(here)
-        here.call("PATCH", f"/v1/tasks/{first['job_id']}", {"delay": 3600})
-        refused = end(there, "ack", first["lease"])
-        assert (refused.status, refused.body["outcome"]) == (409, "replaced")
-    finally:
-        assert there.stop() == 0
-        assert here.stop() == 0
-
-
-def one_of(gateway: Gateway) -> dict[str, Any]:
-    gateway.submit(TOPIC, delay=0.01)
-    return one(gateway)
 
 
 # --- raw clients

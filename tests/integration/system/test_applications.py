@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import subprocess
@@ -94,25 +93,6 @@ async def coroutines(tasks):
     check()
     await asyncio.sleep(0)
 """
-CLOSED = """
-def nothing(*_):
-    raise RuntimeError("it tells nothing")
-class Closed(Exception):
-    __class__ = __traceback__ = __cause__ = __context__ = property(nothing)
-    __str__ = __repr__ = __reduce__ = __eq__ = __hash__ = __bool__ = nothing
-@center.handler("test.sync")
-def one(task):
-    raise Closed
-@center.handler("test.async")
-async def coroutine(task):
-    raise Closed
-@center.handler("test.batch", batch=2)
-def batch(tasks):
-    return {task.job_id: Closed() for task in tasks}
-@center.handler("test.doomed", batch=2)
-async def coroutines(tasks):
-    raise Closed
-"""
 
 FORGOTTEN = """
 async def work(task):
@@ -145,24 +125,6 @@ def test_no_try_sees_what_another_has_set_in_its_context(system: System, run: Ru
     }
 
 
-def test_exceptions_of_which_nothing_can_be_asked_fail_their_own_tries_alone(
-    system: System, run: Run
-) -> None:
-    run(HEAD + CLOSED, TOC_LOG_LEVEL="debug")
-    job_ids = [system.center.submit(topic, biz_id=n, delay=0.1) for n in range(3) for topic in TOPICS]
-    system.wait(lambda: not system.pending(job_ids), "all have ended", 60)
-    assert {(row.status, row.last_error) for row in system.center.store.read(job_ids).values()} == {
-        (TaskStatus.DEAD, "Closed: (its text cannot be made)")
-    }
-    assert '"worker_died"' not in log_of(system)
-    # A line that says where, at the level that is usual, and all of it for who debugs.
-    lines = [json.loads(line) for line in log_of(system).splitlines() if line.startswith("{")]
-    failed = [line for line in lines if line["event"] == "try_failed" and line["topic"] != "test.batch"]
-    assert failed
-    assert all("odd_app.py:" in line["at"] for line in failed)
-    assert [line for line in lines if line["event"] == "handler_raised" and "odd_app.py" in line["stack"]]
-
-
 def test_a_handler_that_leaves_its_work_to_a_coroutine_which_nobody_awaits_has_failed(
     system: System, run: Run
 ) -> None:
@@ -188,22 +150,6 @@ def test_a_breakpoint_that_was_left_in_a_handler_uses_up_no_try(system: System, 
     run(HEAD + NOTHING.replace("pass", "breakpoint()"))
     done(system)
     assert '"event": "breakpoint_skipped"' in log_of(system)
-
-
-@pytest.mark.parametrize(
-    ("app", "line", "why"),
-    [
-        ("{}['no']", 5, "KeyError"),
-        ("import no_such_module", 5, "no_such_module"),
-        ("x = (", 5, "SyntaxError"),
-    ],
-)
-def test_an_application_that_cannot_be_imported_is_refused_with_the_line(
-    system: System, run: Run, app: str, line: int, why: str
-) -> None:
-    assert run(HEAD + app).wait(60) == 2
-    assert why in log_of(system)
-    assert re.search(rf"odd_app\.py(:|, line ){line}\b", log_of(system)), log_of(system)
 
 
 @pytest.mark.parametrize("import_fails", [False, True])

@@ -6,16 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
-from harness.history import Event
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
-from toc import NewTask, TaskStatus
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
+from toc import NewTask
+from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index.messages import Generation, Peek
 from toc.model.clock import to_ms
 from toc.model.topic import Slot
@@ -41,11 +39,6 @@ def waiting(system: System, topic: str | None = None) -> int:
     return sum(peek.store for peek in peeks if isinstance(peek, Peek))
 
 
-def dead_entries(system: System) -> int:
-    peeks = system.center.queues.peek(slots(system)).values()
-    return sum(peek.dead for peek in peeks if isinstance(peek, Peek))
-
-
 def claims(system: System) -> set[str]:
     found = system.center.queues.claims(slots(system)).values()
     return {worker for held in found if isinstance(held, dict) for worker in held.values()}
@@ -65,43 +58,6 @@ def running(system: System) -> System:
     system.start()
     system.wait(system.whole, "the first generation is recorded", 15)
     return system
-
-
-def test_a_flushed_index_is_back_and_nothing_is_lost_early_or_doubled(
-    running: System, clean_redis: RedisServer
-) -> None:
-    center = running.center
-    later = center.submit_many([NewTask("test.sync", n, 600 + n / 100) for n in range(20_000)])
-    doomed = center.submit("test.sync", biz_id=1, delay=0.05, attribute={"dead": True})
-    running.wait(lambda: dead_entries(running) == 1, "one is dead", 10)
-    workers = claims(running)
-    assert len(workers) == 2
-    soon = center.submit_many([NewTask("test.async", n, 8 + n / 100) for n in range(600)])
-    clean_redis.call("FLUSHALL")
-    running.wait(lambda: waiting(running) >= 600, "what is due soon is back", 3)
-    running.wait(lambda: waiting(running) >= 20_000, "the rest is back", 30)
-    running.wait(lambda: dead_entries(running) == 1, "the dead one is listed again", 10)
-    running.wait(running.whole, "it is recorded", 15)
-    assert claims(running) == workers, "the owners' claims are back"
-    running.wait(lambda: all(_runs(running, soon)), "all that was due has run", 20)
-    assert running.late(soon)[0] >= 0
-    assert all(len(runs) == 1 for runs in _runs(running, soon))
-    assert center.store.read([doomed])[doomed].status == TaskStatus.DEAD
-    assert len(later) == 20_000
-
-
-def test_a_restarted_redis_is_another_server_and_its_slots_are_built_anew(
-    running: System, clean_redis: RedisServer
-) -> None:
-    """An old snapshot brings back an old key, but the run_id in it is not that of the new process."""
-    job_ids = running.center.submit_many([NewTask("test.sync", n, 600) for n in range(500)])
-    before = running.center.queues.generations(slots(running)[:1])
-    clean_redis.kill()
-    clean_redis.start()
-    running.wait(lambda: _reachable(running) and running.whole(), "the new server is recorded", 20)
-    assert running.center.queues.generations(slots(running)[:1]) != before
-    assert waiting(running) == len(job_ids)
-    assert "index_lost_data" in "".join(daemon.log.read_text() for daemon in running.daemons)
 
 
 def test_the_keys_of_one_slot_that_vanish_are_noticed_by_its_owner(
@@ -166,49 +122,6 @@ def test_a_thousand_new_slots_are_recorded_without_a_storm(system: System) -> No
     assert daemon.log.read_text().count("index_refilled") < 30, "a pass for each time that slots were taken"
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("topics", [("test.sync",), ("test.sync", "test.async", "test.batch")])
-def test_two_hundred_thousand_pending_tasks_are_back_within_a_minute(
-    cluster: System, clean_cluster: RedisCluster, topics: tuple[str, ...]
-) -> None:
-    cluster.create_topics(slots=64)
-    cluster.start(processes=2)
-    cluster.wait(cluster.whole, "the first generation is recorded", 15)
-    center, kinds = cluster.center, len(topics)
-    center.submit_many([NewTask(topics[n % kinds], n, 120 + n / 500) for n in range(190_000)])
-    traffic = center.submit_many([NewTask(topics[n % kinds], n, 10 + n / 200) for n in range(12_000)])
-    due: dict[int, int] = {}
-    for first in range(0, len(traffic), 2000):
-        rows = center.store.read(traffic[first : first + 2000])
-        due |= {job_id: row.action_time for job_id, row in rows.items()}
-    cluster.wait(lambda: len(cluster.history()) > 2000, "traffic runs", 30)
-    near = sum(at < time.time() * 1000 + 60_000 for at in due.values()) - len(cluster.history()) // 2
-    for node in clean_cluster.nodes:
-        node.call("FLUSHALL")
-    flushed = time.monotonic()
-    cluster.wait(lambda: waiting(cluster) > 0.9 * near, "what is due within a minute is back", 3)
-    seconds_near = time.monotonic() - flushed
-    cluster.wait(lambda: waiting(cluster) >= 190_000, "all of it is back", 60)
-    seconds_all = time.monotonic() - flushed
-    cluster.wait(lambda: all(_runs(cluster, traffic)), "all that was due has run", 90)
-    late = sorted(runs[0].at / 1e6 - due[runs[0].job_id] for runs in _runs(cluster, traffic))
-    print(
-        f"back: {seconds_near:.1f} s, {seconds_all:.1f} s; late {late[len(late) // 2]:.0f} {late[-1]:.0f} ms"
-    )
-    assert late[0] >= 0
-    assert late[-1] < 5000
-    assert all(len(runs) == 1 for runs in _runs(cluster, traffic))
-
-
-def _runs(system: System, job_ids: list[int]) -> list[list[Event]]:
-    """The starts of each task."""
-    starts: dict[int, list[Event]] = {job_id: [] for job_id in job_ids}
-    for event in system.history():
-        if event.event == "start" and event.job_id in starts:
-            starts[event.job_id].append(event)
-    return list(starts.values())
-
-
 def _lines(daemon: DaemonProcess, about: str) -> list[str]:
     return [line for line in daemon.log.read_text().splitlines() if about in line]
 
@@ -224,11 +137,6 @@ def refills(system: System) -> list[tuple[float, float]]:
     lines = [json.loads(line) for daemon in system.daemons for line in _lines(daemon, '"index_refilled"')]
     ends = [(datetime.fromisoformat(line["timestamp"]).timestamp(), line["seconds"]) for line in lines]
     return [(ended - seconds, ended) for ended, seconds in ends]
-
-
-def _reachable(system: System) -> bool:
-    found: Any = system.center.queues.generations(slots(system)[:1]).values()
-    return all(isinstance(one, Generation) for one in found)
 
 
 def test_the_due_time_of_a_flushed_task_is_kept(running: System, clean_redis: RedisServer) -> None:

@@ -29,10 +29,6 @@ from toc.pull.pulls import Pulls
 from toc.store.server import Statement
 
 TOPIC = "test.pulled"
-LONG = 60.0
-"""Seconds that a pull waits at the most."""
-SOONER = 50.0
-"""Seconds in which what must not wait for such a pull has come."""
 
 
 @pytest.fixture
@@ -96,25 +92,6 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_task_is_pulled_when_it_is_due_and_ends_by_its_ack(pulled: System, gateway: Pulls) -> None:
-    async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=3600, attribute={"a": 1})
-        assert await gateway.pull([TOPIC]) == [], "not yet due"
-        in_a_moment(lambda soon: pulled.center.reschedule(job_id, action_time=soon))
-        got = await one(gateway)
-        now = datetime.now(UTC)
-        assert (got.task.job_id, got.task.attribute, got.attempt, got.last) == (job_id, {"a": 1}, 1, False)
-        assert got.task.action_time <= now < lease_end(got) <= now + timedelta(seconds=30)
-        await settled(pulled, {"store": 1})
-        assert await gateway.pull([TOPIC]) == [], "somebody has it"
-        assert pulled.center.cancel(job_id + 1) is CancelOutcome.UNKNOWN
-        assert await gateway.ack([got.lease, got.lease]) == [AckOutcome.ACKED, AckOutcome.ALREADY]
-        assert pulled.row(job_id).status == TaskStatus.PROCESSED
-        await settled(pulled, {})
-
-    run(steps)
-
-
 def test_the_end_of_ttr_is_a_try_and_the_last_one_leaves_a_dead_task(
     pulled: System, gateway: Pulls, other: Pulls
 ) -> None:
@@ -155,24 +132,6 @@ def test_late_acks_count_and_late_nacks_and_extends_do_not(
         assert await other.ack([second.lease]) == [AckOutcome.ALREADY]
         assert await other.nack([second.lease]) == [LeaseOutcome.GONE]
         assert pulled.row(job_id).status == TaskStatus.PROCESSED
-
-    run(steps)
-
-
-def test_a_nack_charges_its_try_and_waits_and_the_last_one_is_dead(pulled: System, gateway: Pulls) -> None:
-    async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        first = await one(gateway)
-        before = time.time()
-        assert await gateway.nack([first.lease], delay=0.5, error="no stock") == [LeaseOutcome.DONE]
-        second = await one(gateway)
-        assert time.time() >= before + 0.5
-        assert second.attempt == 2
-        assert await gateway.nack([second.lease], error="none") == [LeaseOutcome.DEAD]
-        row = pulled.row(job_id)
-        assert (row.status, row.last_error) == (TaskStatus.DEAD, "none")
-        assert [each.error for each in pulled.center.store.history(job_id)] == ["no stock", "none"]
-        await settled(pulled, {"dead": 1})
 
     run(steps)
 
@@ -257,52 +216,6 @@ def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway
         assert datetime.now(UTC) >= until > again.task.action_time, "its consumer had it until then"
         assert await gateway.ack([again.lease, lease]) == [AckOutcome.ACKED, AckOutcome.REPLACED]
         await settled(pulled, {})
-
-    run(steps)
-
-
-def test_a_client_that_leaves_gives_back_what_it_was_given_uncharged(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.3)
-        call = asyncio.create_task(gateway.pull([TOPIC], wait=20))
-        hand_out = pulled.center.store.pulls.hand_out
-
-        def leave_meanwhile(*asked: Any) -> Any:
-            rows = hand_out(*asked)
-            call.get_loop().call_soon_threadsafe(call.cancel)
-            time.sleep(0.05)
-            return rows
-
-        monkeypatch.setattr(pulled.center.store.pulls, "hand_out", leave_meanwhile)
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        monkeypatch.undo()
-        got = await one(gateway)
-        assert (got.task.job_id, got.attempt) == (job_id, 1)
-        gateway.release([got])
-        got = await one(gateway)
-        assert got.attempt == 1
-        assert await gateway.ack([got.lease]) == [AckOutcome.ACKED]
-
-    run(steps)
-
-
-def test_what_is_asked_of_a_gateway_that_has_stopped_is_refused(
-    pulled: System, gateway: Pulls, other: Pulls
-) -> None:
-    async def steps() -> None:
-        pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        lease = (await one(gateway)).lease
-        gateway.stop()
-        other.stop()  # it never started
-        for ended in (gateway, other):
-            async with asyncio.timeout(SOONER):
-                assert [type(what) for what in await ended.ack([lease, lease])] == [Busy, Busy]
-                assert [type(what) for what in await ended.nack([lease])] == [Busy]
-                assert [type(what) for what in await ended.extend([lease], ttr=5)] == [Busy]
-                assert await ended.pull([TOPIC], wait=LONG) == []
 
     run(steps)
 
@@ -424,34 +337,6 @@ def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
     run(steps)
 
 
-def test_every_task_of_many_arrives_once_at_two_gateways(
-    pulled: System, gateway: Pulls, other: Pulls
-) -> None:
-    """One has consumers that come and go, the other waits as well; each task is handed out once."""
-
-    async def steps() -> None:
-        tasks = [NewTask(TOPIC, n, 0.2 + n % 50 / 100) for n in range(600)]
-        job_ids = pulled.center.submit_many(tasks)
-        got: list[int] = []
-
-        async def consume(pulls: Pulls, most: int) -> None:
-            while len(got) < len(job_ids):
-                some = await pulls.pull([TOPIC], most=most, wait=0.2, ttr=5)
-                got.extend(one.task.job_id for one in some)
-                outcomes = await pulls.ack([one.lease for one in some])
-                assert set(outcomes) <= {AckOutcome.ACKED}
-
-        consumers = [consume(pulls, most) for pulls in (gateway, other) for most in (1, 1, 7, 100)]
-        await asyncio.wait_for(asyncio.gather(*consumers), PATIENCE)
-        assert sorted(got) == sorted(job_ids)
-        assert not pulled.pending(job_ids)
-        async with asyncio.timeout(PATIENCE):
-            while entries(pulled):  # a task that was taken by its row left its entry to who looks next
-                assert await gateway.pull([TOPIC], wait=0.2) == []
-
-    run(steps)
-
-
 def test_without_redis_tasks_are_handed_out_from_their_rows(
     pulled: System, gateway: Pulls, clean_redis: RedisServer
 ) -> None:
@@ -486,25 +371,3 @@ def away(redis: RedisServer) -> Iterator[None]:
         yield
     finally:
         redis.start()
-
-
-def test_after_its_stop_a_process_hands_out_nothing_and_refuses_answers_at_once(
-    pulled: System, other: Pulls
-) -> None:
-    async def steps() -> None:
-        gateway, unused = Pulls(pulled.center), Pulls(pulled.center)
-        pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        lease = (await one(gateway)).lease
-        waiting = asyncio.create_task(gateway.pull([TOPIC], wait=60))
-        while not len(gateway):
-            await asyncio.sleep(0.01)
-        for pulls in (gateway, unused):
-            await asyncio.to_thread(pulls.stop)
-            async with asyncio.timeout(SOONER):
-                (refused,) = await pulls.ack([lease])
-                assert isinstance(refused, Busy)
-                assert await pulls.pull([TOPIC], wait=LONG) == []
-        assert await waiting == []
-        assert await other.ack([lease]) == [AckOutcome.ACKED]
-
-    run(steps)

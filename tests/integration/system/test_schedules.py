@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import zoneinfo
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import forks
 from harness.system import System
 from sqlalchemy import create_engine
 from structlog.testing import capture_logs
@@ -31,8 +29,7 @@ from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
-from toc.observe.metrics import SCHEDULE_MISSED, SCHEDULES_STUCK
-from toc.operate.schedules import examine
+from toc.observe.metrics import SCHEDULES_STUCK
 from toc.store.batch import Guard
 from toc.store.mysql import MySqlServer
 from toc.store.server import Statement
@@ -175,40 +172,6 @@ def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
     assert bench.center.cancel(task.job_id) is CancelOutcome.CANCELLED
 
 
-@pytest.mark.parametrize(
-    ("policy", "made", "missed"),
-    [("latest", [1, 3, 4], 1), ("all", [1, 2, 3, 4], 0), ("skip", [1, 4], 2)],
-)
-def test_a_stop_of_two_hours(bench: Bench, policy: str, made: list[float], missed: int) -> None:
-    """Nothing runs from half past one to half past three: handled by policy, shown and counted."""
-    bench.center.schedules.create(
-        "hourly", topic="test.sync", every=HOUR, missed=policy, overlap="allow", window=timedelta(minutes=20)
-    )
-    bench.until(1.5 * HOUR)
-    bench.clock.ms += 2 * 3_600_000
-    before = SCHEDULE_MISSED.of("test.sync").take()
-    assert before == 0
-    bench.until(4.5 * HOUR)
-    assert bench.hours("hourly") == made
-    seen = bench.center.schedules.get("hourly")
-    assert seen is not None
-    assert (seen.fired, seen.missed) == (len(made), missed)
-    assert seen.missed_at == (START + 3.5 * HOUR if missed else None)
-    assert SCHEDULE_MISSED.of("test.sync").take() == missed
-    told = json.loads(forks.run(["schedule", "show", "hourly", "--json"], env=bench.env).stdout)
-    assert (told["fired"], told["missed"]) == (len(made), missed)
-    assert told["missed_at"] == ("2024-03-29T03:30:00.000Z" if missed else None)
-
-
-def test_a_stop_of_two_hours_within_the_window_makes_all_of_them(bench: Bench) -> None:
-    bench.center.schedules.create("hourly", topic="test.sync", every=HOUR, overlap="allow")
-    bench.until(1.5 * HOUR)
-    bench.clock.ms += 2 * 3_600_000
-    bench.until(4.5 * HOUR)
-    assert bench.hours("hourly") == [1, 2, 3, 4]
-    assert {task.action_time for task in bench.tasks("hourly")[1:3]} == {START + 3.5 * HOUR}
-
-
 def test_overlap_asks_the_row_of_the_task(bench: Bench) -> None:
     for overlap in ("skip", "allow", "buffer_one"):
         bench.center.schedules.create(overlap, topic="test.sync", every=HOUR, overlap=overlap)
@@ -310,45 +273,6 @@ def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Benc
     assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("end", ["pause", "delete"])
-def test_an_occurrence_that_was_made_late_and_moved_by_hand_ends_with_its_schedule(
-    bench: Bench, end: str
-) -> None:
-    schedules = bench.center.schedules
-    schedules.create("late", topic="test.sync", every=HOUR, overlap="allow")
-    bench.clock.ms += 3 * 3_600_000  # while no worker works
-    bench.until(3.5 * HOUR, ended=False)
-    bench.center.reschedule(bench.tasks("late")[0].job_id, action_time=START + 6 * HOUR)
-    getattr(schedules, end)("late")
-    assert bench.hours("late") == [2, 3]
-
-
-def test_an_occurrence_that_was_moved_by_hand_gets_the_content_of_each_edit(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("moved", topic="test.sync", every=HOUR, overlap="allow")
-    bench.until(2 * HOUR - timedelta(seconds=10))
-    at = START + 5.25 * HOUR
-    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=at)
-    for edit in (1, 2, 3):
-        bench.until((1.5 + edit) * HOUR)
-        schedules.alter("moved", attribute={"edit": edit})
-        [moved] = [task for task in bench.tasks("moved") if task.action_time == at]
-        assert (moved.attribute["edit"], moved.scheduled_for) == (edit, START + 2 * HOUR)
-
-
-def test_after_an_edit_the_overlap_is_judged_by_what_runs_not_by_what_the_edit_has_cancelled(
-    bench: Bench,
-) -> None:
-    schedules = bench.center.schedules
-    schedules.create("often", topic="test.sync", every=10, overlap="allow")
-    bench.until(timedelta(seconds=25), ended=False)
-    schedules.alter("often", overlap="skip")
-    bench.until(timedelta(seconds=85), ended=False)
-    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20]
-    bench.until(timedelta(seconds=95))
-    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20, 90, 100]
-
-
 @pytest.mark.parametrize("to", ["cancelled", "started"])
 def test_an_edit_of_the_topic_makes_no_occurrence_again_that_has_a_task_on_the_former_topic(
     bench: Bench, to: str
@@ -387,72 +311,6 @@ def test_a_task_that_borrows_the_key_of_a_schedule_stands_in_the_way_of_no_chang
     assert schedules.delete("p")
 
 
-def test_next_time_is_when_the_task_is_due(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    made = schedules.create("j", topic="test.sync", every=timedelta(minutes=10), jitter=HOUR)
-    assert made.definition.offset > 1_200_000
-    (fire,) = schedules.preview("j", count=1)
-    assert made.next_time == fire.due > START
-    bench.until(HOUR)
-    seen = schedules.get("j")
-    assert seen is not None
-    assert seen.next_time is not None
-    assert seen.next_time > START + HOUR, "its nominal time is past"
-
-
-def test_an_occurrence_that_an_edit_of_the_jitter_makes_late_runs_at_once(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    made = schedules.create("j", topic="test.sync", every=HOUR, jitter=HOUR)
-    assert made.definition.offset > 1_200_000
-    bench.until(timedelta(minutes=10))
-    assert bench.hours("j") == []
-    schedules.alter("j", jitter=0)
-    assert bench.hours("j") == [0]
-    bench.until(1.5 * HOUR)
-    assert bench.hours("j") == [0, 1]
-
-
-def test_a_new_rule_with_less_jitter_fires_for_no_time_before_the_edit(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    made = schedules.create("j", topic="test.sync", every=24 * HOUR, jitter=24 * HOUR, overlap="allow")
-    assert made.definition.offset > 8 * 3_600_000
-    bench.until(5.5 * HOUR)
-    assert bench.hours("j") == []
-    schedules.alter("j", cron="0 * * * *", every=None, jitter=0)
-    bench.until(7.5 * HOUR)
-    assert bench.hours("j") == [6, 7]
-
-
-def test_an_occurrence_that_waits_runs_at_once_after_an_edit_that_allows_it(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
-    bench.until(2.5 * HOUR, ended=False)
-    assert bench.hours("wait") == [1]
-    schedules.alter("wait", overlap="allow")
-    assert bench.hours("wait") == [1, 2]
-
-
-def test_an_occurrence_that_waits_is_skipped_and_counted_after_an_edit_that_skips_it(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
-    bench.until(2.5 * HOUR, ended=False)
-    altered = schedules.alter("wait", overlap="skip")
-    assert (altered.buffered, altered.skipped) == (None, 1)
-
-
-def test_an_occurrence_that_waits_is_skipped_and_counted_by_a_pause(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("wait", topic="test.sync", every=HOUR, overlap="buffer_one")
-    bench.until(2.5 * HOUR, ended=False)
-    paused = schedules.pause("wait")
-    assert (paused.buffered, paused.skipped) == (None, 1)
-    bench.end_all()
-    schedules.alter("wait", topic="test.async")
-    schedules.resume("wait")
-    bench.until(3.5 * HOUR)
-    assert bench.hours("wait") == [1, 3]
-
-
 def test_pause_resume_and_delete(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("p", topic="test.sync", every=HOUR)
@@ -476,16 +334,6 @@ def test_pause_resume_and_delete(bench: Bench) -> None:
     schedules.create("p", topic="test.sync", every=HOUR)
     bench.until(9.5 * HOUR)
     assert bench.hours("p") == [1, 5, 9]
-
-
-def test_a_pause_cancels_all_that_is_planned_though_one_between_was_cancelled_by_hand(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("often", topic="test.sync", every=10, overlap="allow")
-    bench.center.cancel(bench.tasks("often")[1].job_id)
-    schedules.pause("often")
-    assert bench.tasks("often") == []
-    assert schedules.resume("often").fired == 3
-    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 30]
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, HOUR], ids=["behind", "ahead"])
@@ -516,23 +364,6 @@ def test_the_clock_of_the_host_that_creates_or_changes_a_schedule_skips_and_doub
     assert [task.scheduled_for for task in ran] == [task.action_time for task in ran]
 
 
-def test_a_host_whose_clock_is_ahead_backfills_nothing_that_is_still_to_come(bench: Bench) -> None:
-    bench.center.schedules.create("fill", topic="test.sync", every=HOUR)
-    bench.until(2.5 * HOUR)
-    with TimeoutCenter(bench.settings, clock=Shifted(bench.clock, 3 * HOUR)) as elsewhere:
-        assert elsewhere.schedules.backfill("fill", START, START + 9 * HOUR) == (3, 2, 1, 0)
-
-
-def test_an_edit_keeps_the_time_to_expire_that_a_moved_occurrence_was_given(bench: Bench) -> None:
-    bench.center.schedules.create("moved", topic="test.sync", every=HOUR)
-    bench.until(2 * HOUR - timedelta(seconds=10))
-    at, expires = START + 3.25 * HOUR, START + 3.5 * HOUR
-    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=at, expires_at=expires)
-    bench.center.schedules.alter("moved", attribute={"new": 1})
-    [moved] = [task for task in bench.tasks("moved") if task.action_time == at]
-    assert (moved.attribute["new"], moved.expires_at) == (1, expires)
-
-
 @pytest.mark.parametrize("change", ["alter", "pause", "delete"])
 def test_an_occurrence_that_is_moved_during_a_change_is_changed_as_it_is_then(
     bench: Bench, change: str, monkeypatch: pytest.MonkeyPatch
@@ -555,46 +386,6 @@ def test_an_occurrence_that_is_moved_during_a_change_is_changed_as_it_is_then(
     pending = [task for task in bench.tasks("moved") if task.status is TaskStatus.PENDING]
     wanted = [(at, 1, START + 2 * HOUR)] if change == "alter" else []
     assert [(one.action_time, one.attribute["new"], one.scheduled_for) for one in pending] == wanted
-
-
-def test_a_pause_and_a_resume_before_its_nominal_time_lose_no_occurrence_that_was_moved(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("moved", topic="test.sync", every=HOUR)
-    bench.until(2 * HOUR - timedelta(seconds=20))
-    bench.center.reschedule(bench.tasks("moved")[1].job_id, action_time=START + 2.25 * HOUR)
-    schedules.pause("moved")
-    bench.until(2 * HOUR - timedelta(seconds=10))
-    schedules.resume("moved")
-    bench.until(3.5 * HOUR)
-    assert bench.hours("moved") == [1, 2, 3]
-    seen = schedules.get("moved")
-    assert seen is not None
-    assert seen.fired == 3
-
-
-def test_an_edit_of_a_paused_schedule_keeps_a_backfilled_occurrence_that_was_moved(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("fill", topic="test.sync", every=HOUR, paused=True)
-    assert schedules.backfill("fill", START, START).submitted == 1
-    at = START + 2 * HOUR
-    bench.center.reschedule(bench.tasks("fill")[0].job_id, action_time=at)
-    altered = schedules.alter("fill", attribute={"new": 1})
-    assert (altered.paused, altered.fired) == (True, 0)
-    assert [(task.action_time, task.attribute["new"]) for task in bench.tasks("fill")] == [(at, 1)]
-
-
-@pytest.mark.parametrize("end", ["pause", "delete"])
-def test_a_backfilled_occurrence_that_was_moved_ends_with_its_schedule_and_is_not_counted(
-    bench: Bench, end: str
-) -> None:
-    schedules = bench.center.schedules
-    schedules.create("fill", topic="test.sync", every=HOUR)
-    assert schedules.backfill("fill", START, START).submitted == 1
-    bench.center.reschedule(bench.tasks("fill")[0].job_id, action_time=START + 2 * HOUR)
-    getattr(schedules, end)("fill")
-    assert bench.hours("fill") == []
-    if end == "pause":
-        assert [one.fired for one in schedules.list()] == [0]
 
 
 DAMAGE = {
@@ -659,15 +450,6 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     assert counts == (20, 17, 3, 3)
 
 
-def test_a_backfill_leaves_alone_what_has_run_on_another_topic(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("fill", topic="test.sync", every=HOUR)
-    bench.until(3.5 * HOUR)
-    schedules.alter("fill", topic="test.async")
-    assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 3, 2, 0)
-    assert schedules.backfill("fill", START - HOUR, START + 3 * HOUR) == (5, 5, 0, 0)
-
-
 def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
     schedules, topics = bench.center.schedules, bench.center.store.topics
     schedules.create("before", topic="test.sync", every=10, overlap="allow", paused=True)
@@ -716,19 +498,6 @@ def test_what_a_closed_topic_has_held_up_is_not_lost_uncounted_by_a_change(
     seen = schedules.get("held")
     assert seen is not None
     assert (seen.fired, seen.missed) == (len(made), missed)
-
-
-def test_a_schedule_is_created_although_its_first_task_has_to_wait(bench: Bench) -> None:
-    table = bench.center.store.schedules.table_of("locked")
-    name = f"{bench.settings.database_prefix}{table % 2}.timeout_task_{table:04d}"
-    engine = create_engine(bench.settings.database_urls[0])
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
-        assert bench.center.schedules.create("locked", topic="test.sync", every=10).fired == 0
-        connection.exec_driver_sql("UNLOCK TABLES")
-    engine.dispose()
-    bench.until(timedelta(seconds=25))
-    assert [round(hours * 3600) for hours in bench.hours("locked")] == [10, 20, 30]
 
 
 @pytest.mark.parametrize("number", [1, 8])
@@ -900,42 +669,6 @@ def test_a_zone_that_is_gone_holds_its_schedule_up_says_so_and_no_occurrence_is_
     assert bench.hours("noon") == [11]
 
 
-def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
-    bench: Bench, zones: Callable[[str], None], tmp_path: Path
-) -> None:
-    zones("Etc/GMT-1")
-    schedules = bench.center.schedules
-    for name in ("altered", "resumed", "every", "deleted"):
-        schedules.create(name, topic="test.sync", cron="0 12 * * *", zone="Test/Moved")
-    (tmp_path / "Test" / "Moved").unlink()
-    forget_zones()
-    topics = bench.center.store.topics.list()
-    assert {one.name for one in schedules.list() if "'Test/Moved'" in one.stuck} == {
-        "altered", "resumed", "every", "deleted"
-    }  # fmt: skip
-    assert {line.server for line in examine(bench.center, topics)} == {
-        "altered", "resumed", "every", "deleted"
-    }  # fmt: skip
-    paused = schedules.pause("resumed")
-    assert (paused.paused, paused.next_time, paused.missed) == (True, None, 0)
-    with pytest.raises(InvalidSchedule, match="Test/Moved"):
-        schedules.resume("resumed")
-    with pytest.raises(InvalidSchedule, match="Test/Moved"):
-        schedules.alter("altered", overlap="allow")
-    assert schedules.alter("altered", zone="Etc/UTC").stuck == ""
-    assert schedules.alter("every", every=HOUR, zone="UTC").next_time is not None
-    assert schedules.trigger("resumed")
-    assert schedules.delete("deleted")
-    assert examine(bench.center, topics) == [], "the one that is left is paused"
-    zones("Etc/GMT-1")
-    schedules.resume("resumed")
-    bench.until(timedelta(hours=13))
-    assert (bench.hours("resumed")[-1], bench.hours("altered")) == (11, [12])
-    bench.clock.ms += 86_400_000
-    assert {line.server for line in examine(bench.center, topics)} == {"altered", "resumed", "every"}
-    assert all("--topic TOPIC" in line.do for line in examine(bench.center, []))
-
-
 def test_thousands_of_schedules_of_one_topic_make_none_of_another_late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -961,21 +694,6 @@ def test_thousands_of_schedules_of_one_topic_make_none_of_another_late(
         scheduler.run_once()
     made = {row.biz_key for row in bench.rows()}
     assert len([name for name in made if name.startswith("test.async")]) == 2
-
-
-def test_what_jitter_puts_off_is_in_no_hurry(bench: Bench) -> None:
-    table, due = bench.center.store.schedules, range(50_000, 55_000)
-    jitter = timedelta(minutes=1)
-    all_of_them = (
-        Definition(f"late{number}", "test.sync", every=HOUR, jitter=jitter) for number in range(10_000)
-    )
-    near = (one for one in all_of_them if table.table_of(one.name) == 0 and one.offset in due)
-    for number, definition in enumerate(islice(near, 60)):  # more than one step takes
-        table.create(definition, new_state(definition, number, bench.clock.ms))
-    bench.clock.ms += 25_000  # they are due in 25 to 30 s
-    scheduler = bench.worker()
-    assert not scheduler._move_on([0], bench.clock.ms), "so tasks that are due come first"
-    assert 0 < len(bench.rows()) < 60
 
 
 def test_schedules_at_rest_are_not_read(bench: Bench) -> None:

@@ -12,8 +12,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -29,12 +29,11 @@ from toc.index.messages import PermitRequest, Permits
 from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
-from toc.model.topic import Backoff, Delivery, TopicType
+from toc.model.topic import Delivery, TopicType
 from toc.operate import admin
 from toc.store.records.secretbox import new_key
 from toc.webhooks import limiter
-from toc.webhooks.breaker import FAILURES
-from toc.webhooks.connect import YOUNG, Lookup
+from toc.webhooks.connect import Lookup
 from toc.webhooks.handlers import Webhooks
 from toc.webhooks.limiter import LIFE_MS
 from toc.webhooks.sender import Sender
@@ -288,68 +287,6 @@ def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
         assert signatures(receiver.got[1], secret) == [True]
 
 
-def test_a_task_that_expires_as_it_waits_for_a_place_is_not_sent(hook: Hook, receive: Receive) -> None:
-    first_is_here, may_answer = threading.Event(), threading.Event()
-
-    def reply(_got: Got) -> Reply:
-        first_is_here.set()
-        may_answer.wait(60)
-        return Reply()
-
-    receiver = receive(reply)
-    center = hook(receiver).center
-    center.targets.create("shop", receiver.url(), concurrency=1)
-
-    async def whole(webhooks: Webhooks) -> object:
-        first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
-        assert await asyncio.to_thread(first_is_here.wait, 60)
-        expires_at = datetime.now(UTC) + timedelta(milliseconds=5)
-        second = routed(2, target="shop")._replace(expires_at=expires_at)
-        waiting = asyncio.ensure_future(webhooks.deliver(second))
-        while datetime.now(UTC) <= expires_at + timedelta(milliseconds=2):  # it is rounded up
-            await asyncio.sleep(0.001)
-        may_answer.set()
-        _, outcome = await asyncio.gather(first, waiting, return_exceptions=True)
-        await close(webhooks)
-        return outcome
-
-    assert isinstance(asyncio.run(whole(sending(center))), Postponed)
-    assert len(receiver.got) == 1
-
-
-def test_to_wait_for_a_place_is_no_part_of_max_runtime(hook: Hook, receive: Receive) -> None:
-    receiver = receive(Reply(after=0.09))
-    hooked = hook(receiver, max_runtime=1)
-    hooked.center.targets.create("shop", receiver.url(), concurrency=1)
-    jobs = [hooked.submit(number, target="shop") for number in range(60)]
-    hooked.start()
-    rows = [hooked.ended(job_id, 60) for job_id in jobs]
-    assert {(row.status, row.attempts) for row in rows} == {(TaskStatus.PROCESSED, 0)}
-    assert len(receiver.got) == len(jobs)
-
-
-def test_a_breaker_opens_also_if_max_runtime_is_shorter_than_the_time_out(
-    hook: Hook, receive: Receive
-) -> None:
-    hooked = hook(receiver := receive(Reply(hang=True)), max_runtime=1, retries=1)
-    hooked.center.targets.create("shop", receiver.url())
-    jobs = [hooked.submit(number, target="shop") for number in range(FAILURES)]
-    hooked.start()
-    assert {hooked.ended(job_id).last_error for job_id in jobs} == {"no complete answer within 0.8 s"}
-    assert hooked.system.daemons[0].events("webhook_breaker_opened")
-
-
-def test_a_url_of_a_tasks_own_waits_for_no_target(hook: Hook, receive: Receive) -> None:
-    receiver = receive()
-    hooked = hook(receiver)
-    hooked.center.targets.create("shop", receiver.url("/shop"))
-    hooked.center.targets.pause("shop")
-    admin.alter_topic(hooked.center.store, "hook", {"target": "shop"})
-    hooked.start()
-    assert hooked.ended(hooked.submit(1, url=receiver.url("/own"))).status == TaskStatus.PROCESSED
-    assert [got.path for got in receiver.got] == ["/own"]
-
-
 def test_retry_after_is_honoured_up_to_the_cap(hook: Hook, receive: Receive) -> None:
     waits = {"/a": "1", "/b": "3600"}
     receiver = receive(
@@ -579,27 +516,6 @@ def test_a_worker_that_ends_waits_for_its_requests_and_none_is_sent_twice(
     assert Counter(got.message_id for got in receiver.got) == {f"{job_id}_0": 1 for job_id in jobs}
 
 
-def test_a_breaker_opens_and_its_waits_use_up_no_try(hook: Hook, receive: Receive) -> None:
-    down = [True]
-    receiver = receive(lambda _got: Reply(503) if down[0] else Reply())
-    hooked = hook(receiver, retries=5)
-    hooked.center.targets.create("shop", receiver.url(), concurrency=2)
-    hooked.start()
-    jobs = [hooked.submit(number, target="shop") for number in range(40)]
-    system = hooked.system
-    system.wait(lambda: system.daemons[0].events("webhook_breaker_opened"), "the breaker opens", 20)
-    time.sleep(1.0)  # while it is open
-    assert len(receiver.got) < 40, "they went on"
-    down[0] = False
-    for job_id in jobs:
-        row = hooked.ended(job_id, 60)
-        assert row.status == TaskStatus.PROCESSED
-        assert row.attempts <= 4
-    assert sum(system.row(job_id).attempts for job_id in jobs) == sum(1 for got in receiver.got) - len(
-        jobs
-    ), "each failure that was charged is one that was sent"
-
-
 def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
     hook: Hook, receive: Receive
 ) -> None:
@@ -646,18 +562,6 @@ def test_limits_hold_over_all_processes(
     else:
         times = sorted(got.at for got in receiver.got)
         assert times[-1] - times[0] >= 60 / rate - 0.5
-
-
-def test_a_low_rate_is_used_while_tasks_wait(hook: Hook, receive: Receive) -> None:
-    receiver = receive()
-    hooked = hook(receiver)
-    hooked.center.targets.create("shop", receiver.url(), rate=2.0)
-    jobs = [hooked.submit(number, target="shop") for number in range(20)]
-    hooked.start()
-    for job_id in jobs:
-        assert hooked.ended(job_id, 30).status == TaskStatus.PROCESSED
-    times = sorted(got.at for got in receiver.got)
-    assert times[-1] - times[0] >= 19 / 2.0 - 0.5
 
 
 def test_a_target_of_few_places_that_has_hung_gets_its_tasks_again_while_more_come(
@@ -725,47 +629,6 @@ def test_requests_that_hang_leave_descriptors_and_places_for_others(
     assert sum(one.connections for one in hanging) == 12
 
 
-def test_names_of_tasks_own_urls_that_are_never_found_keep_no_target_waiting(
-    hook: Hook, receive: Receive
-) -> None:
-    receiver, over = receive(), threading.Event()
-    shop = receiver.origin.replace("127.0.0.1", "shop.test")
-    hooked = hook(receiver, allow=[shop])
-    hooked.center.targets.create("shop", f"{shop}/a", timeout=20.0)
-
-    hanging = threading.Semaphore(0)
-
-    def lookup(host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        if host != "shop.test":
-            hanging.release()
-            over.wait(600)
-            raise OSError
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-
-    webhooks = sending(hooked.center, lookup)
-
-    async def whole() -> None:
-        lost = [
-            asyncio.ensure_future(webhooks.deliver(routed(1000 + n, url=f"https://n{n}.test/")))
-            for n in range(3 * YOUNG)
-        ]
-        try:
-            for _ in range(YOUNG):  # all that there are for such names
-                assert await asyncio.to_thread(hanging.acquire, timeout=60)
-            async with asyncio.timeout(60):
-                while not receiver.got:
-                    with suppress(Postponed):
-                        await webhooks.deliver(routed(1, target="shop"))
-                    await asyncio.sleep(0.1)
-        finally:
-            over.set()
-            await asyncio.gather(*lost, return_exceptions=True)
-            await close(webhooks)
-
-    asyncio.run(whole())
-    assert [one.path for one in receiver.got] == ["/a"]
-
-
 def test_topics_may_come_and_change_while_a_worker_sends(hook: Hook, receive: Receive) -> None:
     receiver = receive()
     hooked = hook(receiver)
@@ -776,17 +639,3 @@ def test_topics_may_come_and_change_while_a_worker_sends(hook: Hook, receive: Re
     )
     job_id = hooked.center.submit("later", biz_id=1)
     assert hooked.ended(job_id).status == TaskStatus.PROCESSED
-
-
-def test_a_worker_may_have_handlers_too(hook: Hook, receive: Receive) -> None:
-    receiver = receive()
-    hooked = hook(receiver, backoff=Backoff.IMMEDIATE)
-    system = hooked.system
-    system.create_topics()
-    hooked.center.targets.create("shop", receiver.url())
-    system.start(env=hooked.env, webhooks=True, processes=1)
-    job_id = hooked.submit(1, target="shop")
-    with hooked.center as center:
-        other = center.submit("test.async", biz_id=1, delay=0.1)
-        assert hooked.ended(job_id).status == TaskStatus.PROCESSED
-        assert hooked.ended(other).status == TaskStatus.PROCESSED

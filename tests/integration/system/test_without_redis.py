@@ -177,33 +177,6 @@ def test_a_daemon_stops_in_order_without_redis(running: System, clean_redis: Red
     assert running.not_run_once(job_ids) == {}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("killed", marks=pytest.mark.slow),
-        pytest.param("emptied", marks=pytest.mark.chaos),
-        pytest.param("hangs", marks=pytest.mark.chaos),
-    ],
-)
-def test_a_minute_without_redis_under_load(running: System, clean_redis: RedisServer, how: str) -> None:
-    def cut() -> None:
-        clean_redis.pause() if how == "hangs" else clean_redis.kill()
-
-    def restore() -> None:
-        if how == "emptied":
-            for path in (clean_redis.directory / "appendonlydir").iterdir():
-                path.unlink()
-        clean_redis.resume() if how == "hangs" else clean_redis.start()
-
-    job_ids = _load(running.center, 850, {100: cut, 700: restore})
-    running.wait(lambda: not _some_pending(running), "all have run", 60)
-    assert running.not_run_once(job_ids) == {}
-    late = _lateness(running, job_ids)
-    print(f"{how}: {_figures(late)}")
-    assert late[0] >= 0
-    assert late[int(len(late) * 0.99)] < 2000
-
-
 def _load(center: TimeoutCenter, ticks: int, at: Mapping[int, Callable[[], None]]) -> list[int]:
     """300 tasks a second for so many tenths of a second, and what is to be done at some of them."""
     job_ids: list[int] = []
@@ -223,16 +196,6 @@ def _load(center: TimeoutCenter, ticks: int, at: Mapping[int, Callable[[], None]
         )
         time.sleep(max(0.0, began + tick / 10 - time.monotonic()))
     return job_ids
-
-
-def _figures(late: list[float]) -> str:
-    return (
-        f"late: p50 {late[len(late) // 2]:.0f}, p99 {late[int(len(late) * 0.99)]:.0f}, max {late[-1]:.0f} ms"
-    )
-
-
-def _some_pending(system: System) -> bool:
-    return bool(system.center.store.scans.look(range(system.settings.tables), {}, 0, 2**42, 1).with_due_rows)
 
 
 def _lateness(system: System, job_ids: list[int]) -> list[float]:

@@ -6,53 +6,14 @@ import contextlib
 import os
 import signal
 import time
-from datetime import timedelta
 from pathlib import Path
 
-import pytest
 from harness.hands import Hands
 from harness.system import System
-from sqlalchemy import create_engine
 
-from toc import CancelOutcome, TaskStatus
+from toc import TaskStatus
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import MariaDB, RedisServer
-from toc.model.errors import WrongShardConnection
-
-
-@pytest.mark.parametrize("topic", ["test.sync", "test.async"])
-def test_a_handler_that_runs_past_prepare_timeout_is_kept_alive_and_not_doubled(
-    system: System, topic: str
-) -> None:
-    system.create_topics(prepare_timeout=3)
-    system.start(processes=2)
-    job_id = system.center.submit(topic, biz_id=1, delay=0.1, attribute={"sleep": 5})
-    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 15)
-    assert len(system.starts(job_id)) == 1
-    assert system.row(job_id).attempts == 0
-
-
-def test_a_thread_past_max_runtime_fails_its_try_and_its_process_is_replaced(system: System) -> None:
-    system.create_topics(max_runtime=2, backoff_base=0.1)
-    daemon = system.start(processes=1)
-    (before,) = daemon.workers()
-    neighbour = system.center.submit("test.async", biz_id=1, delay=0.1)
-    stuck = system.center.submit("test.sync", biz_id=2, delay=0.1, attribute={"sleep": 3.5})
-    system.wait(lambda: system.row(stuck).attempts >= 1, "the try has failed", 10)
-    assert "max_runtime" in (system.row(stuck).last_error or "")
-    system.wait(lambda: daemon.workers() not in ([], [before]), "another process serves", 10)
-    assert len(system.starts(neighbour)) == 1
-    assert system.row(neighbour).status == TaskStatus.PROCESSED, "it ended long before its own max_runtime"
-
-
-def test_a_coroutine_past_max_runtime_is_cancelled_and_its_process_lives(system: System) -> None:
-    system.create_topics(max_runtime=1, retries=2, backoff_base=0.1)
-    daemon = system.start(processes=1)
-    before = daemon.workers()
-    job_id = system.center.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 60})
-    system.wait(lambda: system.row(job_id).status == TaskStatus.DEAD, "both tries were cancelled", 15)
-    assert daemon.workers() == before
 
 
 def test_sigterm_finishes_what_runs_and_gives_back_what_waits_without_burning_retries(system: System) -> None:
@@ -129,66 +90,6 @@ def test_an_idle_daemon_costs_next_to_no_cpu(cluster: System) -> None:
     time.sleep(3)  # what is measured
     share = (sum(map(_cpu_seconds, pids)) - before) / (time.monotonic() - began)
     assert share < 0.1, f"{share} of a core"
-
-
-def test_a_paused_topic_waits_and_runs_when_it_is_resumed(system: System) -> None:
-    system.create_topics()
-    system.start()
-    topics = system.center.store.topics
-    topics.alter("test.sync", paused=True)
-    for _ in range(30):  # until the process that has the slot has read the topics
-        job_id = system.center.submit("test.sync", biz_id=1, delay=0.1)
-        other = system.center.submit("test.batch", biz_id=1, delay=1.0)
-        system.wait(lambda: system.row(other).status == TaskStatus.PROCESSED, "the other topic goes on", 5)  # noqa: B023
-        if not system.starts(job_id):
-            break
-    assert not system.starts(job_id)
-    topics.alter("test.sync", paused=False)
-    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it runs now", 8)
-
-
-def test_submits_while_redis_is_down_are_acknowledged_and_run_when_it_is_back(
-    system: System, clean_redis: RedisServer
-) -> None:
-    system.create_topics()
-    system.start()
-    clean_redis.kill()
-    try:
-        # Cancelled before anything of it can run; the last of the others is due after it would have been.
-        cancelled = system.center.submit("test.sync", biz_id=50, delay=3)
-        assert system.center.cancel(cancelled) is not CancelOutcome.UNKNOWN
-        job_ids = [system.center.submit("test.sync", biz_id=n, delay=0.5 + n / 15) for n in range(50)]
-    finally:
-        clean_redis.start()
-    system.wait(lambda: not system.pending(job_ids), "all have run", 20)
-    started = [event.job_id for event in system.history() if event.event == "start"]
-    assert sorted(started) == sorted(job_ids)
-
-
-def test_a_task_written_in_the_callers_transaction_runs_after_its_commit(
-    system: System, mariadb: MariaDB
-) -> None:
-    system.create_topics()
-    system.start()
-    engine = create_engine(mariadb.url)
-    with engine.connect() as connection:
-        rolled_back = system.center.submit("test.sync", biz_id=1, delay=1.0, connection=connection)
-        connection.rollback()
-        with connection.begin():
-            committed = system.center.submit(
-                "test.sync", biz_id=2, delay=timedelta(seconds=1), connection=connection
-            )
-    engine.dispose()
-    system.wait(lambda: system.row(committed).status == TaskStatus.PROCESSED, "it has run", 6)
-    assert system.center.get(rolled_back) is None
-
-
-def test_a_connection_to_another_server_is_refused(system: System) -> None:
-    system.create_topics()
-    engine = create_engine("sqlite://")
-    with engine.connect() as connection, pytest.raises(WrongShardConnection):
-        system.center.submit("test.sync", biz_id=1, delay=1.0, connection=connection)
-    engine.dispose()
 
 
 def _cpu_seconds(pid: int) -> float:
