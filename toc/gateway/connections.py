@@ -47,6 +47,8 @@ than uvicorn and the event loop read ahead of the application."""
 MOST_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together may leave unread. Beyond it, the connection
 whose client has read nothing for longest is closed."""
+OTHERS = 7
+"""How many places one may have for each that is left to others."""
 LOOK_SECONDS = 1.0
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 STATE = "toc.connection"
@@ -348,13 +350,12 @@ class _Outlet(asyncio.Transport):
 
 
 class Places:
-    """Places for requests, ``most`` in all. One port gets only a part of them, and one address or token only
-    a part of that, so that there is always a place for another at the same port."""
+    """Places for requests, ``most`` in all. One port has at most OTHERS times as many as are free, and one
+    address or token that many times as many as its port can still get. So nobody takes the last ones, and
+    several together do not either: each finds fewer free."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.per_port = most * 7 // 8
-        self.each = self.per_port * 7 // 8
         self._all = 0
         self._taken: dict[str, int] = {}
 
@@ -363,9 +364,9 @@ class Places:
 
     def take(self, port: str, *names: str) -> None:
         """Take a place of a port in all these names. Raises Busy."""
-        taken, each = self._taken, self.each
-        full = self._all >= self.most or taken.get(port, 0) >= self.per_port
-        if full or any(taken.get(name, 0) >= each for name in names):
+        taken = self._taken
+        room = (OTHERS * (self.most - self._all) - taken.get(port, 0)) // (OTHERS + 1)
+        if room <= 0 or any(taken.get(name, 0) >= OTHERS * room for name in names):
             raise Busy("too many requests are being answered; try again in a moment")
         self._all += 1
         for name in (port, *names):
@@ -399,7 +400,7 @@ class Crowd:
         self.all: set[Connection] = set()
         self.work = Places(most * 7 // 8)
         """For requests that are being worked on, whose connections cannot be closed for others."""
-        self.waits = Places(self.work.per_port)
+        self.waits = Places(self.work.most * 7 // 8)
         """For those among them that wait for tasks."""
         self.phases: list[dict[Connection, float]] = [{} for _ in Phase]
         """The connections in each phase and since when, the longest first."""
