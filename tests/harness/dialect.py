@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -94,6 +93,3 @@ def ask(
         return receive(link)
 
 
-def sleep_until(at: float) -> None:
-    """Sleep until a time."""
-    time.sleep(max(at - time.time(), 0))

@@ -153,11 +153,6 @@ def reset(client: socket.socket) -> None:
     client.close()
 
 
-def established(gateway: Gateway) -> int:
-    """How many connections it has."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    ends = [line.split()[1:4:2] for line in lines]
-    return sum(local.endswith(f":{gateway.port:04X}") and state == "01" for local, state in ends)
 
 
 def memory(pid: int) -> int:

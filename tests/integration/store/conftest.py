@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -144,9 +143,6 @@ def through_proxy(mysql_place: Place, proxy: Proxy) -> Iterator[Store]:
     store.close()
 
 
-@pytest.fixture
-def sqlite_path(sqlite_place: Place) -> Path:
-    return Path(sqlite_place.urls[0].removeprefix("sqlite:///"))
 
 
 @pytest.fixture
