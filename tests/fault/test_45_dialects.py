@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from fault.conftest import Build, Verdict
-from harness import dialect_clients
+from harness import order_clients
 from harness.dialect import send
-from harness.dialect_clients import DIALECTS, Dialect, Job, Wire
 from harness.gateway import Gateway
 from harness.lmstfy import port_of
+from harness.order_clients import DIALECTS, Dialect, Job, Wire
 from harness.patience import PATIENCE, until
 from harness.system import System
 
@@ -51,8 +51,8 @@ def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeep
 @pytest.fixture(autouse=True)
 def haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ttr of a second, and pollers that hardly rest: they measure."""
-    monkeypatch.setattr(dialect_clients, "TTR_SECONDS", 1)
-    monkeypatch.setattr(dialect_clients, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(order_clients, "TTR_SECONDS", 1)
+    monkeypatch.setattr(order_clients, "POLL_SECONDS", 0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def wires(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         opened.append(Wire(ports))
         return opened[-1]
 
-    monkeypatch.setattr(dialect_clients, "Wire", wire)
+    monkeypatch.setattr(order_clients, "Wire", wire)
     yield
     for one in opened:
         one.close()

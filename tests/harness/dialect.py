@@ -91,5 +91,3 @@ def ask(
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with send(port, method, target, data, headers) as link:
         return receive(link)
-
-

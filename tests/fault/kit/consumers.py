@@ -27,7 +27,7 @@ from typing import Any
 
 from fault.kit.doors import BROKEN, PULLED, reset
 from harness.history import History
-from harness.replay import Client
+from harness.order_clients import Native
 from harness.system import System
 
 PULL, WANTED = f"/v1/topics/{PULLED}:pull", {"max": 100, "wait": 3, "ttr": 4}
@@ -91,7 +91,7 @@ class Program:
 
     def __init__(self, dice: random.Random, ports: list[int], history: History) -> None:
         self._dice, self._ports, self._history = dice, ports, history
-        self._here = Client(ports)
+        self._here = Native(ports)
 
     def run(self, words: SimpleQueue[str]) -> None:
         """Pull and answer, for ever."""
@@ -114,7 +114,7 @@ class Program:
 
     def _leave(self) -> bool:
         """Leave a gateway. Returns whether it had tasks to answer with, as far as is known."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._here.port, timeout=15)
+        connection = http.client.HTTPConnection("127.0.0.1", self._here.wire.port, timeout=15)
         headers = {"Authorization": f"Bearer {os.environ['TOC_TOKEN']}", "Content-Type": "application/json"}
         connection.request("POST", PULL, json.dumps(WANTED), headers)
         client = connection.sock
@@ -150,7 +150,7 @@ class Program:
 
     def _answer(self, word: str, runs: list[_Run]) -> None:
         by_outcome = {what: [run for run in runs if run.outcome == what] for what in ("ok", "raise", "dead")}
-        there = Client([port for port in self._ports if port != self._here.port])
+        there = Native([port for port in self._ports if port != self._here.wire.port])
         at = {"elsewhere": [there], "twice": [self._here, there]}.get(word, [self._here])
         with ThreadPoolExecutor(len(at)) as threads:
             found = list(threads.map(lambda client: self._end(client, "ack", by_outcome["ok"]), at))
@@ -159,7 +159,7 @@ class Program:
         self._end(self._here, "nack", by_outcome["raise"])
         self._end(self._here, "nack", by_outcome["dead"], dead=True)
 
-    def _end(self, client: Client, how: str, runs: list[_Run], **more: Any) -> list[str]:
+    def _end(self, client: Native, how: str, runs: list[_Run], **more: Any) -> list[str]:
         """Ack or nack until it is answered. Returns what came of each, "" where it was not."""
         outcomes = {run.lease: "" for run in runs}
         end = time.monotonic() + INSIST_SECONDS

@@ -153,8 +153,6 @@ def reset(client: socket.socket) -> None:
     client.close()
 
 
-
-
 def memory(pid: int) -> int:
     """Bytes of memory that a process has."""
     status = Path(f"/proc/{pid}/status").read_text()

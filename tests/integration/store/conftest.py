@@ -143,8 +143,6 @@ def through_proxy(mysql_place: Place, proxy: Proxy) -> Iterator[Store]:
     store.close()
 
 
-
-
 @pytest.fixture
 def fresh_store(place: Place) -> Iterator[Store]:
     """A store whose task tables are empty."""

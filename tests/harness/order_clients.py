@@ -1,17 +1,19 @@
-"""Plain clients of the dialects, by their protocols' own words, and orders replayed through them.
+"""Plain clients of each door, by its own words, and orders replayed through them.
 
-    python -m harness.dialect_clients produce DIALECT PLAN HISTORY PORT[,PORT...]
-    python -m harness.dialect_clients consume DIALECT NAME HISTORY PORT[,PORT...]
+    python -m harness.order_clients produce DOOR PLAN HISTORY PORT[,PORT...]
+    python -m harness.order_clients consume DOOR NAME HISTORY PORT[,PORT...]
 
 They know nothing of toc. Each goes on at the next port when a gateway does not answer, and repeats what it
-asked, as plain clients do. PLAN and HISTORY are as in harness.replay; the history has ``submitted``,
+asked, as plain clients do. PLAN is a JSON file of the deadlines, whose times count from ``began``, an instant
+in seconds. HISTORY gets one JSON line for each thing, on the disk before the program goes on: ``submitted``,
 ``asked`` (a delete, before it is) and ``deleted`` of the producer, ``started`` (before its work) and
-``finished`` of a consumer. lmstfy's token is in LMSTFY_TOKEN.
+``finished`` of a consumer. The token of the native API is in TOC_TOKEN, lmstfy's in LMSTFY_TOKEN.
 """
 
 from __future__ import annotations
 
 import base64
+import heapq
 import http.client
 import json
 import math
@@ -20,19 +22,37 @@ import sys
 import threading
 import time
 import zlib
-from itertools import cycle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode
-
-from harness.replay import GIVE_UP_SECONDS, History, play
 
 TTR_SECONDS = 3
 WORK_SECONDS = 0.005
 POLL_SECONDS = 0.1
 """Between polls that found nothing, where the protocol has none that waits."""
+GIVE_UP_SECONDS = 60.0
+SENDERS = 8
 FORGET_ONE_IN = 16
 """A consumer forgets to finish one order of so many when it starts it first."""
+
+
+Step = Callable[[int, dict[str, Any]], None]
+"""Does something with the deadline of this number."""
+
+
+class History:
+    """Lines that are on the disk before the call returns."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, what: str, order: str, topic: str, **more: Any) -> None:
+        line = {"what": what, "order": order, "topic": topic, "at": time.time(), **more}
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+        os.fsync(self._file)
 
 
 class Job(NamedTuple):
@@ -45,7 +65,7 @@ class Wire:
 
     def __init__(self, ports: list[int]) -> None:
         self._ports = cycle(ports)
-        self._port = next(self._ports)
+        self.port = next(self._ports)
         self._connection: http.client.HTTPConnection | None = None
         self.repeated = 0
         """How many requests were sent again without knowing what became of them."""
@@ -65,11 +85,11 @@ class Wire:
         while True:
             try:
                 if self._connection is None:
-                    self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=15 + holds)
+                    self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15 + holds)
                 self._connection.request(method, path, data, headers or {})
                 answer = self._connection.getresponse()
                 found = answer.read().decode()
-                if answer.status < 500:
+                if answer.status < 500 and answer.status != 429:
                     return answer.status, found
                 if time.monotonic() > end:
                     raise TimeoutError(f"{method} {path}: {answer.status} {found}")
@@ -77,7 +97,7 @@ class Wire:
                 if time.monotonic() > end + holds:
                     raise
                 self.close()
-                self._port = next(self._ports)
+                self.port = next(self._ports)
             self.repeated += 1
             time.sleep(0.05)
 
@@ -115,6 +135,54 @@ class Dialect(Protocol):
     def finish(self, job: Job) -> None: ...
 
     def delete(self, job_id: str) -> None: ...
+
+
+class Native:
+    """The API of toc: an Idempotency-Key for each submit, leases that are acknowledged."""
+
+    BEFORE = ""
+    """What the names of topics begin with."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.wire = Wire(ports)
+
+    def ask(self, method: str, path: str, content: Any = None, key: str | None = None) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {os.environ['TOC_TOKEN']}"}
+        headers |= {} if content is None else {"Content-Type": "application/json"}
+        headers |= {} if key is None else {"Idempotency-Key": key}
+        body = None if content is None else json.dumps(content)
+        status, found = self.wire.ask(method, path, body, holds=10, headers=headers)
+        return status, json.loads(found) if found else None
+
+    def push(self, number: int, topic: str, due: float, body: str) -> str:
+        at = math.ceil(1000 * due)
+        whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at // 1000))
+        task = {"biz_id": f"order-{number}", "action_time": f"{whole}.{at % 1000:03d}Z", "body": body}
+        path = f"/v1/topics/{self.BEFORE}{topic}/tasks"
+        status, answer = self.ask("POST", path, task, f"{self.BEFORE}{number}")
+        assert status == 201, (status, answer)
+        job_id: str = answer["job_id"]
+        return job_id
+
+    def pop(self, topics: list[str]) -> Job | None:
+        wanted = {"max": 1, "wait": 2, "ttr": TTR_SECONDS}
+        status, answer = self.ask("POST", f"/v1/topics/{','.join(topics)}:pull", wanted)
+        assert status == 200, (status, answer)
+        return next((Job(task["lease"], task["body"]) for task in answer["tasks"]), None)
+
+    def finish(self, job: Job) -> None:
+        status, answer = self.ask("POST", "/v1/leases:ack", {"lease": job.id})
+        assert status in (200, 409), (status, answer)  # 409: it was asked again, and has ended
+
+    def delete(self, job_id: str) -> None:
+        status, answer = self.ask("DELETE", f"/v1/tasks/{job_id}")
+        assert status == 200, (status, answer)
+
+
+class Hooks(Native):
+    """The API of toc, for topics whose tasks are sent to a receiver (harness.notified)."""
+
+    BEFORE = "hook-"
 
 
 def _seconds(due: float) -> int:
@@ -304,6 +372,8 @@ class Lmstfy:
 
 
 DIALECTS: dict[str, type[Dialect]] = {
+    "native": Native,
+    "webhook": Hooks,
     "youzan": Youzan,
     "youzan-commands": YouzanCommands,
     "redis-delayed": RedisDelayed,
@@ -342,6 +412,24 @@ def produce(dialect: str, plan_path: str, history: History, ports: list[int]) ->
         history.write("deleted", deadline["order"], deadline["topic"])
 
     play(plan, submit, cancel)
+
+
+def play(plan: dict[str, Any], submit: Step, cancel: Step) -> None:
+    """Submit every deadline of the plan at its time, and cancel those that have a time for it."""
+    order = count()
+    steps: list[tuple[float, int, Step, int, dict[str, Any]]] = []
+    for number, deadline in enumerate(plan["deadlines"]):
+        heapq.heappush(steps, (deadline["submit_at"], next(order), submit, number, deadline))
+        if deadline["cancel_at"] is not None:
+            heapq.heappush(steps, (deadline["cancel_at"], next(order), cancel, number, deadline))
+    asked = []
+    with ThreadPoolExecutor(SENDERS) as senders:
+        while steps:
+            at, _, do, number, deadline = heapq.heappop(steps)
+            time.sleep(max(0.0, plan["began"] + at - time.time()))
+            asked.append(senders.submit(do, number, deadline))
+    for one in asked:
+        one.result()
 
 
 def consume(dialect: str, name: str, history: History, ports: list[int]) -> None:
