@@ -143,6 +143,8 @@ def test_a_killed_process_and_a_killed_host_lose_nothing_and_cost_no_last_try(
     cluster: tuple[Contract, KazooClient],
 ) -> None:
     contract, _ = cluster
+    for name in ("c.once", "c.plain"):  # what a host held that has fallen silent waits for that
+        assert contract.toc("topic", "alter", name, "--prepare-timeout", "3").returncode == 0
     contract.start("host-a", processes=2)
     doomed = contract.start("host-b", processes=2)
     job_ids = contract.center.submit_many(

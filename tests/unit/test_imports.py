@@ -198,10 +198,8 @@ def imported_packages() -> set[str]:
 
 
 def test_whatever_is_imported_is_declared() -> None:
-    known = set().union(*declared().values())
-    found = {
-        root: {name(one) for one in packages_distributions().get(root, [])} for root in imported_packages()
-    }
+    known, installed = set().union(*declared().values()), packages_distributions()
+    found = {root: {name(one) for one in installed.get(root, [])} for root in imported_packages()}
     assert {root: of for root, of in found.items() if not known & of} == {}
 
 

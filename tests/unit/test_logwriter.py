@@ -69,7 +69,8 @@ def test_a_stalled_reader_is_not_waited_for_and_finds_how_many_are_missing(
     assert log.dropped > 0
     *taken, told_last, later = text.splitlines(keepends=True)
     assert (told_last, later) == (f"{log.dropped} are missing\n".encode(), b"later\n")
-    assert taken == sorted(set(taken) & set(lines), key=lines.index)
+    places = {line: place for place, line in enumerate(lines)}
+    assert taken == sorted(set(taken), key=places.__getitem__)
     assert len(taken) == len(lines) - log.dropped
     assert sum(map(len, taken)) < QUEUE_BYTES + 70_000 + 4096  # the queue, and what a pipe holds
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest.mock import MagicMock
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -16,7 +15,6 @@ import pytest
 from harness.system import TOPICS, System
 
 from toc import TaskStatus
-from toc.worker.beat import STUCK_SECONDS, Beat
 
 HEAD = """
 import asyncio, os, threading, time
@@ -146,12 +144,6 @@ def test_a_program_that_never_closes_its_center_ends_without_a_word(system: Syst
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_a_breakpoint_that_was_left_in_a_handler_uses_up_no_try(system: System, run: Run) -> None:
-    run(HEAD + NOTHING.replace("pass", "breakpoint()"))
-    done(system)
-    assert '"event": "breakpoint_skipped"' in log_of(system)
-
-
 @pytest.mark.parametrize("import_fails", [False, True])
 def test_a_daemon_ends_though_its_application_left_a_thread_that_does_not(
     system: System, run: Run, import_fails: bool
@@ -164,13 +156,14 @@ def test_a_daemon_ends_though_its_application_left_a_thread_that_does_not(
     assert program.wait(60) == (2 if import_fails else 0)
 
 
-def test_an_application_in_the_working_directory_may_leave_it(
+def test_an_application_may_leave_its_directory_and_a_forgotten_breakpoint_uses_up_no_try(
     system: System, run: Run, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    run(HEAD + NOTHING + f"os.chdir({str(elsewhere)!r})")
+    run(HEAD + NOTHING.replace("pass", "breakpoint()") + f"os.chdir({str(elsewhere)!r})")
     done(system)
+    assert '"event": "breakpoint_skipped"' in log_of(system)
 
 
 LIMITED = """
@@ -227,39 +220,3 @@ def test_a_process_that_beats_and_runs_nothing_is_replaced(system: System, run: 
     system.center.submit("test.sync", biz_id=1, delay=0.1)
     system.wait(lambda: "hanging: poll" in log_of(system), "it is killed", 60)
     done(system, "test.async")
-
-
-def test_handlers_count_as_hanging_if_none_runs_while_tasks_wait_unless_the_process_stood_still(
-    system: System,
-) -> None:
-    now, load = [1000.0], {"a": (0, 3)}
-    pipeline = MagicMock()
-    pipeline.dispatcher.load.side_effect = lambda: load
-    pipeline.finisher.unwritten = 0
-    link = MagicMock()
-    beat = Beat(
-        link=link,
-        store=system.center.store,
-        clock=MagicMock(monotonic=lambda: now[0]),
-        pipeline=pipeline,
-        fallback=MagicMock(slots=0),
-        watch=MagicMock(broken=0, foreign=0, silent=(), heard=()),
-        loops=(),
-        turn_at=lambda: now[0],
-        recycle=MagicMock(),
-        stood_still=MagicMock(),
-    )
-
-    def stuck(seconds: int) -> list[str]:
-        for _ in range(seconds):
-            now[0] += 1
-            beat.run_once()
-        return list(link.send.call_args.kwargs["stuck"])
-
-    assert stuck(int(STUCK_SECONDS)) == []
-    assert stuck(2) == ["handlers"]
-    load["a"] = (1, 3)
-    assert stuck(1000) == [], "it runs"
-    load["a"] = (0, 3)
-    now[0] += 1000
-    assert stuck(1) == [], "it stood still"

@@ -84,6 +84,7 @@ def test_data_that_is_lost_again_while_it_is_put_back_is_put_back_again(
     assert waiting(running) == len(job_ids)
 
 
+@pytest.mark.chaos
 def test_a_loss_during_a_refill_is_seen_before_the_refill_ends(
     system: System, clean_redis: RedisServer, mariadb: MariaDB, distant_mariadb: Proxy
 ) -> None:

@@ -4,46 +4,46 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from harness.system import System
 
 from toc import TaskStatus
 from toc.operate import admin
 from toc.store.server import Statement
 
+STAMPED = [
+    ("test.sync", 16, "slots_raised"),
+    ("test.async", 65_535, "slot_amount_not_understood"),
+    ("test.async", 12, "slot_amount_not_understood"),
+    ("test.async", 2048, "slot_amount_not_understood"),
+    ("test.async", 0, "slot_amount_not_understood"),
+    ("test.async", 2, None),
+]
+"""A topic of four slots, the slot_amount of a row of it, and what is logged of it."""
 
-@pytest.mark.parametrize(
-    ("amount", "becomes", "event"),
-    [
-        (16, 16, "slots_raised"),
-        (65_535, 4, "slot_amount_not_understood"),
-        (12, 4, "slot_amount_not_understood"),
-        (2048, 4, "slot_amount_not_understood"),
-        (0, 4, "slot_amount_not_understood"),
-        (2, 4, None),
-    ],
-)
-def test_a_row_that_is_stamped_otherwise_than_its_topic_runs_and_the_topic_stays_whole(
-    system: System, amount: int, becomes: int, event: str | None
+
+def test_rows_that_are_stamped_otherwise_than_their_topic_run_and_the_topic_stays_whole(
+    system: System,
 ) -> None:
     store = system.center.store
     system.create_topics(slots=4)
     daemon = system.start(processes=1)
-    server, before = store._shards.servers[0], [topic.name for topic in store.topics.list()]
-    stamped = [system.center.submit("test.sync", biz_id=n, delay=10) for n in range(8)]
-    for job_id in stamped:
-        table = store._shards.names[store._shards.table_of(job_id)]
-        server.run([Statement(f"UPDATE {table} SET slot_amount={amount:d} WHERE job_id={job_id}")])
+    server, before = store._shards.servers[0], {topic.name for topic in store.topics.list()}
+    stamped: dict[int, str | None] = {}
+    for topic, amount, event in STAMPED:
+        for n in range(8):
+            job_id = system.center.submit(topic, biz_id=n, delay=10)
+            table = store._shards.names[store._shards.table_of(job_id)]
+            server.run([Statement(f"UPDATE {table} SET slot_amount={amount:d} WHERE job_id={job_id}")])
+            stamped[job_id] = event
     system.wait(lambda: not system.pending(stamped), "all have run", 60)
-    assert [len(system.starts(job_id)) for job_id in stamped] == [1] * len(stamped)
-    topics = store.topics.list()
-    assert [topic.name for topic in topics] == before
-    assert {topic.name: topic.slot_amount for topic in topics}["test.sync"] == becomes
-    assert set(admin.pending_by_slots(store, topics[0])) <= {amount}
+    assert {len(system.starts(job_id)) for job_id in stamped} == {1}
+    amounts = {topic.name: topic.slot_amount for topic in store.topics.list()}
+    assert set(amounts) == before
+    assert (amounts["test.sync"], amounts["test.async"]) == (16, 4)
     for name in ("slots_raised", "slot_amount_not_understood"):
-        told = [line["job_id"] for line in daemon.events(name)]
-        assert set(told) <= set(stamped)
-        assert bool(told) == (name == event)
+        told = {line["job_id"] for line in daemon.events(name)}
+        assert told <= {job_id for job_id, event in stamped.items() if event == name}
+        assert told
 
 
 def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_all_is_as_ever(
