@@ -15,7 +15,6 @@ from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
 from harness.rows import insert
-from harness.secured import root_url
 from harness.system import System, small_system
 from sqlalchemy.engine import make_url
 
@@ -79,21 +78,6 @@ def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> N
     assert "paused by ann: it moves" in told[1].what
     (locked,) = having(without, Level.WARN, "TOC_SECRET_KEY")
     assert locked.of == "there"
-
-
-def test_a_redis_cluster_that_is_away_is_said_once(tmp_path: Path) -> None:
-    nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(6))
-    settings = Settings(
-        database_urls=[f"sqlite:///{tmp_path}/toc.db"],
-        databases=1,
-        tables=4,
-        redis_url=f"redis+cluster://{nodes}",
-    )
-    Migrator(settings.database_urls, databases=1, tables=4).upgrade()
-    with TimeoutCenter(settings) as center:
-        center.store.topics.create(Topic(name="order.close", biz_type=1, slot_amount=4))
-        lines = doctor.examine(center)
-    assert [line.part for line in lines if line.level is Level.REFUSE] == ["redis"]
 
 
 def test_of_a_redis_cluster_the_node_that_is_down_is_named_and_nothing_else_is_blamed(
@@ -324,21 +308,6 @@ def test_a_host_that_was_killed_is_named_although_others_have_its_slots(system: 
     system.wait(lambda: not named(), "it is back", 60)
 
 
-def test_without_zookeeper_the_claims_on_slots_are_counted(tmp_path: Path) -> None:
-    with EmbeddedStack(tmp_path) as stack:
-        settings = Settings(**stack.settings)
-        Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
-        with TimeoutCenter(settings) as center:
-            topic = Topic("order.close", 1, 4)
-            center.store.topics.create(topic)
-            center.queues.own(center.store.identity.get(), "here", "host1-0-1")
-            center.queues.claim(topic.slots()[:3], "host1-0-1")
-            (line,) = having(doctor.examine(center), Level.WARN, "1 workers hold 3 of 4 slots")
-            assert line.do
-            center.queues.claim(topic.slots(), "host1-0-1")
-            assert having(doctor.examine(center), Level.OK, "1 workers hold 4 of 4 slots")
-
-
 def test_servers_that_are_set_wrongly_are_named_with_what_to_set(
     launch: Launch, database_prefix: str
 ) -> None:
@@ -380,54 +349,6 @@ def test_servers_that_are_set_wrongly_are_named_with_what_to_set(
             for connection in held:
                 connection.close()
         assert "max_connections" in line.do
-
-
-def test_an_account_that_may_not_write_is_told_which_grant_is_missing(
-    mariadb: MariaDB, database_prefix: str, launch: Launch
-) -> None:
-    root = root_url(mariadb)
-    Migrator([root], databases=2, tables=4, prefix=database_prefix).upgrade()
-    url = make_url(root)
-    assert url.port
-    redis = launch(
-        RedisServer,
-        config=[
-            "user reader on nopass ~* &* -@all +info +cluster|info +evalsha +script|load +zcard +zrange +time"
-        ],
-    )
-    user = database_prefix.rstrip("_")
-    pattern = database_prefix.replace("_", r"\_") + "%"
-    admin = pymysql.connect(host=url.host, port=url.port, user=url.username, password=url.password or "")
-    with admin, admin.cursor() as cursor:
-        for host in ("localhost", "127.0.0.1"):
-            cursor.execute(f"CREATE USER '{user}'@'{host}' IDENTIFIED BY 'canary-7'")
-            cursor.execute(f"GRANT SELECT, UPDATE ON `{pattern}`.* TO '{user}'@'{host}'")
-        try:
-            settings = Settings(
-                database_urls=[f"mysql+pymysql://{user}:canary-7@127.0.0.1:{url.port}"],
-                databases=2,
-                tables=4,
-                database_prefix=database_prefix,
-                redis_url=redis.url.replace("redis://", "redis://reader:x@"),
-            )
-            with TimeoutCenter(replace_database(settings, root)) as center:
-                center.store.topics.create(Topic("test.sync", 1, 4))
-            with TimeoutCenter(settings) as center:
-                lines = doctor.examine(center)
-        finally:
-            for host in ("localhost", "127.0.0.1"):
-                cursor.execute(f"DROP USER '{user}'@'{host}'")
-    missing = having(lines, Level.REFUSE, "the account may not")
-    assert [line.what.split()[4] for line in missing] == ["INSERT", "DELETE"]
-    assert all(line.do.startswith(("GRANT INSERT", "GRANT DELETE")) for line in missing)
-    refused = [line for line in lines if "redis-acl.conf" in line.do]
-    assert refused
-    assert {line.level for line in refused} == {Level.REFUSE}
-    assert not any("canary" in str(line) for line in lines)
-
-
-def replace_database(settings: Settings, url: str) -> Settings:
-    return Settings(**settings.model_dump() | {"database_urls": [url]})
 
 
 def test_servers_out_of_reach_are_lines_of_the_report_and_the_command_ends_with_2(tmp_path: Path) -> None:

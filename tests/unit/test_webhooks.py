@@ -30,7 +30,6 @@ from toc.webhooks.breaker import (
     FAILURES,
     FIRST_SECONDS,
     MOST_SECONDS,
-    PROBE_WAIT_SECONDS,
     Breaker,
     BreakerState,
 )
@@ -341,53 +340,6 @@ def test_a_breaker_is_never_open_for_longer_than_a_minute_and_a_lost_probe_is_re
         assert breaker.begin(now, alone=True)
         assert breaker.failed(now, breaker.era)
     assert breaker.blocked(now) == MOST_SECONDS
-
-
-def test_the_latest_era_of_a_breaker_holds_for_every_process_and_one_of_them_has_the_probe() -> None:
-    first, second = Breaker(), Breaker()
-    for _ in range(FAILURES):
-        first.failed(0.0, first.era)
-    second.failed(0.0, second.era)
-    second.learn(0.0, first.state_to_share(0.0, waiting=False))
-    assert (second.state, second.blocked(0.0)) == ("open", FIRST_SECONDS)
-    assert not second.failed(0.0, 0), "it began before that"
-    now = FIRST_SECONDS
-    for one in (first, second):
-        assert one.wants(now)
-        assert not one.begin(now, alone=False), "nobody has the probe"
-        assert one.state_to_share(now, waiting=True).probe == 1
-        assert one.state_to_share(now, waiting=False).probe == 0, "nothing is there to be sent"
-    shared = first.state_to_share(now, waiting=False)
-    first.learn(now, shared._replace(probe=1))
-    second.learn(now, shared._replace(probe=2))
-    assert first.begin(now, alone=False)
-    assert first.state_to_share(now, waiting=False).probe == 1, "it is under way"
-    assert second.blocked(now) == PROBE_WAIT_SECONDS
-    assert not second.begin(now, alone=True)
-    before = second.state_to_share(now, waiting=False)
-    assert first.succeeded()
-    first.learn(now, before)  # an older answer
-    second.learn(now, first.state_to_share(now, waiting=False))
-    assert (first.state, second.state, first.era, second.era) == ("closed", "closed", 2, 2)
-
-
-def test_of_two_processes_that_change_a_breaker_at_once_the_first_that_tells_redis_is_right() -> None:
-    def opened(failures: int) -> Breaker:
-        breaker = Breaker()
-        for _ in range(FAILURES + failures - 1):
-            breaker.failed(0.0, breaker.era)
-        return breaker
-
-    still_open, closed = opened(2), opened(1)
-    closed.succeeded()  # a request of before, just as the probe of the other process failed
-    assert still_open.era == closed.era
-    late = 9.0
-    still_open.learn(late, closed.state_to_share(late, waiting=False))
-    assert still_open.state == "closed", "else it waits for a probe that Redis never gives"
-    assert still_open.begin(late, alone=False)
-    other = opened(2)
-    closed.learn(0.0, other.state_to_share(0.0, waiting=False))
-    assert (closed.state, closed.era, closed.blocked(0.0)) == ("open", other.era, other.blocked(0.0))
 
 
 def test_a_probe_that_nothing_takes_is_given_back() -> None:

@@ -61,25 +61,6 @@ def test_a_task_lives_over_http(shared: Gateway) -> None:
     assert TIME.fullmatch(task["ended"])
 
 
-def test_a_batch_gives_each_task_an_outcome_of_its_own(shared: Gateway) -> None:
-    assert shared.submit(biz_id=7, dedup_key="k", attribute={"a": 1}).status == 201
-    tasks: list[dict[str, Any]] = [{"biz_id": n, "delay": 60} for n in range(1000)]
-    tasks[3] = {"biz_id": 7, "delay": 60, "dedup_key": "k", "attribute": {"a": 2}}
-    outcomes = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks}).body["tasks"]
-    assert outcomes[3]["problem"]["type"] == "/docs#dedup-conflict"
-    job_ids = {int(one["job_id"]) for n, one in enumerate(outcomes) if n != 3}
-    assert len(job_ids) == 999
-    assert len(shared.system.center.store.read(job_ids)) == 999
-
-    tasks[5]["delay"] = -1
-    refused = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks})
-    assert (refused.status, refused.body["field"]) == (422, "tasks.5.delay")
-    tasks[5] = {"biz_id": 1, "delay": 60, "dedup_key": ""}
-    refused = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks})
-    assert (refused.status, refused.body["field"]) == (422, "tasks.5.dedup_key")
-    assert refused.body["detail"].startswith("dedup_key has 0 bytes")
-
-
 def test_a_search_finds_each_task_once_in_the_order_of_their_times(shared: Gateway) -> None:
     start = datetime.now(UTC) + timedelta(days=2)
     tasks = [
@@ -187,17 +168,6 @@ def test_operators_do_their_work_over_http(shared: Gateway) -> None:
     ]  # fmt: skip
     assert {one["by"] for one in actions} == {"all"}
     assert [one["outcome"] for one in actions[1:3]] == ["failed", "done"]
-
-
-def test_a_request_whose_fields_all_have_defaults_needs_no_body(shared: Gateway) -> None:
-    made = shared.call("POST", "/v1/topics", {"name": "of.none", "biz_type": 902, "slot_amount": 2})
-    assert made.status == 201
-    assert shared.call("POST", "/v1/topics/of.none:resume").status == 200
-    nothing = shared.call("PATCH", "/v1/topics/of.none")
-    assert (nothing.status, nothing.body["type"]) == (422, "/docs#invalid")
-    paths = shared.call("GET", "/openapi.json").body["paths"]
-    assert not paths["/v1/topics/{topic}:resume"]["post"]["requestBody"]["required"]
-    assert paths["/v1/topics/{topic}/tasks"]["post"]["requestBody"]["required"]
 
 
 def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shared: Gateway) -> None:

@@ -6,15 +6,12 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import structlog
-from harness.gateway import Gateway
-from harness.patience import until
 from harness.system import System
 
 from toc.gateway import service as module
@@ -26,11 +23,9 @@ from toc.model.errors import (
     NotGranted,
     SchemaBehind,
     StoreUnavailable,
-    SubmitUnknown,
     TocError,
     UnknownTopic,
 )
-from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.template import Template
 from toc.model.topic import Topic
@@ -39,24 +34,6 @@ from toc.operate.templates import ensure_topic
 from toc.operate.tokens import TokenBook
 from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher
-from toc.store import rows as sql
-
-
-def test_a_topic_is_paused_while_many_others_are_being_deleted(system: System) -> None:
-    gateway = Gateway(system)
-    try:
-        names = [f"gone.{n}" for n in range(8)]
-        topics = system.center.store.topics
-        for number, name in enumerate(names):
-            topics.create(Topic(name, 700 + number, 1, paused=True))
-        with ThreadPoolExecutor(len(names)) as threads:
-            deletes = [threads.submit(gateway.call, "DELETE", f"/v1/topics/{name}") for name in names]
-            assert until(lambda: sum(topic.closed for topic in topics.list()) >= THREADS - 1, 20)
-            assert gateway.call("POST", "/v1/topics/test.sync:pause").status == 200
-            assert not all(delete.done() for delete in deletes), "the pause waited for one of them"
-            assert {delete.result().status for delete in deletes} == {200}
-    finally:
-        gateway.stop()
 
 
 def test_submits_that_want_the_same_new_topic_ask_for_it_once(
@@ -163,36 +140,6 @@ def test_what_fails_after_the_outcome_of_a_submit_is_logged_and_changes_it_not(
     asyncio.run(steps())
     assert events == ["submit_not_indexed"] * len(job_ids)
     assert set(system.center.store.read(job_ids)) == set(job_ids)
-
-
-def test_submits_behind_a_dedup_key_of_an_open_transaction_are_answered_in_time(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 2.0)
-    store = system.center.store
-    server, biz = store._shards.servers[0], BizId.of(1)
-    task = NewTask("test.sync", 1, 3600, dedup_key="held")
-    insert = sql.insert(server, store._shards.names[biz.crc % 8], [system.center._row(task)])
-    locker = server._connect_within(5)
-
-    async def steps() -> None:
-        many = Batcher(system.center)
-        try:
-            locker.batch(["BEGIN", insert.sql % tuple(map(locker.escape, insert.params))])
-            async with asyncio.timeout(60):  # four at once wait for the lock, for 10 s each
-                asked = [many.submit(task) for _ in range(40)]
-                found = await asyncio.gather(*asked, return_exceptions=True)
-            kinds = Counter(type(one) for one in found)
-            assert kinds.keys() == {Busy, SubmitUnknown}, "not sent, or sent and not answered"
-            assert kinds[Busy] >= 30
-        finally:
-            locker.batch(["ROLLBACK"])
-            await many.close()
-
-    try:
-        asyncio.run(steps())
-    finally:
-        locker.close()
 
 
 def test_whoever_reads_the_topics_sees_those_that_were_there_before(

@@ -7,10 +7,8 @@ import http.client
 import itertools
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -250,18 +248,6 @@ def test_a_repeated_request_gets_the_first_answer_and_another_payload_is_refused
     assert shared.call("GET", f"/v1/tasks/{first.body['job_id']}").body["version"] == 2, "another's key"
     for bad in ("", "x" * 256, "é"):
         assert submit(shared, bad, **task).body["field"] == "Idempotency-Key"
-
-
-def test_a_request_is_repeated_even_after_its_time_has_come(shared: Gateway, biz: int) -> None:
-    key = secrets.token_hex()
-    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-    task = {"biz_id": biz, "action_time": soon}
-    first = shared.call("POST", TASKS, task, headers={"Idempotency-Key": key})
-    assert first.status == 201
-    time.sleep(1.2)  # that is what it is about
-    again = shared.call("POST", TASKS, task, headers={"Idempotency-Key": key})
-    assert (again.status, again.body) == (201, first.body)
-    assert shared.call("POST", TASKS, task, headers={"Idempotency-Key": "other"}).status == 422
 
 
 def test_a_repeated_batch_stores_nothing_twice(shared: Gateway, biz: int) -> None:

@@ -258,16 +258,6 @@ def test_a_lone_surrogate_is_replaced(youzan: Client) -> None:
     assert youzan.get("s")["body"] == "a\ufffdb"
 
 
-def test_pop_takes_the_topics_in_their_order(youzan: Client) -> None:
-    for number in range(3):
-        youzan.push(f"low-{number}", topic="low", delay=1)
-        youzan.push(f"high-{number}", topic="high", delay=1)
-    time.sleep(2.5)  # all are ready by then
-    got = [youzan.pop("high, low,high")["id"] for _ in range(6)]
-    assert [one.partition("-")[0] for one in got] == ["high"] * 3 + ["low"] * 3
-    assert len(set(got)) == 6
-
-
 def test_a_pop_waits_for_its_job_even_on_a_topic_that_is_not_there_yet(youzan: Client) -> None:
     with send(youzan.port, "POST", "/pop", b'{"topic":"new-topic"}') as link:
         assert until(lambda: arrived(youzan.port, 1))
@@ -275,14 +265,6 @@ def test_a_pop_waits_for_its_job_even_on_a_topic_that_is_not_there_yet(youzan: C
         youzan.push("first", topic="new-topic", delay=1, body="x")
         assert receive(link).json["data"] == {"id": "first", "body": "x"}
         assert time.time() - pushed > 1.0
-
-
-def test_a_job_comes_again_when_its_ttr_has_ended_and_without_limit(youzan: Client) -> None:
-    youzan.push("again", topic="again", delay=1, ttr=1)
-    for _ in range(4):
-        assert youzan.pop("again")["id"] == "again"
-    assert_is(youzan("/finish", {"id": "again"}), DONE)
-    assert youzan.get("again") is None
 
 
 def test_finish_ends_only_what_was_handed_out_since_it_was_pushed(youzan: Client) -> None:
@@ -295,14 +277,6 @@ def test_finish_ends_only_what_was_handed_out_since_it_was_pushed(youzan: Client
     youzan.push("renewed", topic="renewed", delay=60, body="second")
     assert_is(youzan("/finish", {"id": "renewed"}), DONE)
     assert youzan.get("renewed")["body"] == "second", "its new version was never handed out"
-
-
-def test_finish_counts_also_after_the_ttr_has_ended(youzan: Client) -> None:
-    youzan.push("late", topic="late", delay=1, ttr=1)
-    assert youzan.pop("late")["id"] == "late"
-    time.sleep(1.2)
-    assert_is(youzan("/finish", {"id": "late"}), DONE)
-    assert youzan.get("late") is None
 
 
 def test_delete_ends_anything(youzan: Client) -> None:
@@ -328,13 +302,6 @@ def test_a_push_replaces_the_job_of_its_id_that_is_pending_in_its_topic(youzan: 
     assert youzan.get("moved")["body"] == "other", "who uses an id in two topics has two jobs"
     assert_is(youzan("/delete", {"id": "moved"}), DONE)
     assert youzan.get("moved") is None
-
-
-def test_a_client_that_leaves_a_pop_loses_nothing(youzan: Client) -> None:
-    with send(youzan.port, "POST", "/pop", b'{"topic":"left"}'):
-        assert until(lambda: arrived(youzan.port, 1))
-    youzan.push("kept", topic="left", delay=1)
-    assert youzan.pop("left")["id"] == "kept"
 
 
 def test_only_own_rows_are_touched(youzan: Client, dialects: Gateway) -> None:

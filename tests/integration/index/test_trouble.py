@@ -114,20 +114,6 @@ def test_at_full_memory_adding_fails_by_name_and_draining_works(
     assert found == {STORE: {6: 6.0, 2: 99.0, 4: 98.0}}
 
 
-def test_after_flushall_the_index_is_empty_and_works(
-    queues: Queues, server: RedisServer, state: Callable[[], dict[str, Any]]
-) -> None:
-    queues.add({SLOT: [(1, 1.0)]})
-    queues.set_generations({SLOT: "x" * 40})
-    server.call("FLUSHALL")
-    assert take(queues).entries == []
-    generation = queues.generations([SLOT])[SLOT]
-    assert not isinstance(generation, IndexUnavailable)
-    assert generation.recorded is None
-    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
-    assert state() == {STORE: {2: 2.0}}
-
-
 def test_of_more_slots_than_one_call_takes_each_has_its_own_generation(queues: Queues) -> None:
     slots = [Slot("order.close", number) for number in range(1024)]
     recorded = {slot: f"run-{slot.number}" for slot in slots if slot.number % 3}
@@ -282,53 +268,6 @@ def test_a_server_that_hangs_costs_its_timeouts_once_and_is_sent_nothing_more(la
 # --- refusals --------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_password_is_an_error_that_does_not_show_it(launch: Launch) -> None:
-    server = launch(RedisServer, password="right")
-    queues = Queues(f"redis://:canary@127.0.0.1:{server.port}")
-    refused = queues.add({SLOT: [(1, 1.0)]})[SLOT]
-    assert isinstance(refused, IndexUnavailable)
-    assert "password" in str(refused)
-    assert "canary" not in str(refused) + repr(queues) + repr(refused.__cause__)
-    anonymous = Queues(f"redis://127.0.0.1:{server.port}")
-    assert isinstance(anonymous.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable)
-    right = Queues(server.url)
-    assert right.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
-    for one in (queues, anonymous, right):
-        one.close()
-
-
-def test_a_user_with_the_documented_grants_can_do_everything(launch: Launch) -> None:
-    server = launch(RedisServer)
-    grants = (
-        "~stage:* ~prepare_{stage:* ~dead_{stage:* ~claims_{stage:* ~gen_{stage:* "
-        "&wake_{stage:* -@all "
-        "+info +time +ping +get +set +zadd +zrem +zrange +zcard +zscore +zmscore +zscan +hgetall +hset "
-        "+hdel +evalsha +script|load +publish +subscribe +unsubscribe +asking +cluster|slots"
-    )
-    server.call("ACL", "SETUSER", "toc", "on", ">secret", *grants.split())
-    queues = Queues(f"redis://toc:secret@127.0.0.1:{server.port}", namespace="stage")
-    assert queues.add({SLOT: [(1, 1.0), (2, 2.0), (3, 3.0)]}) == {SLOT: 3}
-    own = fence(16, 7)
-    assert len(take(queues).entries) == 3
-    assert queues.extend({SLOT: [(1, own)]}) == {SLOT: [True]}
-    assert queues.commit({SLOT: [(1, own)]}) == {SLOT: [True]}
-    assert queues.rollback({SLOT: [(2, own, 5.0)]}) == {SLOT: [True]}
-    assert queues.bury({SLOT: [(3, own, 5)]}) == {SLOT: [True]}
-    assert queues.redrive({SLOT: [(3, 5.0)]}) == {SLOT: 1}
-    assert queues.restore_dead({SLOT: [(3, 5)]}) == {SLOT: 1}
-    assert queues.cancel(SLOT, 2).removed
-    assert not queues.reschedule(SLOT, 2, 6.0).removed
-    claim = queues.claim([SLOT], "me")[SLOT]
-    assert not isinstance(claim, IndexUnavailable)
-    assert queues.unclaim({SLOT: [claim.number]}) == {SLOT: 1}
-    assert queues.set_generations({SLOT: "x"}) == {SLOT: True}
-    assert isinstance(queues.generations([SLOT])[SLOT], tuple)
-    assert isinstance(queues.peek([SLOT])[SLOT], tuple)
-    assert queues.dead_pages({SLOT: 0}, 9) == {SLOT: [3]}
-    assert server.call("ACL", "LOG") == []
-    queues.close()
-
-
 def test_a_missing_permission_is_an_error_that_says_so(launch: Launch) -> None:
     server = launch(RedisServer)
     server.call("ACL", "SETUSER", "toc", "on", ">canary", "+info", "~*")
@@ -370,13 +309,6 @@ def test_a_replica_is_refused_by_name(launch: Launch) -> None:
     replica.call("REPLICAOF", "NO", "ONE")
     assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
     queues.close()
-
-
-def test_a_key_of_another_type_fails_its_slot_alone(queues: Queues, server: RedisServer) -> None:
-    server.call("SET", STORE, "somebody else's")
-    results = queues.add({SLOT: [(1, 1.0)], Slot("order.close", 4): [(2, 2.0)]})
-    assert "WRONGTYPE" in str(results[SLOT])
-    assert results[Slot("order.close", 4)] == 1
 
 
 def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) -> None:
@@ -448,22 +380,6 @@ def test_threads_that_prepare_the_same_slots_never_get_one_id_twice(
         counted = Counter(job_id for mine in pool.map(drain, range(8)) for job_id in mine)
     assert counted == Counter(ids)
     assert state() == {}
-
-
-def test_a_forked_child_uses_connections_of_its_own(queues: Queues) -> None:
-    queues.add({SLOT: [(1, 1.0), (2, 2.0)]})
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, b",".join(b"%d" % job_id for job_id, _ in take(queues, limit=1).entries))
-        finally:
-            os._exit(0)
-    os.close(write)
-    assert os.waitpid(child, 0)[1] == 0
-    with os.fdopen(read, "rb") as pipe:
-        assert pipe.read() == b"1"
-    assert [job_id for job_id, _ in take(queues).entries] == [2]
 
 
 def test_a_forked_child_does_not_wait_for_what_a_thread_of_its_parent_does() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -149,56 +148,6 @@ def test_a_body_of_the_callers_transaction_is_there_when_that_commits(
     engine.dispose()
     assert stored(store, row) == content
     assert count(place, [rolled_back]) == 0
-
-
-def test_however_rows_move_at_once_the_body_named_by_a_row_is_there_or_the_row_has_moved_on(
-    mysql_store: Store, mysql_place: Any, new_row: NewRow
-) -> None:
-    """Reschedules and redrives race, redrives also of tasks that are not dead; readers read in between."""
-    content = Content("a/b", bytes(20_000))
-    row = with_body(new_row(), content)
-    insert(mysql_store, row, {content.fingerprint(): content})
-    job_id, end = row.job_id, threading.Event()
-    wrong: list[Any] = []
-    read = [0]
-
-    def reader() -> None:
-        while not end.is_set():
-            seen = mysql_store.read_tries([job_id])[job_id]
-            if not mysql_store.bodies.read({job_id: seen.version}, gated=False):
-                after = mysql_store.read_tries([job_id])[job_id]
-                if after.version == seen.version:
-                    wrong.append(seen)
-            read[0] += 1
-
-    def mover(n: int) -> None:
-        from toc.model.errors import StoreUnavailable
-
-        for k in range(60):
-            try:
-                if n % 2:
-                    mysql_store.reschedule(job_id, row.action_time + k)
-                else:
-                    mysql_store.redrive([job_id], row.action_time)
-            except StoreUnavailable:  # "keeps changing"
-                continue
-
-    readers = [threading.Thread(target=reader) for _ in range(2)]
-    movers = [threading.Thread(target=mover, args=[n]) for n in range(6)]
-    for thread in readers + movers:
-        thread.start()
-    for thread in movers:
-        thread.join()
-    end.set()
-    for thread in readers:
-        thread.join()
-    assert not wrong
-    assert read[0] > 10
-    now = mysql_store.get(job_id)
-    assert now is not None
-    assert now.version > 60
-    assert stored(mysql_store, row) == content
-    assert count(mysql_place, [row]) == 1
 
 
 def test_a_transaction_deletes_a_bounded_number_of_bytes(

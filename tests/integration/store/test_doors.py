@@ -306,38 +306,3 @@ def test_a_missing_table_of_records_does_not_end_the_loop_that_purges_them(
         for _ in range(1 + store.requests.databases):
             retention.run_once()
     assert [line["event"] for line in logs] == [event]
-
-
-def test_the_worker_of_table_0_purges_the_audit(store: Store) -> None:
-    with audited(store, "ann@h", "host.drain", "purged"):
-        pass
-    clock = SetClock()
-    clock.now += 100 * 86_400_000  # its server's clock decides
-    tables = {1, 2}
-    retention = RecordRetention(store, clock, lambda: tables, keep=3600)
-    server, name = store._shards.topic_server, store._shards.first("timeout_audit")
-
-    def age(seconds: int) -> None:
-        older = server.after("gmt_create", -1000 * seconds)
-        server.run([Statement(f"UPDATE {name} SET gmt_create={older}")])
-
-    def left() -> int:
-        for _ in range(1 + store.requests.databases):
-            retention.run_once()
-        return len(store.audit.list(10, target="purged"))
-
-    age(3500)
-    tables.add(0)
-    assert left() == 1, "it is not old enough"
-    age(101)
-    tables.remove(0)
-    clock.now += 601_000
-    assert left() == 1, "it is another's"
-    tables.add(0)
-    assert left() == 0
-    with audited(store, "ann@h", "host.drain", "purged"):
-        pass
-    age(3601)
-    assert left() == 1, "it looks each ten minutes"
-    clock.now += 601_000
-    assert left() == 0

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
-from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable, SubmitUnknown
+from toc.model.errors import DedupConflict, StoreUnavailable
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
@@ -386,38 +386,6 @@ def _status(engine: Engine, name: str) -> Any:
         return connection.exec_driver_sql(f"SHOW GLOBAL STATUS LIKE '{name}'").one()[1]
 
 
-def test_it_works_with_four_privileges_and_a_read_only_server_is_unavailable_until_it_is_not(
-    mysql_place: Any, root: Engine, new_row: NewRow
-) -> None:
-    user = mysql_place.prefix + "app"
-    with root.connect() as connection:
-        connection.exec_driver_sql(f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 's3cret'")
-        for number in range(mysql_place.databases):
-            database = f"{mysql_place.prefix}{number}"
-            connection.exec_driver_sql(
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO '{user}'@'127.0.0.1'"
-            )
-    url = make_url(mysql_place.urls[0]).set(username=user, password="s3cret")
-    store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
-    row = new_row()
-    try:
-        store.check()
-        insert(store, row)
-        with root.connect() as connection:
-            connection.exec_driver_sql("SET GLOBAL read_only = 1")
-        with pytest.raises(StoreUnavailable, match="read-only"):
-            insert(store, new_row())
-        assert "read-only" in str(store.finish([(row.job_id, 0)]).unanswered[row.job_id])
-        assert store.get(row.job_id) == row
-    finally:
-        with root.connect() as connection:
-            connection.exec_driver_sql("SET GLOBAL read_only = 0")
-    assert store.finish([(row.job_id, 0)]) == {row.job_id: Finish.DONE}
-    store.close()
-    with root.connect() as connection:
-        connection.exec_driver_sql(f"DROP USER '{user}'@'127.0.0.1'")
-
-
 def switched_over(launch: Any, new_row: NewRow, use: Callable[[Store, TaskRow], object]) -> None:
     """A switchover behind one address: the old primary lives on, read-only, and keeps its connections."""
     old, new = launch(MariaDB), launch(MariaDB)
@@ -487,90 +455,6 @@ def test_the_clocks_of_the_servers_are_compared_with_this_machines(
         assert [type(one) for one in away.clocks().values()] == [StoreUnavailable]
 
 
-def test_a_server_that_hangs_fails_fast_and_recovers(launch: Any, new_row: NewRow) -> None:
-    server = launch(MariaDB)
-    Migrator([server.url], databases=1, tables=4).upgrade()
-    store = Store(
-        [server.url],
-        databases=1,
-        tables=4,
-        clock=Clock(),
-        connect_timeout=0.5,
-        read_timeout=0.5,
-        write_timeout=0.5,
-    )
-    row = new_row()
-    insert(store, row)
-    server.pause()
-    assert row.job_id in store.finish([(row.job_id, 0)]).unanswered
-    server.resume()
-    assert until(lambda: not store.finish([(row.job_id, 0)]).unanswered, 60)
-    found = store.get(row.job_id)
-    assert found is not None
-    assert found.status == TaskStatus.PROCESSED
-    store.close()
-
-
-def test_a_server_that_was_killed_and_started_again_has_every_acknowledged_row(
-    launch: Any, new_row: NewRow
-) -> None:
-    server = launch(MariaDB)
-    Migrator([server.url], databases=1, tables=4).upgrade()
-    store = Store([server.url], databases=1, tables=4, clock=Clock(), connect_timeout=0.5)
-    acknowledged: list[int] = []
-    failed: list[Exception] = []
-    enough = threading.Event()
-
-    def submit() -> None:
-        while not failed:
-            try:
-                acknowledged.append(insert(store, new_row()))
-            except (StoreUnavailable, SubmitUnknown) as exc:
-                failed.append(exc)
-            if len(acknowledged) > 200:
-                enough.set()
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    assert enough.wait(60)
-    server.kill()
-    thread.join()
-    with pytest.raises(StoreUnavailable):
-        store.get(1)
-    server.start()
-
-    assert until(lambda: _works(store.check), 60)
-    assert failed
-    assert set(store.read(acknowledged)) == set(acknowledged)
-    store.close()
-
-
-def test_a_table_that_is_gone_fails_its_own_tasks_alone(
-    mysql_place: Any, root: Engine, new_row: NewRow
-) -> None:
-    store: Store = mysql_place.open()
-    rows = [new_row(biz_id=number) for number in range(64)]
-    insert_many(store, rows)
-    table = table_of_job(rows[0].job_id, mysql_place.tables)
-    theirs = {row.job_id for row in rows if table_of_job(row.job_id, mysql_place.tables) == table}
-    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
-    with root.connect() as connection:
-        connection.exec_driver_sql(f"RENAME TABLE {name} TO {name}_gone")
-        try:
-            found = store.read_tries([row.job_id for row in rows])
-            finished = store.finish([(row.job_id, 0) for row in rows])
-            tables = [number for part in store.tables_of_server() for number in part]
-            looked = store.scans.look(tables, {}, 0, rows[0].action_time + 1000, 10)
-        finally:
-            connection.exec_driver_sql(f"RENAME TABLE {name}_gone TO {name}")
-    assert found.unanswered.keys() == theirs
-    assert all(isinstance(error, SchemaBehind) for error in found.unanswered.values())
-    assert finished.unanswered.keys() == theirs
-    assert set(finished.values()) == {Finish.DONE}
-    assert looked.failed.keys() == {table}
-    store.close()
-
-
 def test_one_table_is_locked_and_another_missing_and_the_others_are_written(
     mysql_place: Any, root: Engine, new_row: NewRow
 ) -> None:
@@ -592,14 +476,6 @@ def test_one_table_is_locked_and_another_missing_and_the_others_are_written(
     store.close()
 
 
-def _works(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except StoreUnavailable:
-        return False
-    return True
-
-
 def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
     store = place.open(pool_size=1, connect_timeout=1, read_timeout=1)
     row = new_row(dedup_key="k")
@@ -609,43 +485,6 @@ def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
             insert(store, new_row(row.biz_id, dedup_key="k", attribute='{"x":1}'))
     assert store.get(row.job_id) == row
     store.close()
-
-
-FORK = """
-import os, sys
-from toc.model.clock import Clock
-from toc.store.store import Store
-databases, tables, prefix = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-store = Store(sys.argv[5:], databases=databases, tables=tables, prefix=prefix, clock=Clock())
-job_id = int(sys.argv[4])
-row = store.get(job_id)
-child = os.fork()
-for _ in range(50):
-    assert store.get(job_id) == row
-    store.check()
-if child == 0:
-    store.close()
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-for _ in range(50):
-    assert store.get(job_id) == row
-store.close()
-sys.exit(status)
-"""
-
-
-def test_parent_and_child_of_a_fork_both_go_on(store: Store, place: Any, new_row: NewRow) -> None:
-    row = new_row()
-    insert(store, row)
-    arguments = [place.databases, place.tables, place.prefix, row.job_id, *place.urls]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORK, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 WORK = """

@@ -17,35 +17,20 @@ from fault.kit.proxy import Proxy
 from harness.leases import taken
 from harness.rows import put
 
-from toc.maintenance.record_retention import RecordRetention
 from toc.model.body import Content
-from toc.model.clock import Clock
 from toc.model.errors import RequestReused, StoreUnavailable, SubmitUnknown
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.pulls import HandOut
-from toc.store.server import Lost, Statement
+from toc.store.server import Lost
 from toc.store.sqlite import SqliteServer
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
 NEW, KEPT = PutOutcome.NEW, PutOutcome.KEPT
 REPLACED, MAY_HAVE_STARTED = PutOutcome.REPLACED, PutOutcome.MAY_HAVE_STARTED
-
-
-class SetClock(Clock):
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = int(time.time() * 1000)
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now / 1000
 
 
 REQUESTS = int(os.environ.get("TOC_TEST_REQUESTS", "150"))
@@ -242,35 +227,6 @@ def test_answers_are_forgotten_after_their_retention(store: Store, new_row: NewR
     for number in databases:
         store.requests.purge(number, -60_000)
     assert store.answer_to(request, BizId.of(row.biz_id)) is None
-
-
-def test_the_workers_of_the_first_tables_forget_requests_after_a_day(store: Store, new_row: NewRow) -> None:
-    requests = [Request.of("", secrets.token_hex(), b"") for _ in range(8)]
-    rows = [new_row() for _ in requests]
-    for row, request in zip(rows, requests, strict=True):
-        put(store, row, request=request)
-    clock = SetClock()
-    clock.now += 100 * 86_400_000  # its servers' clocks decide
-    retention = RecordRetention(store, clock, lambda: range(store.requests.databases), keep=60)
-    tables = dict.fromkeys(zip(store._shards.server_of, store._shards.request_names, strict=True))
-
-    def age(milliseconds: int) -> None:
-        clock.now += 601_000  # it looks each ten minutes
-        for server, name in tables:
-            older = server.after("gmt_create", -milliseconds)
-            server.run([Statement(f"UPDATE {name} SET gmt_create={older}")])
-
-    def left() -> int:
-        for _ in range(2 * store.requests.databases + 1):
-            retention.run_once()
-        found = zip(rows, requests, strict=True)
-        return sum(store.answer_to(request, BizId.of(row.biz_id)) is not None for row, request in found)
-
-    assert left() == 8
-    age(86_400_000 - 60_000)
-    assert left() == 8
-    age(61_000)
-    assert left() == 0
 
 
 def test_a_change_whose_answer_is_lost_is_made_once(

@@ -119,25 +119,6 @@ def test_many_are_one_transaction(mysql_store: Store, new_row: NewRow) -> None:
     assert commits() - before == 1
 
 
-def test_a_row_that_another_transaction_has_locked_holds_up_no_other(
-    mysql_store: Store, new_row: NewRow
-) -> None:
-    rows = of_one_server(mysql_store, new_row, 40, dedup_key="k")
-    put_all(mysql_store, [replacing(row) for row in rows])
-    locked = rows[17]
-    name = mysql_store._shards.names[mysql_store._shards.table_of(locked.job_id)]
-    stranger = mysql_store._shards.servers[0]._connect_within(5.0)
-    try:
-        stranger.batch(["START TRANSACTION", f"SELECT * FROM {name} WHERE job_id={locked.job_id} FOR UPDATE"])
-        outcomes = mysql_store.put_each([replacing(named(new_row, row)) for row in rows])
-    finally:
-        stranger.close()
-    assert [n for n, one in enumerate(outcomes) if one is None] == [17]
-    assert all(isinstance(one, Stored) for n, one in enumerate(outcomes) if n != 17)
-    assert {as_stored(mysql_store, row.job_id).version for row in rows if row is not locked} == {1}
-    assert as_stored(mysql_store, locked.job_id).version == 0
-
-
 def test_many_that_replace_and_whose_answer_is_lost_are_done_once_each(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:

@@ -13,7 +13,6 @@ from fault.kit.proxy import Proxy
 from harness.rows import insert, insert_many
 from sqlalchemy import create_engine
 
-from toc.dev.local.servers import MariaDB
 from toc.model.body import Content
 from toc.model.clock import Clock
 from toc.model.errors import (
@@ -22,7 +21,6 @@ from toc.model.errors import (
     SchemaBehind,
     StoreUnavailable,
     SubmitUnknown,
-    WrongShardConnection,
 )
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import Put, PutOutcome, Submission, TaskRow
@@ -157,34 +155,6 @@ def test_a_dedup_key_repeated_inside_one_call_is_found_before_anything_is_writte
 
     assert insert_many(store, [first, same]) == [first.job_id, first.job_id]
     assert store.find(BizId.of(first.biz_id)) == [first]
-
-
-def test_callers_of_one_batch_with_one_dedup_key_have_outcomes_of_their_own(
-    store: Store, new_row: NewRow
-) -> None:
-    first = new_row(dedup_key="k", attribute='{"a":1}')
-    insert(store, first)
-    other = first._replace(job_id=first.job_id ^ 1, attribute='{"a":2}')
-    again = first._replace(job_id=first.job_id ^ 2)
-    twin, unlike = new_row(dedup_key="k"), new_row(dedup_key="k")
-    wanted = [
-        other,
-        again,
-        twin,
-        twin._replace(job_id=twin.job_id ^ 1),
-        unlike,
-        unlike._replace(attribute="[]"),
-    ]
-    conflict, same, *twins, new, unlike_conflict = store.put_each([Submission(row) for row in wanted])
-    assert isinstance(conflict, DedupConflict)
-    assert isinstance(same, Stored)
-    assert same.put == (first.job_id, PutOutcome.KEPT)
-    assert [one.put for one in twins if isinstance(one, Stored)] == [
-        (twin.job_id, PutOutcome.NEW),
-        (twin.job_id, PutOutcome.KEPT),
-    ]
-    assert isinstance(new, Stored)
-    assert isinstance(unlike_conflict, DedupConflict)
 
 
 def test_fifty_threads_with_fifty_attributes_and_one_dedup_key_have_one_winner(
@@ -323,19 +293,6 @@ def engine(place: Any) -> Any:
     engine.dispose()
 
 
-def test_a_row_of_the_callers_transaction_is_there_when_that_commits(
-    store: Store, engine: Any, new_row: NewRow
-) -> None:
-    row = new_row("é", dedup_key="k", attribute='{"a":"%s:x 🕰"}', action_time=1_893_456_000_001)
-    row = row._replace(tries=40, expires_at=row.action_time + 1)
-    with engine.connect() as connection:
-        assert store.put_with(connection, Submission(row)) == row.job_id
-        assert store.get(row.job_id) is None
-        assert store.put_with(connection, Submission(row)) == row.job_id, "the dedup_key is seen there"
-        connection.commit()
-    assert store.get(row.job_id) == row
-
-
 @pytest.mark.parametrize(
     ("charset", "session"),
     [
@@ -457,18 +414,6 @@ def test_dedup_keys_and_taken_ids_hold_in_the_callers_transaction_too(
         fresh = store.put_with(connection, Submission(clash))
     assert store.get(fresh) == clash._replace(job_id=fresh)
     assert store.get(first.job_id) == first
-
-
-def test_a_connection_to_another_server_is_refused(
-    mysql_store: Store, sqlite_place: Any, launch: Any, new_row: NewRow
-) -> None:
-    for url, why in ((launch(MariaDB).url, r"127\.0\.0\.1"), (sqlite_place.urls[0], "another server")):
-        engine = create_engine(url)
-        with engine.connect() as connection, pytest.raises(WrongShardConnection, match=why):
-            mysql_store.put_with(connection, Submission(new_row()))
-        with pytest.raises(WrongShardConnection, match="closed"):
-            mysql_store.put_with(connection, Submission(new_row()))
-        engine.dispose()
 
 
 def test_ids_of_a_process_stay_unique_when_its_clock_stands_still() -> None:

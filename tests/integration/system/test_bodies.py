@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,7 @@ from harness.system import System
 from sqlalchemy import create_engine
 
 from toc import NewTask, TaskStatus
-from toc.model.errors import BodyGone, BodyTooLarge, InvalidBody
+from toc.model.errors import BodyGone
 
 
 def test_each_try_has_its_body_whatever_dies_moves_or_fails_and_the_purge_leaves_none(system: System) -> None:
@@ -160,63 +159,3 @@ def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(
         entry.lost = True  # a heartbeat finds that another worker has the entry
     assert until(lambda: worker.inflight.get(job_id) is not entry, PATIENCE)
     assert (worker.runs, system.row(job_id).attempts) == ([], 0)
-
-
-def test_waiting_for_a_body_is_no_run_time(system: System) -> None:
-    system.create_topics(max_runtime=1)
-    daemon = system.start(processes=1)
-    workers = daemon.workers()
-    system.center.catalog.refresh()
-    job_ids = [  # of one biz_id, thus with their bodies in one table
-        system.center.submit(topic, biz_id=1, delay=1.0, body=b"body")
-        for topic in ("test.sync", "test.async")
-    ]
-    with locked_body(system, job_ids[0]):
-        system.wait(lambda: bool(daemon.events("bodies_not_read")), "it was waited for", 10)
-        assert not threading.Event().wait(7)  # longer than max_runtime and the grace of its end
-        others = [system.center.submit("test.sync", biz_id=n, delay=0.1) for n in range(2, 6)]
-        system.wait(lambda: not system.pending(others), "others run", 5)
-        assert set(system.not_run_once(job_ids).values()) == {0}
-    system.wait(lambda: not system.pending(job_ids), "they have run", 15)
-    for job_id in job_ids:
-        row = system.row(job_id)
-        assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
-        assert row.last_error is None
-    assert daemon.workers() == workers
-
-
-def test_a_body_that_is_missing_is_a_failed_try_that_says_so(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
-    worker, _ = hands
-    job_id = submit_due(system, b"body")
-    assert bodies(system, "DELETE FROM {}") == 1
-    worker.take()
-    worker.start()
-    rest(worker, lambda: system.row(job_id).attempts == 1)
-    assert worker.runs == []
-    assert "its body is missing" in (system.row(job_id).last_error or "")
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type", "error"),
-    [
-        ("text", None, InvalidBody),
-        (bytearray(b"x"), None, InvalidBody),
-        (bytes((1 << 20) + 1), None, BodyTooLarge),
-        (None, "a/b", InvalidBody),
-        (b"", "", InvalidBody),
-        (b"", "é", InvalidBody),
-        (b"", "a\r\nb", InvalidBody),
-        (b"", "x" * 256, InvalidBody),
-        (b"", 5, InvalidBody),
-    ],
-)
-def test_a_body_that_is_not_allowed_is_refused_before_anything_is_written(
-    system: System, body: object, content_type: object, error: type[Exception]
-) -> None:
-    system.create_topics()
-    bad = NewTask("test.sync", 1, 60, body=body, content_type=content_type)  # type: ignore[arg-type]
-    with pytest.raises(error):
-        system.center.submit_many([NewTask("test.sync", 1, 60), bad])
-    assert system.center.find(biz_id=1) == []

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-
 import pytest
 from harness import calls
 from harness.system import System
 
-from toc import NewTask, Topic
+from toc import Topic
 
 
 def _start(system: System, *, concurrency: int, processes: int = 1) -> None:
@@ -103,49 +99,3 @@ def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -
     assert 0 < begun < 5, "the first, and the next on a machine that is slow to stop it"
     assert len(left) == len(job_ids) - begun
     assert all(system.center.store.read(left)[job_id].attempts == 0 for job_id in left)
-
-
-@pytest.mark.chaos
-def test_memory_stays_flat_and_other_topics_punctual_in_front_of_two_hundred_thousand_due_tasks(
-    system: System,
-) -> None:
-    for biz_type, name in enumerate(calls.TOPICS, start=1):
-        system.center.store.topics.create(Topic(name, biz_type, 8))
-    center = system.center
-    due = datetime.now(UTC) + timedelta(seconds=90)
-    backlog = 200_000
-    for first in range(0, backlog, 5000):
-        center.submit_many(
-            NewTask("call.batch", n, action_time=due) for n in range(first, min(first + 5000, backlog))
-        )
-    slow = center.submit_many(
-        [NewTask("call.thread", n, action_time=due, attribute={"sleep": 5}) for n in range(2000)]
-    )
-    assert datetime.now(UTC) < due, "the machine is too slow for this test"
-    system.start(app="harness.calls:center", processes=1, threads=8)
-    system.wait(lambda: datetime.now(UTC) >= due - timedelta(seconds=2), "they are about to be due", 90)
-    (worker,) = system.daemons[0].workers()
-    before = _resident(worker)
-    sizes: list[int] = []
-    late: list[float] = []
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        sizes.append(_resident(worker))
-        job_id = center.submit("call.coroutine", biz_id=1, delay=0.2)
-        due_at = time.monotonic() + 0.2
-        system.wait(lambda: not system.pending([job_id]), "a task of another topic has run", 10)  # noqa: B023
-        late.append(time.monotonic() - due_at)
-    system.wait(
-        lambda: calls.most_at_once(system.history_directory, "call.batch")[1] > 0,
-        "the burst was worked on",
-        5,
-    )
-    assert system.pending(slow), "there was a backlog all the time"
-    assert max(sizes) - before < 60 * 2**20, f"{before >> 20} MiB, then up to {max(sizes) >> 20} MiB"
-    assert sorted(late)[len(late) * 9 // 10] < 0.5, sorted(late)[-10:]
-    system.daemons[0].kill()
-
-
-def _resident(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * 4096

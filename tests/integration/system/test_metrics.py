@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import urllib.error
 import urllib.request
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from harness import forks
 from harness.metrics import ANY_ADDRESS, address
 from harness.system import DaemonProcess, System
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from toc import NewTask, Topic
 from toc.coordination.operator import Operator
 from toc.dev.local.servers import RedisServer
 from toc.observe.metrics import METRICS
-from toc.operate import admin
 
 Numbers = dict[tuple[str, ...], float]
 
@@ -137,122 +132,6 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     )
     cluster.wait(lambda: ask(daemon, "/readyz") == (200, said), "it says so", 30)
     assert scrape(daemon)["toc_drained",] == 1
-
-
-def test_tasks_that_wait_are_seen_where_they_wait(system: System) -> None:
-    system.create_topics(concurrency=1)
-    daemon = system.start(processes=1, env=ANY_ADDRESS)
-    due_at = datetime.now(UTC) + timedelta(seconds=5)  # of all: as many are taken as a first guess allows
-    waits = [NewTask("test.sync", number, action_time=due_at, attribute={"sleep": 2}) for number in range(60)]
-    system.center.submit_many(waits)
-    system.center.submit("test.sync", biz_id=1, delay=3600)
-
-    def seen() -> bool:
-        numbers = scrape(daemon)
-        values = [
-            numbers.get((name, "test.sync"), 0)
-            for name in ("toc_scheduled_tasks", "toc_due_tasks", "toc_prepared_tasks", "toc_overdue_seconds")
-        ]
-        scheduled, due, prepared, overdue = values
-        return (
-            scheduled == due + 1
-            and due > 10
-            and prepared > 1
-            and overdue > 0
-            and numbers["toc_running_handlers", "test.sync"] == 1
-            and numbers["toc_waiting_tasks", "test.sync"] > 1
-        )
-
-    system.wait(seen, "tasks that are due wait for their turn", 10)
-    daemon.kill()
-
-
-def test_what_nobody_handles_and_what_was_resumed_is_told_apart_and_counts_begin_at_nothing(
-    system: System,
-) -> None:
-    system.create_topics()
-    center = system.center
-    center.store.topics.create(Topic("test.nobody", 9, 4))
-    center.store.topics.alter("test.sync", paused=True)
-    daemon = system.start(processes=1, env=ANY_ADDRESS)
-    system.wait(lambda: ask(daemon, "/readyz")[0] == 200, "it is ready", 10)
-    assert "4 slots of test.nobody have no owner" in ask(daemon, "/readyz")[1]
-    numbers = scrape(daemon)
-    for key in (
-        ("toc_tries_total", "test.sync", "dead"),
-        ("toc_orphans_total", "test.nobody"),
-        ("toc_lateness_seconds_count", "test.sync"),
-        ("toc_worker_exits_total", "died"),
-    ):
-        assert numbers[key] == 0, key
-    center.submit("test.nobody", biz_id=1, delay=0.1)
-    center.submit_many([NewTask("test.sync", number, delay=0.1) for number in range(4)])
-
-    def told(metric: str, topic: str) -> float:
-        return scrape(daemon).get((metric, topic), -1)
-
-    for topic in ("test.nobody", "test.sync"):
-        system.wait(lambda: told("toc_overdue_seconds", topic) > 1, f"tasks of {topic} wait", 10)  # noqa: B023
-    assert scrape(daemon)["toc_slots", "test.nobody", "unowned"] == 4
-    assert told("toc_resumed_seconds", "test.sync") == 0
-    admin.resume_topic(center.store, "test.sync", rate=1, now_ms=center.clock.now_ms())
-    system.wait(lambda: told("toc_resumed_seconds", "test.sync") > 0, "it is worked off", 10)
-    assert told("toc_resumed_seconds", "test.nobody") == 0
-    system.wait(lambda: told("toc_resumed_seconds", "test.sync") == 0, "it is done", 20)
-    assert scrape(daemon)["toc_tries_total", "test.sync", "processed"] == 4
-    daemon.kill()
-
-
-def toc_top(system: System, *options: str, code: int = 0) -> str:
-    done = forks.run(["top", "--interval", "1", *options], env={**system.env, "COLUMNS": "200"})
-    assert done.returncode == code, done.stderr
-    return done.stdout
-
-
-def test_top_shows_rates_and_queues_and_who_owns_what(cluster: System) -> None:
-    cluster.create_topics(concurrency=1)
-    daemon = cluster.start(processes=2, env=ANY_ADDRESS)
-    center = cluster.center
-    center.store.topics.alter("test.batch", paused=True)
-
-    def claimed() -> bool:
-        numbers = scrape(daemon)
-        owned = sum(value for key, value in numbers.items() if key[0] == "toc_slots" and key[2] == "owned")
-        return (owned, numbers.get(("toc_swept_tables",))) == (4 * 8, 64)
-
-    cluster.wait(claimed, "all is claimed", 10)
-    # Two processes run one at a time: enough for a minute and a half.
-    center.submit_many([NewTask("test.sync", n, 0.1, attribute={"sleep": 0.25}) for n in range(720)])
-    center.submit("test.async", biz_id=1, delay=3600)
-    cluster.wait(lambda: len(cluster.history()) > 4, "the first run", 10)
-    # One look may fall between two tries, or into a second in which the machine stood still.
-    for _ in range(5):
-        silent = ["--daemon", "127.0.0.1:1"]
-        seen = json.loads(toc_top(cluster, "--json", "--daemon", address(daemon.told()), *silent, code=1))
-        topics = {topic["topic"]: topic for topic in seen["topics"]}
-        busy = topics["test.sync"]
-        if busy["ended_per_second"] > 0 and busy["running"] >= 1:
-            break
-    assert busy["ended_per_second"] > 0
-    assert busy["due"] + busy["prepared"] > 2
-    assert busy["lateness_p99"] >= busy["lateness_p50"] > 0
-    assert busy["handler_p99"] >= 0.2
-    assert busy["running"] >= 1
-    assert topics["test.async"]["scheduled"] == 1
-    assert topics["test.async"]["due"] == 0
-    assert topics["test.batch"]["paused"]
-    assert seen["daemons"] == 1
-    assert [line for line in seen["trouble"] if line.startswith("127.0.0.1:1: no answer")]
-    assert [worker["host"] for worker in seen["workers"]] == ["host-a"] * 2
-    assert sum(worker["owned"] for worker in seen["workers"]) == 4 * 8, "every slot"
-    assert sum(worker["tables"] for worker in seen["workers"]) == 64, "every table"
-    found = json.loads(toc_top(cluster, "--json"))
-    assert found["daemons"] == 1, "without a word of ours: it says in ZooKeeper where it answers"
-    assert {worker["metrics"] for worker in found["workers"]} == {address(daemon.told())}
-    table = toc_top(cluster, "--once")
-    assert "test.sync" in table
-    assert "no rates and no lateness" not in table
-    daemon.kill()
 
 
 def test_probes_tell_what_is_wrong(system: System, clean_redis: RedisServer) -> None:

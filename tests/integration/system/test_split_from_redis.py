@@ -108,51 +108,5 @@ def test_a_try_whose_entry_redis_lost_is_not_run_again_by_the_next_owner(
     assert split.system.not_run_once(job_ids) == {}
 
 
-@pytest.mark.slow
-def test_a_try_that_began_without_redis_is_not_run_again_by_who_has_it(split: Split) -> None:
-    center = split.system.center
-    job_ids = center.submit_many([NewTask("test.sync", n, 3, attribute={"sleep": 9}) for n in range(3)])
-    split.cut()
-    split.system.wait(lambda: len(split.system.history()) == 3, "they run on host-a", 15)
-    split.join()
-    split.system.wait(
-        lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 30
-    )
-    assert split.system.not_run_once(job_ids) == {}
-
-
-@pytest.mark.slow
-def test_the_tries_of_a_cut_off_host_that_dies_run_again_once(split: Split) -> None:
-    center = split.system.center
-    split.cut()
-    job_ids = center.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 14}) for n in range(3)])
-    split.system.wait(lambda: len(split.system.history()) == 3, "they run on host-a", 15)
-    split.join()
-    split.system.daemons[0].kill()
-    split.system.wait(
-        lambda: all(_status(split, job_id) == TaskStatus.PROCESSED for job_id in job_ids), "ended", 60
-    )
-    assert {len(split.system.starts(job_id)) for job_id in job_ids} == {2}
-    assert {split.system.row(job_id).crashes for job_id in job_ids} == {1}
-
-
-@pytest.mark.slow
-def test_both_hosts_work_while_one_has_no_redis(split: Split) -> None:
-    system, center = split.system, split.system.center
-    system.start("host-b", processes=1)
-    split.cut()
-    job_ids = center.submit_many([NewTask("test.sync", n, 2 + n / 100) for n in range(600)])
-    system.wait(
-        lambda: not [j for j, row in center.store.read(job_ids).items() if not row.status], "ended", 20
-    )
-    assert split.system.not_run_once(job_ids) == {}
-    assert len({event.pid for event in system.history()}) == 2
-    split.proxy.accept()
-    system.wait(lambda: split.logged("index_reachable"), "it is back", 15)
-    after = center.submit_many([NewTask("test.sync", n, 1) for n in range(100)])
-    system.wait(lambda: not [j for j, row in center.store.read(after).items() if not row.status], "ended", 20)
-    assert split.system.not_run_once(job_ids + after) == {}
-
-
 def _status(split: Split, job_id: int) -> int:
     return split.system.row(job_id).status
