@@ -314,7 +314,7 @@ def _empty(server: RedisServer) -> None:
 def _drop(server: MariaDB, prefix: str) -> None:
     # not pymysql.connect(), which reads the certificates of this machine each time
     connect = mysql_connection.connector(make_url(secured.root_url(server)), 10, None, 60)
-    with connect() as connection, connection.cursor() as cursor:
+    with connect().driver as connection, connection.cursor() as cursor:
         cursor.execute("SELECT schema_name FROM information_schema.schemata")
         for (name,) in cursor.fetchall():
             if name.startswith(prefix):

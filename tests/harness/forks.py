@@ -249,7 +249,6 @@ def _serve(scripts: socket.socket) -> None:
     import typer._click.decorators
     import typer.main
     import uvicorn.lifespan.off  # noqa: F401
-    from sqlalchemy.engine import make_url
 
     import toc.cli.main
     import toc.coordination.operator
@@ -275,9 +274,7 @@ def _serve(scripts: socket.socket) -> None:
 
     keep_commands()
     typer.main.get_command(toc.cli.main.app)
-    # And what they make once in each process: TLS settings, whose certificates take 15 ms to read, and the
-    # patterns of the gateway's paths, which the module re remembers.
-    toc.store.mysql_connection.connector(make_url("mysql+pymysql://127.0.0.1"), 1, 1, 1)
+    # And the patterns of the gateway's paths, which the module re remembers for each process.
     toc.gateway.app.App(cast("Any", None))
 
     ours = set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) | {str(Path(__file__).parent)}

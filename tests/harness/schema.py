@@ -44,7 +44,7 @@ def migrator_of(settings: Settings) -> Migrator:
 def _copy(layout: Layout, made: list[list[str]]) -> bool:
     """Make the databases; returns False if there are some already, or who asks may not make any."""
     for server, url in enumerate(layout.urls):
-        with connector(url, 10, None, 60)() as connection, connection.cursor() as cursor:
+        with connector(url, 10, None, 60)().driver as connection, connection.cursor() as cursor:
             for database in layout.databases_of(server):
                 name = layout.database_name(database)
                 try:
@@ -64,7 +64,7 @@ def statements(layout: Layout) -> list[list[str]]:
         for database in layout.databases_of(server):
             name = layout.database_name(database)
             with (
-                connector(url, 10, None, 60, name)() as connection,
+                connector(url, 10, None, 60, name)().driver as connection,
                 connection.cursor() as cursor,
             ):
                 cursor.execute("SHOW TABLES")

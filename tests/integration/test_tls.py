@@ -187,21 +187,12 @@ def test_without_a_ca_that_is_named_the_systems_count(servers: Servers, name: st
 def test_a_name_is_looked_at_also_where_the_systems_cas_count(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql_connection.MySqlConnection, "_contexts", {})  # they are kept
+    mysql_connection._context.cache_clear()
     monkeypatch.setenv("SSL_CERT_FILE", str(Tls.shared().ca))  # the system trusts this CA
     url = servers.mariadb.url.partition("?")[0] + "?ssl_verify_identity=true"
     with pytest.raises(TocError, match="toc db upgrade"):  # it lets us in, where there is no schema
         visit_mysql(url)
     assert "certificate" in refusal("mariadb", url.replace("127.0.0.1", "localhost"))
-
-
-def test_settings_are_made_before_anybody_waits_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a process 20 ms or more, of the 50 that a server has for its answer."""
-    contexts: dict[str, Any] = {}
-    monkeypatch.setattr(mysql_connection.MySqlConnection, "_contexts", contexts)
-    nobody = make_url("mysql+pymysql://user:pw@127.0.0.1:1")  # nobody listens there
-    mysql_connection.connector(nobody, 1.0, 1.0, 1.0)
-    assert contexts
 
 
 def test_the_name_may_be_waived_and_the_ca_still_counts(servers: Servers) -> None:

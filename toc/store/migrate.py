@@ -166,7 +166,11 @@ class Migrator:
             take, give = "BEGIN IMMEDIATE", "COMMIT"  # all of SQLite's DDL is one transaction
         else:
             # No read timeout: changing a big table is slow.
-            connect = connector(url, self._connect_timeout, None, self._write_timeout, name)
+            opened = connector(url, self._connect_timeout, None, self._write_timeout, name)
+
+            def connect() -> Any:
+                return opened().driver
+
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
         engine = create_engine(
             url.set(database=name) if not self._layout.sqlite else url,

@@ -9,12 +9,13 @@ from functools import lru_cache
 from typing import Any
 
 import pymysql
+from pymysql.converters import escape_string
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.sockets import KEEPALIVE_SECONDS
-from toc.store.mysql_connection import connector, readable, server_name
+from toc.store.mysql_connection import connector, server_name
 from toc.store.pool import Pool, PooledConnection
 from toc.store.server import (
     DatabaseServer,
@@ -22,6 +23,7 @@ from toc.store.server import (
     Exchange,
     Locked,
     Lost,
+    Param,
     ReadOnly,
     Refused,
     Result,
@@ -106,7 +108,7 @@ class MySqlServer(DatabaseServer):
         transaction: bool,
         patient: bool,
     ) -> list[Result]:
-        parts = _with_parameters(connection, statements)
+        parts = _with_parameters(statements)
         transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:
             parts = ["START TRANSACTION", *parts, "COMMIT"]
@@ -123,11 +125,12 @@ class MySqlServer(DatabaseServer):
         return results[1:-1] if transaction else results
 
     def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
-        link.driver.ask(_with_parameters(link.driver, statements))
+        link.driver.ask(_with_parameters(statements))
         link.answers = len(statements)
 
     def _answered(self, link: PooledConnection, seconds: float) -> bool:
-        return readable(link.driver, seconds)
+        ready: bool = link.driver.readable(seconds)
+        return ready
 
     def _answers(self, link: PooledConnection) -> list[Result]:
         results: list[Result] = link.driver.answers(link.answers)
@@ -136,7 +139,8 @@ class MySqlServer(DatabaseServer):
     def _hung_up(self, connection: Any) -> bool:
         # A server sends nothing on an idle connection: a readable socket means that it has closed it.
         # Checking before a batch is sent keeps "not sent" apart from "unknown".
-        return readable(connection, 0.0)
+        ready: bool = connection.readable(0.0)
+        return ready
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
         """Translate a driver's error by its code. Omits texts of codes that quote data."""
@@ -171,7 +175,7 @@ class MySqlServer(DatabaseServer):
 
     def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
         """Check the state that the server shows, such as "Waiting for table metadata lock"."""
-        own = exchange.driver.thread_id()
+        own = exchange.driver.driver.thread_id()
         states = [str(row[6]) for row in rows if row[0] == own]
         return any("lock" in state for state in states)
 
@@ -235,9 +239,15 @@ class MySqlServer(DatabaseServer):
         return "(" + ") UNION ALL (".join(selects) + ")"
 
 
-def _with_parameters(driver: Any, statements: Sequence[Statement]) -> list[str]:
+def _with_parameters(statements: Sequence[Statement]) -> list[str]:
     """The statements as sent to the server."""
-    return [sql % tuple(map(driver.escape, params)) if params else sql for sql, params in statements]
+    return [sql % tuple(map(_literal, params)) if params else sql for sql, params in statements]
+
+
+def _literal(value: Param) -> str:
+    if value is None:
+        return "NULL"
+    return f"'{escape_string(value)}'" if isinstance(value, str) else f"X'{value.hex()}'"
 
 
 @lru_cache(4096)

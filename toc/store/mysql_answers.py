@@ -1,8 +1,8 @@
 """Reads a MySQL server's answers to a batch of statements from the wire.
 
 The driver makes an object of every packet and wakes up for each: to read two rows it reads 13 packets. Here
-one read takes everything received, and values are cut out of it in place. Sending, logging in, TLS and errors
-are the driver's. The format: MySQL's "Client/Server Protocol, Text Protocol".
+one read takes everything received, and values are cut out of it in place. Logging in, TLS and errors are the
+driver's. The format: MySQL's "Client/Server Protocol, Text Protocol".
 
 Answers may be truncated or damaged. Any mismatch, to the last byte, raises the driver's error for a malformed
 packet; the outcome of the statements is then unknown.
@@ -57,26 +57,22 @@ def read_answers(
     decoders: Mapping[int, Any],
     count: int,
     sequence: int = 1,
-    pinged: Callable[[], bool] = lambda: False,
 ) -> list[Result]:
     """Return the results of all ``count`` statements of a query that was sent, and leave nothing unread.
 
     ``receive`` returns the bytes received, at least one. ``decoders`` are the driver's, by column type, for
     values that are neither text nor integer. ``sequence`` is the number of packets of the query: the answer's
-    packets are numbered from it. ``pinged``: whether a ping was sent behind the query, which is answered
-    behind it. Raises the driver's error for the first statement that failed.
+    packets are numbered from it. Raises the driver's error for the first statement that failed.
     """
     try:
-        return _read_answers(_Packets(receive, sequence), decoders, count, pinged)
+        return _read_answers(_Packets(receive, sequence), decoders, count)
     except MySQLError:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as exc:
         raise _malformed(f"{type(exc).__name__}") from exc
 
 
-def _read_answers(
-    packets: _Packets, decoders: Mapping[int, Any], count: int, pinged: Callable[[], bool]
-) -> list[Result]:
+def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) -> list[Result]:
     results = []
     more = True
     while more:
@@ -103,9 +99,6 @@ def _read_answers(
                 rows.append(_row(packet, converts))
         more = bool(packet[3] & _MORE_RESULTS)
         results.append(Result(rows, len(rows)))
-    if len(results) == count and pinged():
-        packets.number_from(1)
-        packets.next()
     if len(results) != count or packets.left():
         raise _malformed(f"{len(results)} results for {count} statements")
     return results
@@ -145,10 +138,6 @@ class _Packets:
                 raise _malformed("an invalid error packet")
             raise_mysql_exception(packet)
         return packet
-
-    def number_from(self, sequence: int) -> None:
-        """Expect the next packet to have this number."""
-        self._sequence = sequence
 
     def left(self) -> bool:
         """Whether more bytes were received than read."""

@@ -1,18 +1,24 @@
-"""Connections to MySQL 8 and MariaDB: the driver's, with our session, timeouts and batches of statements."""
+"""Connections to MySQL 8 and MariaDB.
+
+The driver logs in over a socket that is opened here, in TLS if the URL or the server wants it. From then on
+only this module uses the socket: each batch of statements is one query of MySQL's protocol (COM_QUERY), and
+toc.store.mysql_answers reads the answers.
+"""
 
 from __future__ import annotations
 
+import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
+from functools import cache
 from pathlib import Path
-from socket import IPPROTO_TCP
-from typing import Any, ClassVar
+from typing import Any
 
 import pymysql
-from pymysql.constants import CLIENT, COMMAND, CR, ER, SERVER_STATUS
+from pymysql.constants import CLIENT, CR, ER
+from pymysql.converters import decoders
 from sqlalchemy.engine import URL
 
 from toc import sockets
@@ -27,11 +33,9 @@ _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disable
 
 _READ_BYTES = 1 << 16
 """Most bytes of one read."""
-_PING_SECONDS = 0.5
-"""Seconds without an answer after which a ping is sent. This is less than LOST_FAST_SECONDS, so a
-batch that the server has dropped can be sent once more."""
-_PING = b"\x01\x00\x00\x00\x0e"
-"""A packet of one byte, COM_PING."""
+_WHOLE = 0xFFFFFF
+"""A packet of this size continues in the next one."""
+_COM_QUERY = b"\x03"
 
 LEAST_PACKET = 4 << 20
 """Least max_allowed_packet, in bytes. A longer batch is of one body alone."""
@@ -75,53 +79,65 @@ def connector(
     database: str | None = None,
     table_lock_timeout: int | None = None,
     keepalive: float = sockets.KEEPALIVE_SECONDS,
-) -> Callable[[], Any]:
-    """A function that opens a connection with the session settings of toc. Timeouts are seconds, and so is
-    ``keepalive``, after which the kernel probes an idle connection.
+) -> Callable[[], MySqlConnection]:
+    """Return a function that opens a connection with the session settings of toc. Timeouts are seconds, and
+    so is ``keepalive``, after which the kernel probes an idle connection.
 
     ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
     A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
-    or invalid query argument of the URL, and for an unreadable certificate or key. So does the function, if
-    the file has become unreadable. It raises StoreUnavailable for a session that cannot be made as toc needs
-    it.
+    or invalid query argument of the URL, and for an unreadable certificate or key. The function raises
+    StoreUnavailable for a session that cannot be made as toc needs it.
     """
     options = _options(url)
     session = [_set(table_lock_timeout), *_REST]
     if database is not None:
         session.insert(1, f"USE {database}")  # init_connect may have left it
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    disabled, required = tls.pop("ssl_disabled", False), any(tls.values())
+    try:
+        context = _context(**tls)
+    except OSError as exc:
+        raise ConfigError(
+            f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
+        ) from exc
 
-    def make(*, at_once: bool = True) -> MySqlConnection:
+    def log_in() -> tuple[pymysql.connections.Connection[Any], socket.socket]:
+        driver: Any = pymysql.connections.Connection(
+            host=url.host or "127.0.0.1",
+            user=url.username,
+            password=str(url.password or "").encode(),  # the driver would encode a str as latin-1
+            database=database,
+            charset="utf8mb4",
+            autocommit=True,
+            # FOUND_ROWS: an UPDATE counts the rows that it matched, so that the guard does not depend on
+            # whether the new values differ from the old ones.
+            client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+            read_timeout=read_timeout,
+            write_timeout=write_timeout,
+            defer_connect=True,
+            ssl=context if required and not disabled else None,
+            ssl_disabled=disabled or not required,
+        )
+        inside = _Tls(context)
+        if not disabled:  # also if it is not required: then it is used if the server offers it
+            driver.ssl, driver.ctx = True, inside
         try:
-            return MySqlConnection(
-                keepalive=keepalive,
-                host=url.host or "127.0.0.1",
-                port=url.port or 3306,
-                user=url.username,
-                password=str(url.password or "").encode(),  # the driver would encode a str as latin-1
-                database=database,
-                charset="utf8mb4",
-                autocommit=True,
-                # FOUND_ROWS: an UPDATE counts the rows that it matched, so that the guard does not depend on
-                # whether the new values differ from the old ones.
-                client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-                connect_timeout=connect_timeout,
-                read_timeout=read_timeout,
-                write_timeout=write_timeout,
-                defer_connect=not at_once,
-                **options,
-            )
-        except OSError as exc:  # files: for the network the driver has its own error
-            raise ConfigError(
-                f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
+            sock = _opened(url, options, connect_timeout, keepalive)
+        except OSError as exc:
+            raise pymysql.err.OperationalError(
+                CR.CR_CONN_HOST_ERROR, f"Can't connect to MySQL server on {url.host!r} ({exc})"
             ) from exc
+        try:
+            driver.connect(sock)
         except _NONSENSE as exc:
             raise pymysql.err.OperationalError(
                 CR.CR_MALFORMED_PACKET, f"its greeting cannot be parsed ({type(exc).__name__}: {exc})"
             ) from exc
+        return driver, inside.socket or sock
 
-    def connect() -> Any:
-        connection = make()
+    def connect() -> MySqlConnection:
+        connection = MySqlConnection(*log_in(), read_timeout, write_timeout)
         try:
             began = time.monotonic()
             *_, off, shown = connection.batch(session)
@@ -129,9 +145,6 @@ def connector(
             found = {str(name).lower(): str(value) for name, value in shown.rows}
             _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 10)
             connection.max_packet = int(found["max_allowed_packet"])
-            # From the greeting the driver knows the server's own sql_mode, by which it would escape texts.
-            driver: Any = connection
-            driver.server_status &= ~SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES
         except _NONSENSE as exc:  # a damaged answer
             connection.close()
             raise pymysql.err.OperationalError(
@@ -142,8 +155,58 @@ def connector(
             raise
         return connection
 
-    make(at_once=False)  # makes the TLS settings now, not while a caller waits
     return connect
+
+
+def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: float) -> socket.socket:
+    """Open a socket to the server. Raises OSError."""
+    if "unix_socket" in options:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(seconds)
+        sock.connect(options["unix_socket"])
+        return sock
+    source = (options["bind_address"], 0) if "bind_address" in options else None
+    sock = socket.create_connection((url.host or "127.0.0.1", url.port or 3306), seconds, source)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in sockets.keepalive(keepalive).items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return sock
+
+
+@cache
+def _context(
+    ssl_ca: str | None = None,
+    ssl_cert: str | None = None,
+    ssl_key: str | None = None,
+    ssl_key_password: str | None = None,
+    ssl_verify_cert: bool = False,
+    ssl_verify_identity: bool = False,
+) -> ssl.SSLContext:
+    """Return TLS settings. Each process makes them once: reading the system's certificates takes 20 ms, in
+    which no other thread runs. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = ssl_verify_identity
+    if ssl_verify_cert or ssl_verify_identity:
+        context.load_verify_locations(ssl_ca) if ssl_ca else context.load_default_certs()
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    if ssl_cert:
+        context.load_cert_chain(ssl_cert, ssl_key, ssl_key_password)
+    return context
+
+
+class _Tls:
+    """The TLS of one connection. It keeps the socket, which the driver shows to nobody."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        self.socket: ssl.SSLSocket | None = None
+
+    def wrap_socket(self, sock: socket.socket, server_hostname: str) -> ssl.SSLSocket:
+        """Shake hands. The driver calls it if the server speaks TLS."""
+        self.socket = self._context.wrap_socket(sock, server_hostname=server_hostname)
+        return self.socket
 
 
 _REST = (
@@ -214,59 +277,30 @@ def _options(url: URL) -> dict[str, Any]:
     return options
 
 
-class MySqlConnection(pymysql.connections.Connection):
-    """A connection that shares its TLS settings with the others of its process.
+class MySqlConnection:
+    """A connection that runs batches of statements. The kernel keeps its timeouts, if it can.
 
-    The driver makes them for each connection, even if the server then speaks no TLS; reading the system's
-    certificates takes 20 ms, in which no other thread runs. The kernel keeps the timeouts, and this class
-    reads the answers to a batch itself.
-
-    KILL QUERY between two statements of a batch makes the server silently drop the rest. So a long wait sends
-    a ping: if the ping's answer comes instead, the server has finished with the batch.
+    ``driver`` is the driver's, which has logged in and closes it.
     """
 
-    _contexts: ClassVar[dict[str, ssl.SSLContext]] = {}
     first_answer = 0.0
     """Seconds until the server's first answer."""
-    _waits = 1
-    """How often a read waits, with a ping in between."""
-    _kernel = True
-    """Whether the kernel keeps the timeouts."""
-    _may_ping = _pinged = False
     max_packet = 1 << 20
     """Most bytes that the server accepts at once: assumed until it has said its limit."""
 
-    def __init__(self, *, keepalive: float, **options: Any) -> None:
-        self._keepalive = keepalive
-        super().__init__(**options)
-
-    def connect(self, sock: Any = None) -> None:
-        """Connect, and let the kernel keep the timeouts if there is no TLS."""
-        super().connect(sock)
-        driver: Any = self  # it has no public way to its socket
-        if not driver.unix_socket:
-            for option, value in sockets.keepalive(self._keepalive).items():
-                driver._sock.setsockopt(IPPROTO_TCP, option, value)
-        read, write = driver._read_timeout, driver._write_timeout
-        waits = ceil((read or 0.0) / _PING_SECONDS)
-        if None not in (read, write) and sockets.keep_timeouts(driver._sock, read / waits, write):
-            self._waits = waits
-            driver._read_timeout = driver._write_timeout = driver._current_timeout = None  # kernel timeouts
-            # The driver's own reads do not know the kernel's timeouts: from here on, only ``answers`` reads.
-            driver._rfile.close()
-            driver._rfile = None
-        else:
-            self._kernel = False
-
-    def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
-        settings = repr(sorted(sslp.items()))
-        context = self._contexts.get(settings)
-        if context is None:
-            context = super()._create_ssl_ctx(sslp)  # type: ignore[misc]
-            if sslp.get("check_hostname"):  # the driver leaves it out for the system's CAs
-                context.check_hostname = True
-            self._contexts[settings] = context
-        return context
+    def __init__(
+        self,
+        driver: pymysql.connections.Connection[Any],
+        sock: socket.socket,
+        read_timeout: float | None,
+        write_timeout: float,
+    ) -> None:
+        self.driver = driver
+        self._sock = sock
+        self._read_timeout, self._write_timeout = read_timeout, write_timeout
+        self._kernel = read_timeout is not None and sockets.keep_timeouts(sock, read_timeout, write_timeout)
+        self._sent = 1
+        """Number of packets of the last batch."""
 
     def batch(self, statements: Sequence[str], answers_after: float = 0.0) -> list[Result]:
         """Send statements and return their results, read after ``answers_after`` seconds. Raises the driver's
@@ -278,78 +312,54 @@ class MySqlConnection(pymysql.connections.Connection):
 
     def ask(self, statements: Sequence[str]) -> None:
         """Send statements; ``answers`` reads their results."""
-        driver: Any = self
-        sql = ";".join(statements).encode()
-        if len(sql) >= self.max_packet:
+        query = _COM_QUERY + ";".join(statements).encode()
+        if len(query) > self.max_packet:
             # Otherwise the server would hang up halfway, which looks like a broken connection.
             raise pymysql.err.OperationalError(
                 ER.NET_PACKET_TOO_LARGE,
-                f"a batch of {len(sql)} bytes is larger than its max_allowed_packet ({self.max_packet})",
+                f"a batch of {len(query)} bytes is larger than its max_allowed_packet ({self.max_packet})",
             )
-        driver._execute_command(COMMAND.COM_QUERY, sql)
+        parts = [query[at : at + _WHOLE] for at in range(0, len(query) + 1, _WHOLE)]
+        self._sent = len(parts)
+        packets = [struct.pack("<I", len(part) | (n & 0xFF) << 24) + part for n, part in enumerate(parts)]
+        try:
+            if not self._kernel:
+                self._sock.settimeout(self._write_timeout)
+            self._sock.sendall(b"".join(packets))
+        except OSError as exc:
+            raise pymysql.err.OperationalError(
+                CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({exc!r})"
+            ) from exc
 
     def answers(self, count: int) -> list[Result]:
         """Read the results of the ``count`` statements that were sent."""
-        driver: Any = self
-        if driver._current_timeout != driver._read_timeout:
-            driver._sock.settimeout(driver._read_timeout)
-            driver._current_timeout = driver._read_timeout
-        self._may_ping, self._pinged = count > 1, False
-        try:
-            return read_answers(
-                self._receive, driver.decoders, count, driver._next_seq_id, lambda: self._pinged
-            )
-        except BaseException:
-            if self._pinged:  # its answer would be taken for one to the next batch
-                driver._force_close()
-            raise
+        if not self._kernel:
+            self._sock.settimeout(self._read_timeout)
+        return read_answers(self._receive, decoders, count, self._sent)
+
+    def readable(self, seconds: float) -> bool:
+        """Whether the server sends data or hangs up within ``seconds``."""
+        return sockets.readable(self._sock, seconds)
+
+    def close(self) -> None:
+        """Say good-bye and close. Raises the driver's error if it is closed."""
+        self.driver.close()
 
     def _receive(self) -> bytes:
-        driver: Any = self
         try:
-            data = self._read()
+            data = self._sock.recv(_READ_BYTES)
         except OSError as exc:
-            driver._force_close()
+            why = "timed out" if isinstance(exc, BlockingIOError) else exc  # the former is the kernel's
             raise pymysql.err.OperationalError(
-                CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query ({exc})"
+                CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query ({why})"
             ) from exc
         if not data:
-            driver._force_close()
             raise pymysql.err.OperationalError(
                 CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
             )
         return data
 
-    def _read(self) -> bytes:
-        driver: Any = self
-        if not self._kernel:
-            decrypted = isinstance(driver._sock, ssl.SSLSocket) and driver._sock.pending()
-            if not decrypted and not readable(self, _PING_SECONDS):
-                self._ping()
-        for left in reversed(range(self._waits)):
-            try:
-                data: bytes = driver._sock.recv(_READ_BYTES)
-                break
-            except (TimeoutError, BlockingIOError):  # the latter is the kernel's timeout
-                if not left:
-                    raise TimeoutError("timed out") from None
-                self._ping()
-        return data
-
-    def _ping(self) -> None:
-        """Ask whether the server waits for another batch."""
-        driver: Any = self
-        if self._may_ping:
-            self._may_ping, self._pinged = False, True
-            driver._sock.sendall(_PING)
-
 
 def server_name(url: URL) -> str:
     """Return host:port, for messages."""
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
-
-
-def readable(connection: Any, seconds: float) -> bool:
-    """Whether the server sends data or hangs up within ``seconds``."""
-    socket = connection._sock  # the driver has no public way to it
-    return socket is None or sockets.readable(socket, seconds)
