@@ -79,7 +79,6 @@ _FORMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "zookeeper": (lambda hosts: "://" not in hosts and _ZOOKEEPER.fullmatch(hosts), _ZOOKEEPER_HINT),
     "cluster": (NAME.fullmatch, "letters, digits, '.', '_' and '-', at most 128"),
     "metrics_address": (_is_address, "HOST:PORT, such as 127.0.0.1:9464, or :9464 for every address"),
-    "log_topics": (lambda topics: all(map(NAME.fullmatch, topics)), "names of topics, separated by commas"),
     "secret_key": (
         lambda keys: all(_KEY.fullmatch(key.get_secret_value()) for key in keys),
         "keys of 44 characters each, as `toc secrets key` prints them",
@@ -179,8 +178,6 @@ class Settings(BaseSettings):
     """Events of lower levels are not logged."""
     log_format: Literal["auto", "pretty", "json"] = "auto"
     """``auto`` is pretty on a terminal and JSON lines otherwise."""
-    log_topics: Annotated[list[str], NoDecode] = Field([], description="topics, separated by commas")
-    """Skip log lines that concern only other topics. Unset: log all."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -255,7 +252,7 @@ class Settings(BaseSettings):
             raise ValueError(f"expected {expected}")
         return value
 
-    @field_validator("log_topics", "secret_key", "webhook_allow", mode="before")
+    @field_validator("secret_key", "webhook_allow", mode="before")
     @classmethod
     def _split_list(cls, value: Any) -> Any:
         return (

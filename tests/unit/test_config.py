@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from toc.config import Settings, config_file
 from toc.model.errors import ConfigError
-from toc.observe.log import only_topics, redact, redact_event
+from toc.observe.log import redact, redact_event
 
 CANARY = "hunter2canary"
 
@@ -115,7 +114,6 @@ def test_a_file_that_is_named_but_missing_is_refused(monkeypatch: pytest.MonkeyP
         ({"database_urls": "sqlite:///a.db,sqlite:///b.db"}, "sqlite cannot be combined"),
         ({"database_urls": "postgresql://h"}, "expected mysql+pymysql://"),
         ({"database_urls": "mysql://h"}, "expected mysql+pymysql://"),
-        ({"log_topics": "order close"}, "TOC_LOG_TOPICS=order close: expected names of topics"),
         ({"database_urls": 5}, "TOC_DATABASE_URLS=5"),
         ({"redis_url": "http://h"}, "TOC_REDIS_URL=http://h: expected redis://"),
         ({"zookeeper": "zk://h"}, "TOC_ZOOKEEPER=zk://h: expected [user:password@]host:port"),
@@ -222,25 +220,3 @@ def test_log_events_are_redacted_in_every_field() -> None:
     shown = redact_event(None, "info", event)
     assert "pw" not in str(list(shown.values()))
     assert shown["n"] == 1
-
-
-@pytest.mark.parametrize(
-    ("event", "kept"),
-    [
-        ({"event": "task_dead", "topic": "order.close"}, True),
-        ({"event": "task_dead", "topic": "order.remind"}, False),
-        ({"event": "fence_lost", "slot": "order.close_3"}, True),
-        ({"event": "fence_lost", "slot": "order.close_a_3"}, False),
-        ({"event": "index_lost_data", "slots": 7, "slot": "order.remind_0"}, True),
-        ({"event": "leading", "host": "h"}, True),
-    ],
-)
-def test_the_log_can_be_limited_to_topics_and_keeps_what_is_about_none(
-    event: dict[str, object], kept: bool
-) -> None:
-    keep = only_topics(Settings(log_topics="order.close, order.close_2").log_topics)
-    try:
-        assert keep(None, "info", dict(event)) == event
-        assert kept
-    except structlog.DropEvent:
-        assert not kept

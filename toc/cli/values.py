@@ -139,7 +139,7 @@ def load_settings(*, daemon: bool = False) -> Settings:
 
     settings = Settings()
     chatty = daemon or "log_level" in settings.model_fields_set
-    log.configure(settings.log_level if chatty else "warning", settings.log_format, settings.log_topics)
+    log.configure(settings.log_level if chatty else "warning", settings.log_format)
     return settings
 
 

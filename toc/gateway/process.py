@@ -205,7 +205,7 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     code = 1
     try:
         settings = Settings()
-        configure(settings.log_level, settings.log_format, settings.log_topics)
+        configure(settings.log_level, settings.log_format)
         with contextlib.closing(TimeoutCenter(settings)) as center:
             lease_secret = b""
             if told is not None and told["kind"] == "known":

@@ -16,7 +16,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Collection
 from typing import Any, TextIO, TypeGuard, cast
 
 import structlog
@@ -45,16 +44,13 @@ def redact(text: str) -> str:
 def configure(
     level: str = "info",
     format: str = "auto",  # noqa: A002 - the name of the setting
-    topics: Collection[str] = (),
 ) -> None:
     """Set up structlog for this process.
 
     ``level`` is debug, info, warning or error. ``format`` is ``pretty``, ``json`` (one object per line), or
-    ``auto``: pretty if stderr is a terminal. With ``topics``, events that concern only other topics are
-    dropped.
+    ``auto``: pretty if stderr is a terminal.
     """
-    global _configured
-    processors, wrapper = _configured = _style(level, format, topics)
+    processors, wrapper = _style(level, format)
     structlog.configure(
         processors=processors,
         wrapper_class=wrapper,
@@ -81,11 +77,9 @@ class _Lines:
 def _style(
     level: str,
     format: str,  # noqa: A002 - the name of the setting
-    topics: Collection[str],
 ) -> tuple[list[Processor], type[FilteringBoundLogger]]:
     pretty = format == "pretty" or (format == "auto" and sys.stderr.isatty())
     processors: list[Processor] = [
-        *([only_topics(topics)] if topics else []),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -97,20 +91,6 @@ def _style(
         else structlog.processors.JSONRenderer(default=str),
     ]
     return processors, structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
-
-
-def only_topics(topics: Collection[str]) -> Processor:
-    """Return the structlog processor that drops events of other topics, by ``topic`` or a single ``slot``."""
-
-    def keep(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        topic = event.get("topic")
-        if topic is None and "slots" not in event and "slot" in event:
-            topic = str(event["slot"]).rpartition("_")[0]
-        if topic is not None and topic not in topics:
-            raise structlog.DropEvent
-        return event
-
-    return keep
 
 
 def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -173,7 +153,7 @@ class _Logger:
     def _bound(self) -> Any:
         if structlog.is_configured():
             return structlog.get_logger(source=self._name)
-        processors, wrapper = _style("info", "auto", ())
+        processors, wrapper = _style("info", "auto")
         printer = _Lines()
         return structlog.wrap_logger(printer, processors=processors, wrapper_class=wrapper, source=self._name)
 
@@ -211,7 +191,6 @@ class _Unhurried(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-_configured: tuple[list[Processor], type[FilteringBoundLogger]] | None = None
 _writers: list[LogWriter] = []
 
 
@@ -246,7 +225,7 @@ def close_log(seconds: float = CLOSE_SECONDS) -> None:
 def _writer(stream: TextIO) -> LogWriter:
     if not _writers:
         atexit.register(close_log)
-    writer = LogWriter(stream.fileno(), dropped=LOG_LINES_DROPPED.of().add, notice=_notice)
+    writer = LogWriter(stream.fileno(), dropped=LOG_LINES_DROPPED.of().add)
     _writers.append(writer)
     return writer
 
@@ -268,13 +247,3 @@ def _has_file(stream: object) -> TypeGuard[io.TextIOWrapper]:
         return stream.fileno() >= 0
     except (OSError, ValueError):
         return False
-
-
-def _notice(lines: int) -> bytes:
-    """Return the line that reports dropped lines."""
-    processors, wrapper = _configured or _style("info", "auto", ())
-    log = structlog.wrap_logger(
-        structlog.testing.ReturnLogger(), processors=processors, wrapper_class=wrapper, source=__name__
-    )
-    line = log.warning("log_lines_dropped", lines=lines)
-    return f"{line}\n".encode(errors="backslashreplace") if isinstance(line, str) else b""

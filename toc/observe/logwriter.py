@@ -2,8 +2,7 @@
 
 The log's disk may be full, its reader gone, or the log a pipe that nobody reads any more. None of that may
 delay or end a process that runs tasks. So each line goes into a bounded queue, which one thread writes out.
-A line is dropped if the queue is full, or if the log refuses it. The next line that can be written is
-preceded by a notice of how many are missing.
+A line is dropped, and counted, if the queue is full or if the log refuses it.
 """
 
 from __future__ import annotations
@@ -21,25 +20,20 @@ QUEUE_BYTES = 8 << 20
 class LogWriter:
     """Writes to a copy of ``descriptor``, in the order of the calls. Thread-safe.
 
-    Calls ``dropped`` with the number of lines whenever it drops some; ``notice`` makes the line that reports
-    how many. In a forked process, which is not toc's, it writes directly, as Python does. Raises OSError or
-    RuntimeError when no file descriptor or thread is left.
+    Calls ``dropped`` with the number of lines whenever it drops some. In a forked process, which is not
+    toc's, it writes directly, as Python does. Raises OSError or RuntimeError when no file descriptor or
+    thread is left.
     """
 
-    def __init__(
-        self, descriptor: int, *, dropped: Callable[[int], object], notice: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, descriptor: int, *, dropped: Callable[[int], object]) -> None:
         self._descriptor = os.dup(descriptor)
         self._file = os.fstat(descriptor)
         self._dropped = dropped
-        self._notice = notice
         self._pid = os.getpid()
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._count = threading.RLock()  # reentrant: a signal handler or finalizer may write during a write
         self._bytes = 0
         """How many bytes wait in the queue."""
-        self._missing = 0
-        """How many lines were dropped since the last notice."""
         self._torn = False
         """Whether the last line in the log lacks its end."""
         self._closed = False
@@ -70,12 +64,8 @@ class LogWriter:
         self._thread.join(seconds)
 
     def _drop(self, data: bytes) -> None:
-        if not data:
-            return
-        lines = data.count(b"\n") or 1
-        with self._count:
-            self._missing += lines
-        self._dropped(lines)
+        if data:
+            self._dropped(data.count(b"\n") or 1)
 
     def _run(self) -> None:
         ended = False
@@ -90,8 +80,6 @@ class LogWriter:
             self._drop(self._write_out(data))
             with self._count:
                 self._bytes -= len(data)
-            if self._missing and self._queue.empty():
-                self._report()
         if self._is_log():
             os.close(self._descriptor)
 
@@ -101,14 +89,6 @@ class LogWriter:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
         except OSError:
             return False
-
-    def _report(self) -> None:
-        missing, line = self._missing, b""
-        with contextlib.suppress(Exception):  # the format of lines is the application's choice
-            line = self._notice(missing)
-        if not self._write_out(line):
-            with self._count:
-                self._missing -= missing
 
     def _write_out(self, data: bytes) -> bytes:
         """Write it whole, however long that takes. Returns what the log refuses."""

@@ -60,7 +60,7 @@ def main() -> None:
     skip_breakpoints()
     try:
         center = apart(load_app(arguments.app))
-        configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
+        configure(center.settings.log_level, center.settings.log_format)
         identity = _learn(center, first)
         if arguments.app != NO_HANDLERS:
             check_topics(center, all_of_them=False)  # the daemon has checked all of them

@@ -151,7 +151,7 @@ def main() -> None:
     except TocError as exc:
         print(f"error: {exc}", file=sys.stderr)
         leave_process(exc.exit_code)
-    configure(center.settings.log_level, center.settings.log_format, center.settings.log_topics)
+    configure(center.settings.log_level, center.settings.log_format)
     handlers = center.handlers
     if center.tracing is not None:
         handlers = {topic: traced(handler, center.tracing) for topic, handler in handlers.items()}
