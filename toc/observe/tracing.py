@@ -30,7 +30,7 @@ from toc.observe.log import get_logger, stack
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span, SpanContext
+    from opentelemetry.trace import Link, Span
 
 log = get_logger(__name__)
 
@@ -136,12 +136,7 @@ class Tracing:
         if caller is None:
             yield
             return
-        trace, span, _ = caller
-        above = self._trace.SpanContext(
-            trace, span, is_remote=True, trace_flags=self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
-        )
-        under = self._trace.set_span_in_context(self._trace.NonRecordingSpan(above), self._empty())
-        request = self._tracer.start_span(call, under, self._trace.SpanKind.SERVER)
+        request = self._tracer.start_span(call, self._under(*caller), self._trace.SpanKind.SERVER)
         try:
             with self._trace.use_span(request, record_exception=False, set_status_on_exception=False):
                 yield
@@ -174,36 +169,20 @@ class Tracing:
     ) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
         """Write the spans of a try of these tasks of one topic. Yields a function for the errors by job_id.
 
-        The current span within the block is one for the batch, linked with that of each task.
+        None of them is the current span within the block.
         """
-        traced = [task for task in tasks if self.traces(task.job_id)]
-        failed: dict[int, BaseException | None] = {}
-        if not traced:
-            yield failed.update
-            return
         began = time.time_ns()
-        links = [self._trace.Link(self._above(task.job_id)) for task in traced]
-        batch = self._tracer.start_span(
-            f"process batch {traced[0].topic}",
-            self._empty(),
-            self._trace.SpanKind.CONSUMER,
-            _attributes("process", traced[0].topic) | {"messaging.batch.message_count": len(tasks)},
-            links,
-            start_time=began,
-        )
+        failed: dict[int, BaseException | None] = {}
         error: BaseException | None = None
         try:
-            with self._trace.use_span(batch, record_exception=False, set_status_on_exception=False):
-                yield failed.update
+            yield failed.update
         except BaseException as exc:
             error = exc
-            self._fail(batch, exc)
             raise
         finally:
-            batch.end()
-            for task in traced:
-                span = self._start_try(task, [self._trace.Link(batch.get_span_context())], began)
-                self._end_try(span, error or failed.get(task.job_id))
+            for task in tasks:
+                if self.traces(task.job_id):
+                    self._end_try(self._start_try(task, began), error or failed.get(task.job_id))
 
     def flush(self) -> None:
         """Export the written spans, before the process ends without its usual exit steps."""
@@ -216,14 +195,14 @@ class Tracing:
 
     # --- inside
 
-    def _start_try(self, task: Task, links: Sequence[Link] = (), start_ns: int | None = None) -> Span:
+    def _start_try(self, task: Task, start_ns: int | None = None) -> Span:
         more: Attributes = {
             "toc.attempt": task.attempt,
             "toc.version": task.version,
             "toc.action_time": task.action_time.isoformat(timespec="milliseconds"),
         }
         kind = self._trace.SpanKind.CONSUMER
-        return self._start("process", kind, task.job_id, task.topic, more, links=links, start_ns=start_ns)
+        return self._start("process", kind, task.job_id, task.topic, more, start_ns=start_ns)
 
     def _end_try(self, span: Span, error: BaseException | None) -> None:
         kinds = {type(None): "processed", Dead: "dead", Retry: "retry", Postponed: "postponed"}
@@ -241,31 +220,31 @@ class Tracing:
         topic: str,
         more: Attributes,
         *,
-        links: Sequence[Link],
+        links: Sequence[Link] = (),
         start_ns: int | None,
     ) -> Span:
+        digest = _digest(job_id)
         return self._tracer.start_span(
             f"{operation} {topic}",
-            self._under(job_id),
+            self._under(int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big")),
             kind,  # type: ignore[arg-type]  # its type can be named only where it is installed
-            _attributes(operation, topic) | {"messaging.message.id": str(job_id)} | more,
+            {
+                "messaging.system": "toc",
+                "messaging.operation.type": operation,
+                "messaging.operation.name": operation,
+                "messaging.destination.name": topic,
+                "messaging.message.id": str(job_id),
+                **more,
+            },
             links,
             start_time=start_ns,
         )
 
-    def _above(self, job_id: int) -> SpanContext:
-        """Return the parent of all spans of a task."""
-        digest = _digest(job_id)
-        return self._trace.SpanContext(
-            int.from_bytes(digest[:16], "big"),
-            int.from_bytes(digest[16:24], "big"),
-            is_remote=True,
-            trace_flags=self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED),
-        )
-
-    def _under(self, job_id: int) -> Context:
-        above = self._trace.NonRecordingSpan(self._above(job_id))
-        return self._trace.set_span_in_context(above, self._empty())
+    def _under(self, trace: int, span: int) -> Context:
+        """Return the context of spans below this one, which another program has written, or nobody."""
+        flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
+        above = self._trace.SpanContext(trace, span, is_remote=True, trace_flags=flags)
+        return self._trace.set_span_in_context(self._trace.NonRecordingSpan(above), self._empty())
 
     def _fail(self, span: Span, error: BaseException) -> None:
         name = type(error).__name__
@@ -273,22 +252,13 @@ class Tracing:
         span.set_status(self._trace.StatusCode.ERROR, name)
 
 
-def _caller(traceparent: str) -> tuple[int, int, int] | None:
-    """Parse the header of W3C's Trace Context. None if it is malformed or its trace is not sampled."""
+def _caller(traceparent: str) -> tuple[int, int] | None:
+    """Return trace and span of W3C's Trace Context. None if it is malformed or its trace is not sampled."""
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None:
         return None
     trace, span, flags = (int(part, 16) for part in match.groups())
-    return (trace, span, flags) if trace and span and flags & 1 else None
-
-
-def _attributes(operation: str, topic: str) -> Attributes:
-    return {
-        "messaging.system": "toc",
-        "messaging.operation.type": operation,
-        "messaging.operation.name": operation,
-        "messaging.destination.name": topic,
-    }
+    return (trace, span) if trace and span and flags & 1 else None
 
 
 def _digest(job_id: int) -> bytes:
