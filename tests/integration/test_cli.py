@@ -545,7 +545,7 @@ def test_top_says_at_every_look_that_zookeeper_is_out_of_reach_and_ends_with_4(
 def test_what_is_no_address_of_a_daemon_is_said_by_top(center: TimeoutCenter) -> None:
     """Anybody may have written it in ZooKeeper."""
     wrong = ["host:abc", "127.0.0.1:99999"]
-    picture = Top(center, daemons=lambda _: wrong, workers=list).look()
+    picture = Top(center, wrong).look()
     assert picture.silent == wrong
     assert [line.partition(": ")[0] for line in picture.trouble if line.startswith(tuple(wrong))] == wrong
 

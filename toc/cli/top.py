@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,12 @@ from toc.cli.options import Json, flag, option
 from toc.cli.output import and_more, console, most_urgent, print_json, say, screen, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import address, opened
-from toc.model.errors import CoordinationUnavailable, InvalidInput
+from toc.model.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from toc.coordination.operator import Operator
     from toc.operate.top import Picture, TopicNow, WorkerNow
-    from toc.sdk.client import TimeoutCenter
 
 
 def top(
@@ -36,94 +33,31 @@ def top(
 
     With --once or --json it exits with 4 if the workers could not be read, with 1 if a daemon did not answer.
     """
-    from toc.operate.daemons import addresses
     from toc.operate.top import Top
 
     if not 0.1 <= interval <= 3600:
         raise InvalidInput(f"--interval must be 0.1 to 3600 seconds, not {interval:g}")
-    named = [address(each) for each in daemon or ()]
     with opened() as center:
-        owners = _Owners(center)
-
-        def daemons(workers: Sequence[WorkerNow]) -> Sequence[str]:
-            return named or addresses(center.settings, workers)
-
-        view = Top(center, daemons=daemons, workers=owners.read)
-        try:
-            view.look()
-            if once or as_json:
-                time.sleep(interval)
-                picture = view.look()
-                if as_json:
-                    print_json(asdict(picture))
-                else:
-                    to = console()
-                    to.print(_drawn(picture, center.settings.cluster, to))
-                if view.workers_error is not None:
-                    raise view.workers_error
-                if picture.silent:
-                    say(f"no answer from {', '.join(picture.silent)}: their numbers are missing")
-                    raise typer.Exit(1)
-            else:
-                _watch(center, view.look, interval)
-        finally:
-            owners.close()
-
-
-def _watch(center: TimeoutCenter, look: Callable[[], Picture], interval: float) -> None:
-    with screen() as (to, draw):
-        while True:
-            time.sleep(interval)
-            draw(_drawn(look(), center.settings.cluster, to, cut=to.is_terminal))
-            end_if_lost()
-
-
-class _Owners:
-    """Who owns what: from ZooKeeper, over one session, or from the claims in Redis."""
-
-    def __init__(self, center: TimeoutCenter) -> None:
-        self._center = center
-        self._operator: Operator | None = None
-
-    def read(self) -> list[WorkerNow]:
-        """Return the workers. Raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable."""
-        from toc.coordination.znodes import host_of
-        from toc.operate import admin
-        from toc.operate.cluster import open_operator
-        from toc.operate.top import WorkerNow
-
-        center, settings = self._center, self._center.settings
-        if settings.zookeeper is None:
-            owned = admin.local_workers(center.store, center.queues)
-            return [WorkerNow(name, host_of(name), len(slots)) for name, slots in sorted(owned.items())]
-        if self._operator is None:
-            self._operator = open_operator(settings).__enter__()
-        try:
-            rows = self._operator.workers()
-        except CoordinationUnavailable:
-            self.close()  # a new session next time
-            raise
-        return [
-            WorkerNow(
-                row.member.worker_id,
-                row.member.host,
-                row.owned,
-                row.assigned,
-                row.tables,
-                row.tables_assigned,
-                row.drained,
-                row.leader,
-                row.member.metrics,
-                row.member.machine,
-            )
-            for row in sorted(rows, key=lambda row: row.member.worker_id)
-        ]
-
-    def close(self) -> None:
-        """End the ZooKeeper session, if there is one."""
-        ended, self._operator = self._operator, None
-        if ended is not None:
-            ended.__exit__(None, None, None)
+        view, cluster = Top(center, [address(each) for each in daemon or ()]), center.settings.cluster
+        view.look()
+        if not (once or as_json):
+            with screen() as (to, draw):
+                while True:
+                    time.sleep(interval)
+                    draw(_drawn(view.look(), cluster, to, cut=to.is_terminal))
+                    end_if_lost()
+        time.sleep(interval)
+        picture = view.look()
+        if as_json:
+            print_json(asdict(picture))
+        else:
+            to = console()
+            to.print(_drawn(picture, cluster, to))
+        if view.workers_error is not None:
+            raise view.workers_error
+        if picture.silent:
+            say(f"no answer from {', '.join(picture.silent)}: their numbers are missing")
+            raise typer.Exit(1)
 
 
 def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:

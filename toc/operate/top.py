@@ -1,28 +1,28 @@
 """What ``toc top`` shows: queues from Redis, slots by worker, rates and lateness from the daemons' /metrics.
 
 Reads only the topics from MySQL. Reads the queues of all slots at once, and scrapes all daemons at the same
-time, each once. Reads the ownership less often when that takes long. What is out of reach is named and left
-blank; the rest is shown.
+time, each once. What is out of reach is named and left blank; the rest is shown.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from toc.coordination.znodes import host_of
 from toc.index.messages import Peek
-from toc.model.errors import CoordinationUnavailable, IndexUnavailable, StoreUnavailable
+from toc.model.errors import IndexUnavailable, StoreUnavailable, Unavailable
 from toc.observe import metrics
 from toc.observe.board import Key, Metric, MetricKind, Values
 from toc.observe.exposition import quantile
 from toc.observe.metrics import add_up
+from toc.operate import admin
+from toc.operate.cluster import open_operator
+from toc.operate.daemons import addresses as announced
 from toc.operate.daemons import scrape
 from toc.sdk.client import TimeoutCenter
-
-OWNERS_SHARE = 20
-"""Ownership is read again only after this many times as long as reading it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +87,14 @@ class Picture:
 class Top:
     """Makes one Picture of the cluster after the other.
 
-    ``daemons`` returns the host:port addresses to scrape, given the workers found. ``workers`` returns who
-    owns what; it raises CoordinationUnavailable, IndexUnavailable or StoreUnavailable.
+    ``named`` are the host:port addresses of daemons to ask; if there are none, those that workers announce.
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        *,
-        daemons: Callable[[Sequence[WorkerNow]], Sequence[str]],
-        workers: Callable[[], Sequence[WorkerNow]],
-    ) -> None:
+    def __init__(self, center: TimeoutCenter, named: Sequence[str] = ()) -> None:
         self._center = center
-        self._daemons = daemons
-        self._read_workers = workers
+        self._named = named
         self._workers: Sequence[WorkerNow] = ()
-        self._workers_at = float("-inf")
-        self.workers_error: CoordinationUnavailable | IndexUnavailable | StoreUnavailable | None = None
+        self.workers_error: Unavailable | None = None
         """Why the workers could not be read the last time; None if they were."""
         self._at: float | None = None
         self._before: dict[str, Values] = {}
@@ -116,8 +107,13 @@ class Top:
         topics = self._center.catalog.known()
         if not topics:
             trouble.append("no topics: none has been created, or MySQL is out of reach")
-        workers = self._owners(trouble)
-        addresses = self._daemons(workers)
+        try:
+            self._workers, self.workers_error = _workers(self._center), None
+        except Unavailable as exc:
+            self.workers_error = exc
+            trouble.append(str(exc).splitlines()[0])
+        workers = self._workers
+        addresses = self._named or announced(self._center.settings, workers)
         scraped = scrape(addresses)
         now = time.monotonic()
         seconds, self._at = None if self._at is None else now - self._at, now
@@ -147,18 +143,6 @@ class Top:
         silent = [address for address in addresses if address not in reached]
         return Picture(seconds, views, workers, len(reached), trouble, silent)
 
-    def _owners(self, trouble: list[str]) -> Sequence[WorkerNow]:
-        began = time.monotonic()
-        if began >= self._workers_at:
-            try:
-                self._workers, self.workers_error = self._read_workers(), None
-            except (CoordinationUnavailable, IndexUnavailable, StoreUnavailable) as exc:
-                self.workers_error = exc
-            self._workers_at = began + OWNERS_SHARE * (time.monotonic() - began)
-        if self.workers_error is not None:
-            trouble.append(str(self.workers_error).splitlines()[0])
-        return self._workers
-
     def _depths(self, trouble: list[str]) -> dict[str, list[Peek]]:
         slots = [slot for topic in self._center.catalog.known().values() for slot in topic.slots()]
         depths: dict[str, list[Peek]] = {}
@@ -171,6 +155,31 @@ class Top:
         if failures:
             trouble.append(f"{len(failures)} of {len(slots)} slots could not be read: {failures[0]}")
         return depths
+
+
+def _workers(center: TimeoutCenter) -> list[WorkerNow]:
+    """Return the workers, of ZooKeeper or, without it, of the claims in Redis. Raises Unavailable."""
+    settings = center.settings
+    if settings.zookeeper is None:
+        owned = admin.local_workers(center.store, center.queues)
+        return [WorkerNow(name, host_of(name), len(slots)) for name, slots in sorted(owned.items())]
+    with open_operator(settings) as operator:
+        rows = operator.workers()
+    return [
+        WorkerNow(
+            row.member.worker_id,
+            row.member.host,
+            row.owned,
+            row.assigned,
+            row.tables,
+            row.tables_assigned,
+            row.drained,
+            row.leader,
+            row.member.metrics,
+            row.member.machine,
+        )
+        for row in sorted(rows, key=lambda row: row.member.worker_id)
+    ]
 
 
 def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]]) -> Values:
