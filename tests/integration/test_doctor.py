@@ -127,7 +127,7 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     lines = doctor.examine(center)
     assert bad(lines) == [], lines
     parts = {line.part for line in lines if line.level is Level.OK}
-    assert parts == {"database", "redis", "workers", "slots", "tasks"}
+    assert parts == {"database", "redis", "zookeeper", "workers", "slots", "tasks"}
     assert having(lines, Level.OK, "may read and write")
     assert having(lines, Level.OK, "its clock is")
 
@@ -164,7 +164,7 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
         (Level.NOTE, "test.async", "paused"),
         (Level.NOTE, "host-z", "drained by ann since 20"),
         (Level.WARN, "test.sync_1", "pinned to host-y by ann since 20"),
-        (Level.WARN, "test.sync_99", "there is no such slot"),
+        (Level.WARN, "test.sync_99", "that is not there"),
         (Level.NOTE, "host-a", "weighs 2 by ann"),
     ]
     for level, of, text in expected:

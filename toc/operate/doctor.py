@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from toc.coordination import ensemble
 from toc.coordination.assignment import TABLES
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
-from toc.coordination.intents import Intents
+from toc.coordination.intents import Drain, Intents, Pin, Weight
 from toc.coordination.znodes import host_of
 from toc.index import preflight
 from toc.index.calls import IndexBroken
@@ -119,30 +119,15 @@ def _owner(center: TimeoutCenter) -> list[Finding]:
 
 
 def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
-    """Return an error as a line, unless a line reports it already."""
-    text = str(exc)
-    if _said(lines, text):
+    """Return an error as a line, unless what is wrong with its server is reported already."""
+    if _is_wrong(lines, "redis" if isinstance(exc, IndexUnavailable) else "database"):
         return []
-    return [Line(Level.REFUSE, part, "-", text, "see the other lines; then run this again")]
+    return [Line(Level.REFUSE, part, "-", str(exc), "see the other lines; then run this again")]
 
 
-def _said(lines: list[Line], text: str) -> bool:
-    """Whether a line reports this error already.
-
-    An unreachable Redis counts as reported under any of its addresses. While one node is away its whole
-    cluster may refuse to serve; that counts as reported with it.
-    """
-    if "`toc db upgrade`" in text and any(
-        line.part == "database" and line.level is Level.REFUSE for line in lines
-    ):
-        return True  # the schema was examined
-    away = [of for level, part, of, *_ in lines if part == "redis" and level is Level.REFUSE]
-    if away and "(CLUSTERDOWN)" in text:
-        return True
-    servers = [server for of in away for server in of.split(", ")]
-    return any(line.what == text for line in lines) or text.startswith(
-        tuple(f"Redis at {server} cannot be reached" for server in servers)
-    )
+def _is_wrong(lines: Iterable[Line], part: str) -> bool:
+    """Whether something is wrong with a part. Other errors may be due to that, and are not reported."""
+    return any(line.part == part and line.level is Level.REFUSE for line in lines)
 
 
 # --- the index ----------------------------------------------------------------------------------------------
@@ -163,14 +148,11 @@ def _index_rights(
         for answer in answers
         if isinstance(answer, IndexUnavailable) and not isinstance(answer, IndexBroken)
     )
-    found = [
-        Line(Level.REFUSE, "redis", "-", text, preflight.advice(text))
-        for text in texts
-        if not _said(lines, text)
-    ]
     if slots and not texts:
-        found.append(Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", ""))
-    return found
+        return [Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", "")]
+    if _is_wrong(lines, "redis"):
+        return []
+    return [Line(Level.REFUSE, "redis", "-", text, preflight.advice(text)) for text in texts]
 
 
 def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
@@ -199,7 +181,7 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
         return [*lines, *_unless_said(known, "workers", exc)]
     lines += _gone(center, {host_of(worker) for worker in owned})
     if not owned:
-        return [*lines, _nobody()]
+        return [*lines, *_nobody(center)]
     if _shared(owned):
         time.sleep(MOVE_SECONDS)  # perhaps they are being handed over
         owned = admin.local_workers(center.store, center.queues)
@@ -237,9 +219,16 @@ def _gone(center: TimeoutCenter, hosts: Collection[str]) -> Iterator[Line]:
             yield Line(Level.WARN, "workers", host, what, do)
 
 
-def _nobody() -> Line:
+def _nobody(center: TimeoutCenter) -> list[Line]:
+    """Say that there is no worker, unless this Redis is another task table's, which is reported."""
     do = "start `toc worker --app ...` on each host; its log says why if it ends"
-    return Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)
+    with suppress(TocError):  # reported elsewhere
+        owner = center.queues.owner()
+        if owner is None:
+            do += ". If one runs, it uses another Redis: compare TOC_REDIS_URL and TOC_NAMESPACE with its own"
+        elif owner.identity != center.store.identity.get():
+            return []
+    return [Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)]
 
 
 def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
@@ -260,7 +249,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
     lines += _gone(center, {row.member.host for row in workers})
     if topics and not workers:
-        return [*lines, _nobody()]
+        return [*lines, *_nobody(center)]
     if workers:
         hosts = sorted({row.member.host for row in workers})
         leader = next((row.member.host for row in workers if row.leader), None)
@@ -347,25 +336,22 @@ def _protocols(workers: list[WorkerRow]) -> Iterator[Line]:
 def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
     hosts = {row.member.host for row in workers}
     targets = hosts | {row.member.worker_id for row in workers}
-    amounts = {topic.name: topic.slot_amount for topic in topics}
-    for drain in wanted.drains.values():
-        what = f"drained by {drain.by} since {_when(drain.at)}"
-        absent = "" if drain.host in hosts else "; no worker is there"
-        yield Line(Level.NOTE, "intents", drain.host, what + absent, f"toc undrain {drain.host}")
-    for slot, pin in wanted.pins.items():
-        what = f"pinned to {pin.target} by {pin.by} since {_when(pin.at)}"
-        level = Level.WARN
-        if topics and slot.number >= amounts.get(slot.topic, 0):  # no topics: perhaps they cannot be read
-            what += "; there is no such slot"
-        elif pin.target not in targets:
-            what += ", but that is not running"
-        else:
-            level = Level.NOTE
-        yield Line(level, "intents", str(slot), what, f"toc unpin {slot}")
-    for weight in wanted.weights.values():
-        what = f"weighs {weight.weight:g} by {weight.by} since {_when(weight.at)}"
-        absent = "" if weight.host in hosts else "; no worker is there"
-        yield Line(Level.NOTE, "intents", weight.host, what + absent, f"toc unweight {weight.host}")
+    slots = {slot for topic in topics for slot in topic.slots()}
+    found: list[tuple[str, Drain | Pin | Weight, str, bool, str]] = [
+        *((host, drain, "drained", host in hosts, "undrain") for host, drain in wanted.drains.items()),
+        *(
+            (str(slot), pin, f"pinned to {pin.target}", pin.target in targets and slot in slots, "unpin")
+            for slot, pin in wanted.pins.items()
+        ),
+        *(
+            (host, weight, f"weighs {weight.weight:g}", host in hosts, "unweight")
+            for host, weight in wanted.weights.items()
+        ),
+    ]
+    for of, intent, what, effective, undo in found:
+        what += f" by {intent.by} since {_when(intent.at)}" + ("" if effective else ", but that is not there")
+        level = Level.WARN if isinstance(intent, Pin) and not effective else Level.NOTE
+        yield Line(level, "intents", of, what, f"toc {undo} {of}")
 
 
 def _when(milliseconds: int) -> str:
@@ -444,10 +430,10 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         what = f"{more}{count} overdue tasks have a biz_type that no topic has"
         do = "create the topic again with that biz_type"
         yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
-    for text, count in Counter(map(str, found.failed.values())).items():
-        if not _said(known, text):
-            what = f"overdue tasks in {count} tables could not be looked up: {text}"
-            yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
+    if found.failed and not _is_wrong(known, "database"):
+        what = f"overdue tasks in {len(found.failed)} tables could not be looked up: "
+        what += str(next(iter(found.failed.values())))
+        yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
     if none and not strange and not found.failed:
         yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
 
