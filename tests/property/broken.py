@@ -13,6 +13,7 @@ import pytest
 from harness.scripts import SCRIPTS, rewrite
 
 from toc.index.queues import Queues
+from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import Check, Failure
 from toc.model.verdict import after_crash as after_crash_of
@@ -79,9 +80,9 @@ def _held_once(patch: Patch) -> None:
     patch.setattr(Inflight, "hold", hold)
 
 
-def _row_check(patch: Patch) -> None:
+def _row_check(patch: Patch, **pretended: Any) -> None:
     def check(row: TryRow, *, now: int, taken: int) -> Check:
-        return check_row(row._replace(status=TaskStatus.PENDING), now=now, taken=taken)
+        return check_row(row._replace(**pretended), now=now, taken=taken)
 
     patch.setattr(check_stage, "check", check)
 
@@ -127,7 +128,8 @@ _PAIR = rf" AND attempts=\d+ AND crashes=\d+{_LEASE}"
 WITHOUT: dict[str, Callable[[Patch], None]] = {
     "last-look": _last_look,
     "held-once": _held_once,
-    "row-check": _row_check,
+    "row-check: status": lambda patch: _row_check(patch, status=TaskStatus.PENDING),
+    "row-check: next_time": lambda patch: _row_check(patch, next_time=0),
     "success-fence: version": lambda patch: _sql(patch, r"(status=2,.*) AND version=\d+$", r"\1"),
     "success-fence: status": lambda patch: _sql(patch, r"(status=2,.*) AND status=0( AND version=)", r"\1\2"),
     "failure-fence: attempts, crashes": lambda patch: _sql(patch, _PAIR, ""),
@@ -145,8 +147,10 @@ WITHOUT: dict[str, Callable[[Patch], None]] = {
     "mark-tried: moved": lambda patch: _no_mark(patch, TRIED_BEFORE),
     "mark-tried: reclaimed": lambda patch: _no_mark(patch, reclaim.BEFORE_MOVED),
     "dead-restored": lambda patch: patch.setattr(Queues, "restore_dead", lambda *_: {}),
+    "swept": lambda patch: patch.setattr(Sweep, "add", lambda *_, **__: (SweepCounts(), set())),
 }
-"""By the rule (spec/README.md) that is broken then.
+"""By the rule (spec/README.md) that is broken then; ``swept`` is the sweep itself. Which law each breaks:
+tests/fault/broken.
 
 Not the fences of commit and bury: only what has ended is committed, and only what is dead buried; whoever
 else holds that has little to lose. Nor crash-counted and one-way: their cases are too rare for so few
