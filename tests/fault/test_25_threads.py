@@ -17,8 +17,8 @@ from toc.loop import EXIT_THREAD_DIED
 
 APP = "fault.broken.thread_dies:center"
 KNOWN = {
-    *("main", "poll", "handler", "async-handlers", "finish-0", "heartbeat", "quarantine", "reclaim", "watch"),
-    *("sweep-0", "retention", "wake", "catalog", "leases-0", "fallback-0", "dead", "beat"),
+    *("main", "poll", "handler", "async-handlers", "finish-0", "heartbeat", "quarantine", "alone", "reclaim"),
+    *("watch", "sweep-0", "retention", "wake", "catalog", "leases-0", "fallback-0", "dead", "beat"),
     *("bodies-0", "schedules-0", "declared-schedules", "record-retention", "pull-ends", "adopt"),
 }
 """Threads that a worker process has."""

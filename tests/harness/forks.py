@@ -32,7 +32,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, cast
 
 FULL, CLOSED, GONE = "full", "closed", "gone"
@@ -270,7 +269,6 @@ def _serve(scripts: socket.socket) -> None:
     import toc.webhooks.handlers
     import toc.worker.daemon.start
     import toc.worker.process
-    import toc.worker.quarantine.isolated
 
     keep_commands()
     typer.main.get_command(toc.cli.main.app)
@@ -404,7 +402,6 @@ class Helper:
 
     NAMES: ClassVar = {
         "toc.worker.process": b"python",
-        "toc.worker.quarantine.isolated": b"python",
         "toc.gateway.process": HTTP,
         "toc.dialects.process": HTTP,
     }
@@ -435,12 +432,6 @@ class Helper:
             return self._start(args, **options)
 
         subprocess.Popen = start  # type: ignore[assignment, misc]
-
-    def install_alone(self) -> None:
-        """Have this worker start processes in which tasks run alone so; handlers start others as ever."""
-        from toc.worker.quarantine import child
-
-        vars(child)["subprocess"] = SimpleNamespace(Popen=self._start, DEVNULL=subprocess.DEVNULL)
 
     def install_daemons(self) -> None:
         """Have this command start daemons so, each with a session of its own."""
@@ -527,8 +518,6 @@ class Helper:
         _open(0, os.devnull)
         _make_streams()
         sys.argv = [module, *job["words"]]
-        if module == "toc.worker.process":
-            Helper(job["as"]).install_alone()
         del sys.modules[module]  # it is the main module now
         _customize(module, job["words"])
         code = 0

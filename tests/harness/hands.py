@@ -60,7 +60,7 @@ class WorkerAtRest:
         here, there = socket.socketpair()
         there.close()
         self.link = ControlPipe(here)
-        self.worker = worker = Worker(center, name, self.link, app="unused:center", threads=1)
+        self.worker = worker = Worker(center, name, self.link, threads=1)
         self.pipeline = pipeline = worker.pipeline
         self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
         self.inbox, self.leases, self.dispatcher = pipeline.inbox, pipeline.leases, pipeline.dispatcher

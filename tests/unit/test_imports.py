@@ -44,8 +44,7 @@ PUBLIC = {"__init__": {"sdk", "config", "model"}}  # the public names
 # Of the worker, these put objects together: they build on settings and on what the application has made.
 COMPOSERS = {"worker/app.py", "worker/no_handlers.py", "worker/process.py", "worker/worker.py",
              "worker/table_services.py",
-             "worker/daemon/start.py", "worker/daemon/supervisor.py",
-             "worker/quarantine/isolated.py"}  # fmt: skip
+             "worker/daemon/start.py", "worker/daemon/supervisor.py"}  # fmt: skip
 
 DRIVERS = {
     "sqlalchemy": "store",

@@ -199,10 +199,6 @@ class Batches(Tries):
         no other worker has leased."""
         return self._fail(items, self.leases.free)  # [rule: lease-fence]
 
-    def charge_runs(self, items: Sequence[Failure]) -> Answers[Guard]:
-        """Charge tries that begin, on rows that are unchanged. They keep this worker's lease."""
-        return self._fail(items, self.leases.free, self.leases.kept())
-
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write tries that ended with their workers, except on rows that a live worker has leased.
 
@@ -211,9 +207,7 @@ class Batches(Tries):
         """
         return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]
 
-    def _fail(
-        self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], lease: str = NO_LEASE
-    ) -> Answers[Guard]:
+    def _fail(self, items: Sequence[Failure], free: Callable[[DatabaseServer], str]) -> Answers[Guard]:
         now = self._stamp()
         return self._guarded(
             items,
@@ -223,7 +217,6 @@ class Batches(Tries):
                 f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
                 f"{_noted(server, item, now, item.next_time)}"
             ),
-            lease,
         )
 
     def die(self, items: Sequence[Failure]) -> Answers[Guard]:
@@ -257,7 +250,6 @@ class Batches(Tries):
         items: Iterable[Failure],
         free: Callable[[DatabaseServer], str],
         changes: Callable[[DatabaseServer, Failure], str],
-        lease: str = NO_LEASE,
     ) -> Answers[Guard]:
         by_id = {item.job_id: item for item in items}
 
@@ -267,7 +259,7 @@ class Batches(Tries):
             results = server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{lease},{FREE}"
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{NO_LEASE},{FREE}"
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "

@@ -89,11 +89,6 @@ class Leases:
         row."""
         return self._none_but(server, 0)
 
-    def kept(self) -> str:
-        """Return the assignments by which a row keeps this worker's lease, and no other."""
-        mine = f"CASE WHEN lease_owner={self._me:d} THEN"
-        return f"lease_until={mine} lease_until END,lease_owner={mine} lease_owner END"
-
     def untaken(self) -> str:
         """Return the SQL condition that a row can be taken, for reads on any server: all are of one kind."""
         return self.unleased(self._shards.servers[0])

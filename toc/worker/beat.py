@@ -79,8 +79,7 @@ class Beat:
         self._pipeline = pipeline
         self._fallback = fallback
         self._watch = watch
-        # Not the quarantine: a task may run alone for as long as max_runtime.
-        self._loops: Sequence[Loop] = [loop for loop in loops if loop is not pipeline.quarantine.loop]
+        self._loops: Sequence[Loop] = list(loops)
         self._turn_at = turn_at
         self._recycle = recycle
         self._stood_still = stood_still

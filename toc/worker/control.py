@@ -4,6 +4,7 @@
     known         the first message: what the daemon has read of the task table
     take, drop    slots
     dead          workers
+    run           a suspect, to the process that runs these alone; ``how`` it has ended that, if it has
     stop, force   to leave in good order; to leave without waiting for running tries
 
     to the daemon
@@ -11,6 +12,8 @@
     unfit         instead of ready: why it cannot work; ``wrong``: an operator must act
     beat          ``stuck``: internal loops that hang; ``out_of_reach``: servers that do not answer
     met           other workers with claims in its slots
+    suspects      tasks that may run only alone
+    begun, ran    the suspect's run is counted on its row (``crashes``); it is over, or not to be run
     dropped       slots
     leaving       it takes nothing more; ``recycle``: why it wants a successor, if it does
     left          its last message, unless something ended it
@@ -24,14 +27,30 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 from toc.model.documents import parse_object
 from toc.model.topic import Slot
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A line that is longer than this is no message. The longest holds a task's body."""
+"""A line that is longer than this is no message."""
+
+
+class Suspect(NamedTuple):
+    """A task that may run only alone, and the state of its row: whatever else may run it changes that."""
+
+    job_id: int
+    slot: Slot
+    version: int
+    attempts: int
+    crashes: int
+
+    @classmethod
+    def of(cls, words: Sequence[Any]) -> Self:
+        """Return a suspect in a message. Raises ValueError or TypeError if it is none."""
+        job_id, (topic, number), *state = words
+        return cls(int(job_id), Slot(str(topic), int(number)), *map(int, state))
 
 
 class ControlPipe:

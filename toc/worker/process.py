@@ -72,7 +72,6 @@ def main() -> None:
             center,
             arguments.worker_id,
             link,
-            app=arguments.app,
             threads=arguments.threads,
             identity=identity,
             webhooks=_webhooks(center, arguments) if arguments.webhooks else None,

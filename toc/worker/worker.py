@@ -21,9 +21,10 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.store.records.secretbox import key_mark
 from toc.worker.beat import Beat
-from toc.worker.control import ControlPipe, unpack
+from toc.worker.control import ControlPipe, Suspect, unpack
 from toc.worker.deliveries import Deliveries, WebhookHandlers
 from toc.worker.handover import Handover
+from toc.worker.quarantine import RunsAlone
 from toc.worker.silence import BEAT_SECONDS
 from toc.worker.slots import SlotBook
 from toc.worker.stages.entry import Entry
@@ -57,7 +58,6 @@ class Worker:
         worker_id: str,
         link: ControlPipe,
         *,
-        app: str,
         threads: int,
         identity: str | None = None,
         webhooks: WebhookHandlers | None = None,
@@ -87,13 +87,26 @@ class Worker:
             clock=clock,
             handlers=center.handlers,
             book=self.book,
-            app=app,
             threads=threads,
             async_limit=settings.async_limit,
             max_crashes=settings.max_crashes,
             on_room=wakes,
             recycle=self._recycle,
+            name_suspects=lambda found: link.send("suspects", suspects=found),
             coroutines=webhooks is not None,
+        )
+        self.alone = RunsAlone(
+            limit=settings.max_crashes,
+            store=center.store,
+            queues=queues,
+            catalog=center.catalog,
+            clock=clock,
+            handlers=center.handlers,
+            inflight=self.pipeline.inflight,
+            finisher=self.pipeline.finisher,
+            leases=self.pipeline.leases,
+            dispatcher=self.pipeline.dispatcher,
+            tell=link.send,
         )
         self._webhooks = webhooks
         self._leases = center.store.leases
@@ -168,6 +181,7 @@ class Worker:
         )
         self.loops = [
             *self.pipeline.loops,
+            self.alone.loop,
             self.heartbeat.loop,
             self.reclaimer.loop,
             Loop("dead", self.dead_check.run_once),
@@ -228,8 +242,10 @@ class Worker:
         """Work until told to stop."""
         signal.set_wakeup_fd(self._wake_sender.fileno())
         signal.signal(signal.SIGTERM, self.on_signal)
-        # Ctrl-C reaches the whole group; the daemon decides. Not ignored: handlers' programs inherit that.
-        signal.signal(signal.SIGINT, lambda *_: None)
+        # Ctrl-C, and a terminal that closes, reach all processes; the daemon decides. Not ignored: what
+        # handlers start inherits that.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
         self.pipeline.dispatcher.start()
         self.watch.ask_owner()
         for loop in self.loops:
@@ -290,6 +306,8 @@ class Worker:
             self._catalog.wake()  # their topic may be new
         elif kind == "drop":
             self.handover.drop(unpack(message["slots"]))
+        elif kind == "run":
+            self.alone.take(Suspect.of(message["suspect"]), message["how"])
         elif kind == "stop":
             self._stopping = True
         elif kind == "force":
@@ -301,6 +319,7 @@ class Worker:
         """Close what a worker that was never run holds open. A worker that has run ends with its
         process."""
         self.pipeline.dispatcher.close()
+        self.watch.queues.close()
         for end in (self._link, self._wake_receiver, self._wake_sender):
             end.close()
 
@@ -312,17 +331,16 @@ class Worker:
         """
         self.pipeline.poller.pause_taking()
         self.fallback.pause_taking()
-        self.pipeline.quarantine.leave()
         self.services.end()
         owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
         self.serve(selector, lambda: self.settled or self._forced or self._overdue())
         # Entries that have not started, or are settled, are with the finisher already.
-        running = self.pipeline.quarantine.abandon()
         inflight = self.pipeline.inflight
-        running += [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
+        running = [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
         if running:
             log.warning("handlers_abandoned", tasks=len(running))
+            self.alone.take_back(running)
             self._give_back_running(running)
         self.pipeline.finisher.stop(FORCED_SECONDS)
         self.book.hand_back(owned)

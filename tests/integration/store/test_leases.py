@@ -222,19 +222,6 @@ def test_a_lease_whose_end_was_emptied_by_hand_has_ended(one: Store, two: Store,
     assert lease(two, row) == 0
 
 
-def test_what_is_counted_as_it_begins_keeps_the_lease_of_its_worker_alone(
-    one: Store, two: Store, row: TaskRow
-) -> None:
-    begun = Failure(row.job_id, row.version, row.attempts, row.crashes, 0, 1, row.next_time, "alone")
-    assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
-    assert two.charge_runs([begun]) == {row.job_id: Guard.LOST}
-    assert one.charge_runs([begun]) == {row.job_id: Guard.APPLIED}
-    assert lease(two, row) > 0
-    two.leases.set_dead(["worker-one"])
-    assert two.charge_runs([begun._replace(crashes=1, new_crashes=2)]) == {row.job_id: Guard.APPLIED}
-    assert lease(two, row) == 0
-
-
 def test_a_crash_is_not_written_where_this_very_worker_has_a_lease(
     one: Store, two: Store, row: TaskRow
 ) -> None:

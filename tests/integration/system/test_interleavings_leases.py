@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from toc.store.leases import Leases
 from toc.store.scan import DueRow, Position
 from toc.store.shards import Answers, Trouble
 from toc.store.tries import TakeTries
-from toc.worker.quarantine import suspects
-from toc.worker.quarantine.child import Told
+from toc.worker.control import Suspect
 from toc.worker.stages.check import RETRY_MS
 from toc.worker.stages.entry import NO_FENCE, Held
 from toc.worker.stages.fallback import OWNED_SECONDS
@@ -345,54 +344,26 @@ def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> 
     first.end_and_finish()
 
 
-class ScriptedChild:
-    """In place of the process in which tasks run alone: ``runs`` is what happens while one runs."""
-
-    fresh, dead, silent = True, False, False
-
-    def __init__(self, runs: Callable[[], None]) -> None:
-        self._runs = runs
-        self.ran = False
-
-    def send(self, kind: str, **_: object) -> None:
-        self.ran = kind == "run"
-
-    def hear(self, *_: float) -> Told:
-        """What it says: that it is ready, then how the task ended."""
-        if not self.ran:
-            return Told("ready", frozenset([TOPIC]))
-        self._runs()
-        return Told("processed")
-
-
-def test_a_run_alone_without_redis_keeps_its_lease(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is counted on its row when it begins; without a fence it could take no first lease after that."""
+def test_a_run_alone_is_counted_and_keeps_its_lease(system: System, hands: tuple[Hands, Hands]) -> None:
+    """It has no fence, so it could take no first lease once it runs."""
     worker, other = hands
     job_id = submit_due(system)
     row, limit = system.row(job_id), system.settings.max_crashes
     suspected = Failure(job_id, row.version, 0, 0, 0, limit, row.next_time, None)
     assert worker.store.fail([suspected]) == {job_id: Guard.APPLIED}
-    with out_of_reach(clean_redis):
-        worker.miss_redis()
-        worker.take_without_redis()
-        entry = worker.inflight.get(job_id)
-        assert entry is not None
-
-        def while_it_runs() -> None:
-            assert system.row(job_id).crashes == limit + 1, "it is counted"
-            worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
-            worker.leases.look(0)
-            assert entry.leased > 0
-            assert taken(other.store.leases, {job_id: 30}) == set()
-
-        child = ScriptedChild(while_it_runs)
-        monkeypatch.setattr(suspects, "IsolatedProcess", lambda app: child)  # noqa: ARG005
-        worker.pipeline.quarantine.run_once()
-        assert child.ran
-        worker.finish()
-        assert system.row(job_id).status == TaskStatus.PROCESSED
+    alone = worker.worker.alone
+    alone.take(Suspect(job_id, SLOT, row.version, 0, limit), "")
+    alone.run_once()
+    worker.start_and_wait()
+    entry = worker.inflight.get(job_id)
+    assert entry is not None
+    assert system.row(job_id).crashes == limit + 1, "it is counted"
+    worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
+    worker.leases.look(0)
+    assert entry.leased > 0
+    assert taken(other.store.leases, {job_id: 30}) == set()
+    worker.end_and_finish()
+    assert system.row(job_id).status == TaskStatus.PROCESSED
 
 
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from toc.worker.daemon.processes import WorkerProcess
@@ -23,7 +24,7 @@ class Successors:
     def __init__(self, processes: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._at: dict[int, float] = dict.fromkeys(range(processes), 0.0)
-        self._deaths = [0] * processes
+        self._deaths: Counter[int] = Counter()
         """For each index, how many processes in a row died soon after their start."""
         self.loaded = False
         """Whether the application has ever loaded here. If so, a later failure may pass."""
@@ -55,7 +56,7 @@ class Successors:
     def keep_dying(self) -> dict[int, int]:
         """Return how many processes in a row died soon after their start, for the indexes where it is too
         many."""
-        return {index: deaths for index, deaths in enumerate(self._deaths) if deaths > MOST_DEATHS}
+        return {index: deaths for index, deaths in self._deaths.items() if deaths > MOST_DEATHS}
 
     def backoff(self, ended: WorkerProcess) -> float | None:
         """Return the seconds before the successor of a process starts. None: only an operator can help.

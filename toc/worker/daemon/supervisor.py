@@ -29,11 +29,13 @@ from toc.coordination.presence import LocalNames
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
+from toc.model.clock import Clock
 from toc.model.errors import TocError
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
-from toc.worker.control import pack, texts, unpack
+from toc.worker.control import Suspect, pack, texts, unpack
+from toc.worker.daemon.alone import Alone
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start
 from toc.worker.daemon.state import State
@@ -100,6 +102,7 @@ class Daemon:
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self._successors = Successors(self._processes)
+        self._alone = Alone(Clock())
         self._sent_dead: frozenset[str] = frozenset()
         self._step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
@@ -132,6 +135,7 @@ class Daemon:
         try:
             while not (self._stop_at is not None and not self._children):
                 self._start_missing()
+                self._run_alone()
                 self._reconcile()
                 self._tell()
                 self._wait()
@@ -238,6 +242,12 @@ class Daemon:
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
             self._met.update(filter(self._local_names.knows, texts(message["workers"])))
+        elif kind == "suspects":
+            self._alone.add(Suspect.of(each) for each in message["suspects"])
+        elif kind == "begun":
+            self._alone.begun(int(message["crashes"]))
+        elif kind == "ran":
+            self._alone.ran()
         elif kind == "dropped":
             self._changed = True
             slots = unpack(message["slots"])
@@ -275,7 +285,8 @@ class Daemon:
         if recycle:
             child.recycled = True
             log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
-            self._successors.start_in(child.index, 0.0)
+            if child.index != self._alone_index:
+                self._successors.start_in(child.index, 0.0)
 
     def _join(self, child: WorkerProcess) -> None:
         """Add a worker to the cluster, or update what is known of it."""
@@ -327,7 +338,7 @@ class Daemon:
             State(
                 now,
                 self._processes,
-                workers=Counter(map(doing, children)),
+                workers=Counter(doing(one) for one in children if one.index != self._alone_index),
                 dying=self._successors.keep_dying(),
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=owned,
@@ -349,19 +360,41 @@ class Daemon:
         for index in self._successors.take_due():
             self._spawn(index)
 
+    def _run_alone(self) -> None:
+        """Have one suspect after the other run in a process of their own, which ends when none is left."""
+        child = next((one for one in self._children.values() if one.index == self._alone_index), None)
+        if self._stop_at is not None:
+            return
+        if child is None:
+            if self._alone.starts():
+                self._spawn(self._alone_index)
+        elif child.heard and not child.leaving:
+            if (passed := self._alone.next()) is not None:
+                child.link.send("dead", workers=sorted(self._sent_dead))
+                child.link.send("run", suspect=passed[0], how=passed[1])
+            elif self._alone.idle():
+                child.leaving = True
+                child.link.send("stop")
+
+    @property
+    def _alone_index(self) -> int:
+        """The index of the process that runs suspects alone: after those of all others."""
+        return self._processes
+
     def _consumes(self, child: WorkerProcess) -> bool:
         """Whether the process is a worker, not one beside the workers."""
         return child.index < self.settings.processes
 
     def _spawn(self, index: int) -> None:
-        number = index - self.settings.processes
+        number, alone = index - self.settings.processes, index == self._alone_index
         name = f"{self.beside.name}{number}" if self.beside and number >= 0 else str(index)
-        worker_id = self._local_names.name(f"{self.settings.host}-{name}")
-        if self.beside and number >= 0:
+        worker_id = self._local_names.name(f"{self.settings.host}-{'alone' if alone else name}")
+        if self.beside and number >= 0 and not alone:
             command, inherited = [*self.beside.command], self.beside.descriptors
         else:
             command, inherited = [sys.executable, "-m", "toc.worker.process", "--app", self.app], ()
-            command += ["--threads", str(self.settings.threads), *(["--webhooks"] if self.webhooks else [])]
+            command += ["--threads", "1" if alone else str(self.settings.threads)]
+            command += ["--webhooks"] if self.webhooks and not alone else []
         try:
             with self.monitor.board(worker_id) as board:
                 command += ["--worker-id", worker_id, "--board", str(board)]
@@ -376,7 +409,8 @@ class Daemon:
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
-            self._successors.start_in(index, RESTART_CAP_SECONDS)
+            if not alone:
+                self._successors.start_in(index, RESTART_CAP_SECONDS)
             return
         self._children[worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
@@ -399,9 +433,16 @@ class Daemon:
         code = child.process.wait()
         if self._stop_at is not None and not child.heard and child.unfit is None:
             child.left = True  # it was told to stop while it started
-        if child.heard and not child.left and self._consumes(child):
+        alone = child.index == self._alone_index
+        if child.heard and not child.left and (alone or self._consumes(child)):
             child.member = True  # publish the death even if it was leaving
         self._take_out(child, known_dead=not child.left)
+        if alone:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._alone.ended(how, by_task=not (child.left or child.stuck))
+            about = {"worker": child.worker_id, "pid": child.process.pid}
+            log.info("alone_ended", how="left" if child.left else how, unfit=child.unfit, **about)
+            return
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
         succeeded = any(other.index == child.index for other in self._children.values())
         again = 0.0 if succeeded or self._stop_at is not None else self._successors.backoff(child)

@@ -23,7 +23,7 @@ from toc.observe.metrics import ORPHANS, STALE, StepTimer
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.store.tries import Owing
-from toc.worker.quarantine.suspects import Quarantine
+from toc.worker.quarantine import Quarantine
 from toc.worker.slots import NEVER
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries

@@ -2,8 +2,8 @@
 
     take             check             run                    settle
     poll.Poller  ─▶  check.Checker ─▶  dispatch.Dispatcher ─▶ finish.Finisher
-    adopt.Adopter                      quarantine.Quarantine
-                                         (both read bodies by bodies.BodyReader)
+    adopt.Adopter                      (bodies.BodyReader)
+                                       quarantine.Quarantine
 
 Each stage is constructed with the stages after it. Information flows back through objects that are built
 before all of them: ``early`` holds entries not yet due by this machine's clock, ``inbox`` tells the poller
@@ -13,7 +13,7 @@ where tasks may be due, ``let_go`` tells the adopter what did not start, ``press
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
@@ -22,7 +22,8 @@ from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot
 from toc.store.store import Store
-from toc.worker.quarantine.suspects import Quarantine
+from toc.worker.control import Suspect
+from toc.worker.quarantine import Quarantine
 from toc.worker.slots import SlotBook
 from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda
@@ -41,7 +42,8 @@ class Pipeline:
     """The stages of one process, and the objects that they share.
 
     ``on_room`` are woken, like the poller, when there is room for more. ``recycle`` asks, with a reason, for
-    a successor of this process. ``coroutines``: handlers that are coroutines may come later.
+    a successor of this process; ``name_suspects`` tells the daemon which tasks may run only alone.
+    ``coroutines``: handlers that are coroutines may come later.
     """
 
     def __init__(
@@ -53,12 +55,12 @@ class Pipeline:
         clock: Clock,
         handlers: Mapping[str, Handler],
         book: SlotBook,
-        app: str,
         threads: int,
         async_limit: int,
         max_crashes: int,
         on_room: Iterable[Wake],
         recycle: Callable[[str], None],
+        name_suspects: Callable[[Sequence[Suspect]], None],
         coroutines: bool = False,
     ) -> None:
         wake = Wake()
@@ -87,14 +89,11 @@ class Pipeline:
             coroutines=coroutines,
         )
         self.quarantine = Quarantine(
-            app=app,
             limit=max_crashes,
             store=store,
             finisher=self.finisher,
-            inflight=self.inflight,
             clock=clock,
-            early=self.early,
-            bodies=self.bodies,
+            name=name_suspects,
         )
         self.leases = LeaseKeeper(
             store=store,
@@ -161,8 +160,7 @@ class Pipeline:
 
         Entries in the row check are not included; they run here under our claim.
         """
-        waiting = self.dispatcher.withdraw(slots) + self.early.withdraw(slots)
-        self.finisher.give_back(waiting + self.quarantine.withdraw(slots))
+        self.finisher.give_back(self.dispatcher.withdraw(slots) + self.early.withdraw(slots))
 
     @property
     def settled(self) -> bool:

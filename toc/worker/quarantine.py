@@ -1,0 +1,260 @@
+"""Quarantine: a task that was running when several workers in a row ended runs alone, to be judged.
+
+When a process dies, every task that runs there is charged a crash (``crashes`` on the row), because nobody
+can tell the culprit from the others. So is a task whose try another handler has broken off (``Disturbed``).
+After ``limit`` crashes in a row, the worker that takes it puts it off and names it to its daemon. The daemon
+(``daemon/alone``) starts one more worker process, without slots and with a single thread, and passes it one
+such task after the other, because most suspects are innocent:
+
+    it returns                  it is processed, as usual
+    it raises, or max_runtime   a normal failed try; its crashes are forgotten
+    its process dies            the task did it, if nothing else had run there: it is dead. Otherwise it runs
+                                once more, first in a new process
+    its daemon ends too         nobody saw the end: it runs again, each time later; after MAX_UNSEEN: dead
+
+A run alone is charged on the row *before* it begins, with the time of the next run in case nobody sees its
+end. So the count is right whatever happens, and a task that only waits is charged nothing. A suspect for
+which the daemon has no place comes back at the time to which it was put off.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from toc.index.queues import Queues
+from toc.loop import Loop
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.handler import Handler
+from toc.model.raised import Raised
+from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Failure, Place, belongs, entry_score, has_expired, is_suspect
+from toc.observe.log import get_logger
+from toc.observe.metrics import QUARANTINED
+from toc.store.batch import Guard
+from toc.store.store import Store
+from toc.worker.control import Suspect
+from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
+from toc.worker.stages.finish import Finisher
+from toc.worker.stages.flush import IDLE_SECONDS
+from toc.worker.stages.lease_keeper import LeaseKeeper
+from toc.worker.stages.moves import tell_unwritten
+
+log = get_logger(__name__)
+
+BATCH = 200
+"""Most suspects that are put off together."""
+SOONEST_MS, EACH_MS, FARTHEST_MS = 5000, 100, 300_000
+"""To when suspects are put off (ms ahead): the first, each further one, and the last; more come at random."""
+UNSEEN_MS = 5000
+"""When to run a task again if nobody saw the end of its run alone; doubled each time."""
+MAX_UNSEEN = 5
+"""After this many such runs a task is dead: it brings down even the daemon. The pauses between them give
+crashes that another task causes minutes to end."""
+ALONE = "it runs alone, since every worker that ran it died or fell silent"
+"""The last error of a task while it runs alone, and if that run's end was not observed."""
+BROKEN_OFF = "its worker stopped while it ran alone"
+OVER_SECONDS = 0.01
+"""How often to look whether a run alone is over."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Quarantine:
+    """The loop that puts suspects off and names them to the daemon. The row check admits them."""
+
+    limit: int
+    store: Store
+    finisher: Finisher
+    clock: Clock
+    name: Callable[[Sequence[Suspect]], None]
+
+    def __post_init__(self) -> None:
+        self._admitted: deque[Entry] = deque()
+        self._turn = 0
+        """The latest time to which one was put off (ms)."""
+        self.loop = Loop("quarantine", self.run_once)
+
+    def takes(self, row: TryRow) -> bool:
+        """Whether a task may run only alone."""
+        return is_suspect(row, self.limit)
+
+    def admit(self, entries: Sequence[Entry]) -> None:
+        """Have these run alone."""
+        self._admitted.extend(entries)
+        self.loop.wake()
+
+    def run_once(self) -> float:
+        """Put off, and name, those that were admitted. Returns the seconds until the next call.
+
+        The rows are changed too; otherwise the sweep would move the entries back at once.
+        """
+        entries = [self._admitted.popleft() for _ in range(min(len(self._admitted), BATCH))]
+        if not entries:
+            return IDLE_SECONDS
+        now = self.clock.now_ms()
+        rows = {entry: entry.row._replace(next_time=self._next_turn(now)) for entry in entries}
+        guards = self.store.fail([_change(entry.row, row) for entry, row in rows.items()])
+        tell_unwritten(guards.unanswered)
+        lost = [entry for entry in entries if guards.get(entry.job_id) is Guard.LOST]
+        self.finisher.give_back_unread(lost)  # their rows have changed: they are checked anew
+        back = [entry for entry in entries if guards.get(entry.job_id) is not Guard.LOST]
+        for entry in back:
+            entry.row = rows[entry]
+        self.finisher.give_back(back)
+        self.name([_suspect(entry.row, entry.slot) for entry in back if entry.job_id in guards])
+        return 0.0
+
+    def _next_turn(self, now: int) -> int:
+        turn = max(self._turn + EACH_MS, now + SOONEST_MS)
+        if turn - now > FARTHEST_MS:
+            return now + random.randint(FARTHEST_MS // 2, FARTHEST_MS)  # noqa: S311 - spreads, guards nothing
+        self._turn = turn
+        return turn
+
+
+@dataclass(kw_only=True, eq=False)
+class RunsAlone:
+    """Runs the suspects that the daemon passes to this process, one at a time, by leases on their rows.
+
+    ``tell`` sends the daemon a message.
+    """
+
+    limit: int
+    store: Store
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    inflight: Inflight
+    finisher: Finisher
+    leases: LeaseKeeper
+    dispatcher: Dispatcher
+    tell: Callable[..., None]
+
+    def __post_init__(self) -> None:
+        self._passed: deque[tuple[Suspect, str]] = deque()
+        self._entry: Entry | None = None
+        """The task that runs, or whose end is being written."""
+        self.loop = Loop("alone", self.run_once)
+
+    def take(self, suspect: Suspect, how: str) -> None:
+        """Run this task. ``how`` it ended the process in which it ran alone, if it has done so: it is
+        convicted instead."""
+        self._passed.append((suspect, how))
+        self.loop.wake()
+
+    def run_once(self) -> float:
+        """Begin what was passed, or see whether it is over. Returns the seconds until the next call."""
+        if self._entry is not None:
+            if self.inflight.get(self._entry.job_id) is not None or not self.finisher.idle:
+                return OVER_SECONDS
+            self._index(self._entry)
+            self._entry = None
+        elif self._passed:
+            suspect, how = self._passed.popleft()
+            self._entry = self._held(suspect)
+            if self._entry is not None:
+                self._begin(self._entry, how)
+                return OVER_SECONDS
+        else:
+            return IDLE_SECONDS
+        self.tell("ran")
+        return 0.0
+
+    def take_back(self, running: Collection[Entry]) -> None:
+        """Undo the count of the run, if it is among these, which are broken off."""
+        entry = self._entry
+        if entry is not None and entry in running:
+            row = entry.row._replace(crashes=entry.row.crashes - 1, next_time=self.clock.now_ms())
+            tell_unwritten(self.store.fail([_change(entry.row, row, BROKEN_OFF)]).unanswered)
+
+    def _held(self, suspect: Suspect) -> Entry | None:
+        """Hold the task if its row is as its worker or the last run left it. Otherwise another worker takes
+        it up when the row says."""
+        row = self.store.read_tries([suspect.job_id]).get(suspect.job_id)
+        topic, handler = self.catalog.known().get(suspect.slot.topic), self.handlers.get(suspect.slot.topic)
+        if row is None or topic is None or handler is None or not handler.serves(topic):
+            return None
+        now = self.clock.now_ms()
+        unchanged = row.status == TaskStatus.PENDING and _suspect(row, suspect.slot) == suspect
+        if not unchanged or row.lease > 0 or row.action_time > now or has_expired(row.expires_at, now):
+            return None
+        entry = Entry(row.job_id, suspect.slot, NO_FENCE, topic, handler, now, self.clock.monotonic())
+        entry.row = row
+        return entry if self.inflight.hold_if_free(entry) else None
+
+    def _begin(self, entry: Entry, how: str) -> None:
+        """Begin a run, or write that the task is guilty."""
+        times = entry.row.crashes
+        if how:
+            self._convict(entry, f"its handler ended its process {times} times, the last time alone ({how})")
+        elif times >= self.limit + MAX_UNSEEN and self._ran_alone(entry):
+            self._convict(
+                entry, f"the workers that ran it ended {times} times in a row, also while it ran alone"
+            )
+        elif self._count(entry):
+            log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=times)
+            QUARANTINED.of(entry.topic.name).add()
+            self.tell("begun", crashes=entry.row.crashes)
+            self.dispatcher.put([entry])
+        else:
+            self.finisher.give_back([entry])
+
+    def _convict(self, entry: Entry, reason: str) -> None:
+        if self.inflight.settle(entry):
+            self.finisher.ended(entry, Raised("ProcessEnded", reason, dead=True, crashed=True))
+
+    def _ran_alone(self, entry: Entry) -> bool:
+        """Whether its last crashes were runs alone. If not, the limit was lowered after they happened."""
+        try:
+            whole = self.store.get(entry.job_id)
+        except (StoreUnavailable, SchemaBehind):
+            return False
+        return whole is not None and whole.last_error == ALONE
+
+    def _count(self, entry: Entry) -> bool:
+        """Charge a run on the row, with the time of the next, and lease the row. Returns whether it may
+        begin.
+
+        In this order: the lease of a process that died with it ends when the run is charged.
+        """
+        row, now = entry.row, self.clock.now_ms()
+        again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
+        counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
+        guards = self.store.fail([_change(row, counted, ALONE)])
+        tell_unwritten(guards.unanswered)
+        if guards.get(entry.job_id) is not Guard.APPLIED:
+            return False
+        self.leases.take([entry])
+        entry.row, entry.checked = counted._replace(next_time=min(row.next_time, now), lease=0), True
+        return entry.leased > 0
+
+    def _index(self, entry: Entry) -> None:
+        """Put the index right: the entry waits where the task was put off to."""
+        rows = self.store.read_tries([entry.job_id])
+        row = rows.get(entry.job_id)
+        place = belongs(row)
+        if rows.unanswered:
+            return  # the sweep does it
+        if row is None or place is Place.NOWHERE:
+            self.queues.cancel_many({entry.job_id: entry.slot})
+        elif place is Place.DEAD_QUEUE:
+            self.queues.restore_dead({entry.slot: [(row.job_id, row.next_time)]})
+        else:
+            score = entry_score(entry.topic, row.next_time, row.attempts)
+            self.queues.add({entry.slot: [(row.job_id, score)]})
+
+
+def _suspect(row: TryRow, slot: Slot) -> Suspect:
+    return Suspect(row.job_id, slot, row.version, row.attempts, row.crashes)
+
+
+def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
+    """Return the change that turns ``row``, a pending row, into ``new`` if it is still unchanged."""
+    return Failure.of(row, attempts=new.attempts, crashes=new.crashes, next_time=new.next_time, error=error)

@@ -1,1 +1,0 @@
-"""Suspects run one by one, each in a process of its own."""
