@@ -118,9 +118,7 @@ def test_only_a_process_that_ran_nothing_before_convicts(system: System) -> None
     (once,) = system.starts(first)
     shared, alone = system.starts(culprit)
     assert once.pid == shared.pid != alone.pid
-    text = daemon.log.read_text()
-    assert text.count("task_quarantined") == 3, "the same turn, so that no other comes between"
-    assert "worker_died" not in text
+    assert "worker_died" not in daemon.log.read_text()
 
 
 @pytest.mark.parametrize("topic", ["test.sync", "test.async"])
