@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 from toc.index.connections import RedisNode
 from toc.index.keys import HASH_SLOTS
@@ -86,12 +87,11 @@ class RedisNodes:
             location, timeout, keepalive = self.location, self._connect_timeout, self._keepalive
 
             def connect(read_timeout: float) -> Wire:
-                sock = location.open(address, timeout, keepalive)
-                try:
-                    return Wire(sock, location.login(sentinel=sentinel), read_timeout)
-                except BaseException:
-                    sock.close()
-                    raise
+                return Wire(
+                    partial(location.open, address, timeout, keepalive),
+                    location.login(sentinel=sentinel),
+                    read_timeout,
+                )
 
             node = self._nodes.setdefault(
                 address, RedisNode(address, connect, self._read_timeout, self._look_again)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
@@ -26,22 +26,28 @@ _PARTIAL = object()
 class Wire:
     """An open connection to one server process.
 
-    ``login``: the commands that come first. ``run_id`` is that of the process; it cannot change during the
-    connection. ``sock`` comes with the timeout of the handshake; ``read_timeout`` (seconds) applies to every
-    later reply. Raises Refusal, also for the login; Disconnected.
+    ``connect`` opens the socket, with the timeout of the handshake; ``login`` are the commands that come
+    first; ``read_timeout`` (seconds) applies to every later reply. ``run_id`` is that of the process; it
+    cannot change during the connection. Raises OSError; Refusal, also for the login; Disconnected.
     """
 
-    def __init__(self, sock: socket.socket, login: Iterable[Command], read_timeout: float) -> None:
-        self._sock = sock
+    def __init__(
+        self, connect: Callable[[], socket.socket], login: Iterable[Command], read_timeout: float
+    ) -> None:
+        self._sock = sock = connect()
         self._reader = hiredis.Reader(protocolError=Disconnected, replyError=Refusal, notEnoughData=_PARTIAL)
         self.used = 0.0
         """When it was last given back, on the monotonic clock."""
-        for command in login:
-            self.ask(*command)
-        info = str(self.ask("INFO", "server"), errors="replace")
+        try:
+            for command in login:
+                self.ask(*command)
+            info = str(self.ask("INFO", "server"), errors="replace")
+            if not keep_timeouts(sock, read_timeout, read_timeout):
+                sock.settimeout(read_timeout)
+        except BaseException:
+            sock.close()
+            raise
         self.run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
-        if not keep_timeouts(sock, read_timeout, read_timeout):
-            sock.settimeout(read_timeout)
 
     def send(self, commands: Iterable[Command]) -> None:
         """Write commands at once. Raises Disconnected; some may then have been executed."""
@@ -120,7 +126,8 @@ class Wire:
         self._sock.close()
 
     def __del__(self) -> None:  # idle ones of an index that nobody closed, and of an interrupted call
-        self._sock.close()
+        if hasattr(self, "_sock"):
+            self._sock.close()
 
 
 def _broken(exc: OSError) -> Disconnected:
