@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from fault.conftest import Build, Verdict
@@ -125,42 +124,6 @@ def only(system: System) -> TaskRow:
 
 
 # --- 43
-
-
-@pytest.mark.parametrize(
-    "dialect",
-    [
-        "youzan",
-        "youzan-commands",
-        "redis-delayed",
-        "lmstfy",
-        pytest.param("delay-task", marks=pytest.mark.slow),
-    ],
-)
-def test_what_a_killed_gateway_had_handed_out_comes_again_at_its_ttr(
-    system: System,
-    verdict: Verdict,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dialect: str,
-) -> None:
-    line = verdict(43, "gateway killed between hand-out and answer", dialect)
-    once = tmp_path / "once"
-    armed = {"TOC_FAILPOINT": "pull.handed-out:1", "TOC_FAILPOINT_ONCE": str(once)}
-    with gateways(system, env=armed) as (gateway,):
-        client = client_of(gateway, dialect, monkeypatch)
-        client.push(1, TOPIC, time.time() + 1, "body")
-        job = popped(client)
-        came = time.time()
-        line.prove(once.exists() and client.wire.repeated, "the process died there, its client asked again")
-        assert job.body == "body"
-        row = only(system)
-        assert row.attempts == 2 or row.status == TaskStatus.PROCESSED, "it had been handed out before"
-        ttr = 60 if dialect == "delay-task" else 1
-        assert came >= row.action_time / 1000 + ttr, "not before the first ttr has ended"
-        client.finish(job)
-        assert until(lambda: only(system).status == TaskStatus.PROCESSED, PATIENCE)
-        line.tasks = 1
 
 
 # --- 44

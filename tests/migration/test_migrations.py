@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from sqlalchemy.engine import make_url
 from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.model.task import TaskRow
 from toc.store import migrate
 from toc.store.migrate import Migrator, directory
 from toc.store.schema import REVISION, database_metadata
@@ -181,50 +179,6 @@ def _describe(engine: Engine, table: str) -> list[Any]:
             ]
             return [columns, sorted(indexes)]
         return [tuple(row) for row in connection.exec_driver_sql(f"SHOW CREATE TABLE {table}")]
-
-
-def test_names_and_columns_are_those_of_the_contract(mysql: Target) -> None:
-    mysql.migrator().upgrade()
-    engine = mysql.engine(1)
-    with engine.connect() as connection:
-        tables = {row[0] for row in connection.exec_driver_sql("SHOW TABLES")}
-        columns = dict(
-            tuple[str, str](row)
-            for row in connection.execute(
-                text(
-                    "SELECT column_name, column_type FROM information_schema.columns "
-                    "WHERE table_schema = DATABASE() AND table_name = 'timeout_task_0003'"
-                )
-            ).all()
-        )
-    engine.dispose()
-    beside = {f"timeout_{kind}_{n:04d}" for kind in ("task", "body", "schedule") for n in (1, 3, 5, 7)}
-    assert tables == {"alembic_version", "timeout_request", *beside}
-    expected = {
-        "job_id": "bigint unsigned",
-        "gmt_create": "datetime(3)",
-        "gmt_modified": "datetime(3)",
-        "biz_id": "bigint unsigned",
-        "biz_type": "bigint unsigned",
-        "status": "tinyint",
-        "action_time": "datetime(3)",
-        "attribute": "varchar(4096)",
-    }
-    widthless = {
-        name: re.sub(r"(int)\(\d+\)", r"\1", columns[name]) for name in expected
-    }  # MariaDB shows widths
-    assert widthless == expected
-    doors = {"tries", "expires_at", "expired", "body_length", "body_sha256"}
-    pulls = {"pull_nonce", "pull_began", "redrives"}
-    assert set(columns) == {
-        *TaskRow._fields,
-        "lease_owner",
-        "lease_until",
-        "lease_since",
-        "history",
-        *doors,
-        *pulls,
-    }
 
 
 def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target) -> None:

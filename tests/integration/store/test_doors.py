@@ -19,8 +19,6 @@ from toc.maintenance.record_retention import RecordRetention
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
-    NameTaken,
-    NotGranted,
     StoreUnavailable,
     TokensUnavailable,
     TooManyTopics,
@@ -35,7 +33,7 @@ from toc.model.template import Template
 from toc.model.topic import Delivery, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
-from toc.operate.tokens import KEPT_SECONDS, PREFIX, TokenBook, create_token, digest, revoke_token
+from toc.operate.tokens import KEPT_SECONDS, PREFIX, TokenBook, digest, revoke_token
 from toc.store.batch import OpenTasks
 from toc.store.server import Statement
 from toc.store.store import Store
@@ -161,60 +159,6 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
         update = f"UPDATE {shards.names[table]} SET {fields} WHERE job_id={row.job_id}"
         server.run([Statement(update)])
     assert store.count_open(tables, 9) == OpenTasks(4, 2, 1)
-
-
-def test_a_token_is_in_force_from_its_creation_to_its_end_and_stored_nowhere(store: Store) -> None:
-    clock = SetClock()
-    book = TokenBook(store.tokens, clock)
-    with pytest.raises(TokensUnavailable):
-        book.find(PREFIX + "x")  # nothing was read yet
-    assert book.run_once() <= 0.5
-    assert book.find(PREFIX + "x") is None
-    made = create_token(
-        store,
-        "shop",
-        roles=[Role.PRODUCE, Role.READ],
-        topics=["shop.*"],
-        clock=clock,
-        by="ann@h",
-        expires=60,
-        rate=2,
-    )
-    assert book.find(made.secret) is None
-    book.run_once()
-    assert book.find(made.secret) == made.token == store.tokens.list()[-1]
-    assert book.find(made.secret + "x") is None
-    assert made.token.roles == {Role.PRODUCE, Role.READ}
-    assert len(made.secret) == len(PREFIX) + 43
-    select = f"SELECT * FROM {store._shards.first('timeout_token')}"
-    rows = store._shards.topic_server.run([Statement(select)])[0].rows
-    assert made.secret.removeprefix(PREFIX) not in repr(rows)
-    with pytest.raises(NameTaken):
-        create_token(store, "shop", roles=[Role.READ], topics=["*"], clock=clock, by="ann@h")
-
-    assert [book.wait(made.token) for _ in range(2)] == [0.0, 0.0]
-    assert 0 < book.wait(made.token) <= 0.5
-    clock.now += 500
-    assert book.wait(made.token) == 0.0
-
-    clock.now += 59_600
-    assert book.find(made.secret) is None, "it has expired"
-    other = create_token(store, "root", roles=[Role.ADMIN], topics=["*"], clock=clock, by="ann@h")
-    book.run_once()
-    assert book.find(other.secret) is not None
-    with pytest.raises(NotGranted, match="role admin, topics"):
-        create_token(store, "more", roles=[Role.ADMIN], topics=["*"], clock=clock, by="x", giver=made.token)
-    with pytest.raises(UnknownToken):
-        revoke_token(store, "root", giver=made.token)
-    assert {token.name: token.revoked_at for token in store.tokens.list()}["root"] is None
-    assert revoke_token(store, "root").revoked_at is not None
-    first = store.tokens.list()
-    revoke_token(store, "root")
-    assert store.tokens.list() == first, "it was revoked before"
-    book.run_once()
-    assert book.find(other.secret) is None
-    with pytest.raises(UnknownToken):
-        store.tokens.revoke("nobody")
 
 
 def test_a_name_with_a_space_behind_it_is_another_name(mysql_store: Store) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,7 +13,7 @@ from harness.leases import taken
 from harness.rows import put
 
 from toc.model.body import Content
-from toc.model.errors import RequestReused, StoreUnavailable, SubmitUnknown
+from toc.model.errors import RequestReused
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
@@ -31,10 +26,6 @@ from toc.store.store import Store
 NewRow = Callable[..., TaskRow]
 NEW, KEPT = PutOutcome.NEW, PutOutcome.KEPT
 REPLACED, MAY_HAVE_STARTED = PutOutcome.REPLACED, PutOutcome.MAY_HAVE_STARTED
-
-
-REQUESTS = int(os.environ.get("TOC_TEST_REQUESTS", "150"))
-"""Requests that race and lose answers."""
 
 
 def with_body(row: TaskRow, data: bytes) -> tuple[TaskRow, dict[bytes, Content]]:
@@ -278,44 +269,3 @@ def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_d
     assert (now.version, now.tries, now.expires_at) == (2, 1, expires)
     one.close()
     other.close()
-
-
-def test_requests_that_race_and_lose_their_answers_are_done_once_each(
-    mysql_place: Any, through_proxy: Store, proxy: Proxy, mysql_store: Store, new_row: NewRow
-) -> None:
-    row = new_row(dedup_key="k")
-    put(mysql_store, row)
-    requests = [Request.of("race", secrets.token_hex(), b"%d" % n) for n in range(REQUESTS)]
-    direct = [mysql_place.open() for _ in range(2)]
-
-    def change(n: int) -> None:
-        """Three callers repeat each request until it is answered; every answer of it is the same."""
-        one = named(new_row, row, attribute=json.dumps({"n": n // 3}), action_time=row.action_time)
-        store = [through_proxy, *direct][n % 3]
-        answered = False
-        while not answered:
-            assert time.monotonic() < deadline
-            with suppress(StoreUnavailable, SubmitUnknown):
-                assert put(store, one, request=requests[n // 3]).put.job_id == row.job_id
-                answered = True
-
-    deadline = time.monotonic() + 600
-    proxy.eat(b"SET version=version+1", count=None, probability=0.3, quiet=0.02)
-    over = threading.Event()
-
-    def cut() -> None:
-        while not over.wait(0.05):
-            proxy.cut()
-
-    with ThreadPoolExecutor(10) as pool:
-        cutter = pool.submit(cut)
-        try:
-            list(pool.map(change, range(3 * REQUESTS)))
-        finally:
-            over.set()
-        cutter.result()
-    assert proxy.stats.eaten > REQUESTS // 100
-    assert proxy.stats.cut
-    for one in direct:
-        one.close()
-    assert as_stored(mysql_store, row.job_id).version == REQUESTS
