@@ -145,7 +145,6 @@ class Batches(Tries):
         return self._shards.each(
             self._shards.group(versions),
             lambda server, ids: self._finish(server, ids, versions, now, sent),
-            writes=True,
         ).joined()
 
     def _finish(
@@ -277,14 +276,14 @@ class Batches(Tries):
                 for (_table, item), result in zip(order, results, strict=True)
             }
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
         """Record on cancelled rows that a try may have started (attempts >= 1).
 
         Returns those whose tables do not answer, with the reason.
         """
-        return self._shards.each(self._shards.group(job_ids), self._mark_tried, writes=True).failed
+        return self._shards.each(self._shards.group(job_ids), self._mark_tried).failed
 
     def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
         """Record that an uncharged try has begun: ``what`` becomes last_error, unless there is one.
@@ -299,7 +298,7 @@ class Batches(Tries):
             updates = sql.update_by_id(self._shards.names, ids, sets, where, [error_text(what)])
             server.run(updates, transaction=True, outwait=False)
 
-        return self._shards.each(self._shards.group(job_ids), send, writes=True).failed
+        return self._shards.each(self._shards.group(job_ids), send).failed
 
     def redrive(
         self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0
@@ -337,7 +336,7 @@ class Batches(Tries):
                 statements.append(bodies.follow(self._shards.body_names[table], name, part))
             return sql.task_rows(server.run(statements, transaction=True)[1::3])
 
-        parts = self._shards.each(self._shards.group(job_ids), send, writes=True, gated=False)
+        parts = self._shards.each(self._shards.group(job_ids), send, gated=False)
         return [row for part in parts.whole() for row in part]
 
     # --- shared ------------------------------------------------------------------------------------------

@@ -104,6 +104,6 @@ class EndedRows:
             return sum(result.matched for result in results[:rows])
 
         return sum(
-            sum(self._shards.each(self._shards.group(part), send, writes=True).whole())
+            sum(self._shards.each(self._shards.group(part), send).whole())
             for part in bodies.bounded(sizes.items())
         )

@@ -1,13 +1,9 @@
-"""Health of a server of the task table: whether it answers, and which of its tables fail.
+"""Health of a server of the task table: whether it answers, and which of its tables it cannot use.
 
-The first caller to find a server out of reach, or a table that is locked (LOCK TABLES, a long ALTER) or that
-the server refuses to use (its file is damaged or lost), marks it here, so that no other caller waits for it:
-calls that obey the marks fail at once for it and continue with other servers and tables. A thread probes
-marked ones until they answer again, and then ends.
-
-    away      the server does not answer, refuses, or has lost its connections
-    failing   a table that cannot be read, nor written
-    frozen    a table that can be read and not written
+The first caller to find a server out of reach marks it as away, so that no other caller waits for it. Tables
+that are locked (LOCK TABLES, a long ALTER), damaged or missing are set aside. Calls that obey the marks fail
+at once for these and continue with other servers and tables. A thread asks what is marked until it answers
+again, and then ends.
 """
 
 from __future__ import annotations
@@ -15,16 +11,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Exchange, Locked, PoolExhausted, Refused, Statement, Transient
+from toc.store.server import DatabaseServer, Locked, PoolExhausted, Refused, Statement, Transient
 
 log = get_logger(__name__)
 
 P = TypeVar("P")
+
+Trouble = StoreUnavailable | SchemaBehind
+"""Why a part of the task table did not answer."""
+OF_TABLES = (Locked, Refused, SchemaBehind)
+"""Trouble of some tables or rows only: their server answers."""
 
 PATIENCE_SECONDS = 0.05
 """Seconds that tasks of other servers wait for this server's answer. It usually answers within a few
@@ -44,23 +44,10 @@ APART_SECONDS = 0.2
 opened to learn the state of the server; each step of opening it may take as long, or longer. No
 other caller waits meanwhile."""
 AGAIN_SECONDS = 0.25
-"""Seconds between probes of what is marked."""
+"""Seconds between questions to what is marked."""
 JOIN_SECONDS = 2.0
-"""Most seconds that ``close`` waits for a probe under way."""
-MOST_PROBED = 16
-"""Most tables that are probed at a time, in turn."""
-
+"""Most seconds that ``close`` waits for a question under way."""
 _ALIVE = Statement("SELECT 1")
-
-
-class LateCause(Enum):
-    """What keeps a server from answering."""
-
-    AWAY = "away"
-    LOCKED = "locked"
-    """It waits for a lock held by another transaction."""
-    SLOW = "slow"
-    """It works slowly."""
 
 
 class Health:
@@ -79,12 +66,8 @@ class Health:
         self.away: StoreUnavailable | None = None
         """Why the server does not answer; None while it does."""
         self._away_since = 0.0
-        self._marks: dict[tuple[int, bool], StoreUnavailable] = {}
-        """(table, whether only writing fails) -> why."""
-        self._probes: dict[tuple[int, bool], Exchange] = {}
-        """Probes of these marks that are not answered yet."""
-        self._questions: list[Exchange] = []
-        """Requests sent before the server was marked as away, which it may still answer."""
+        self._aside: dict[int, Trouble] = {}
+        """Tables that are set aside, and why."""
         self.owing = 0
         """Number of exchanges not answered in time that the server may still answer."""
         self._owing_since = 0.0
@@ -94,7 +77,7 @@ class Health:
 
     def when_back(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` whenever the server, or a table of it, answers again. It runs on the thread that
-        probes, and must return at once."""
+        asks, and must return at once."""
         self._tell_back.append(tell)
 
     def answered(self, seconds: float) -> None:
@@ -124,20 +107,14 @@ class Health:
     @property
     def troubled(self) -> bool:
         """Whether anything is marked."""
-        return self.away is not None or bool(self._marks) or self.owing > 0
+        return self.away is not None or bool(self._aside) or self.owing > 0
 
-    def sort_out(
-        self, tables: Mapping[int, P], *, writes: bool
-    ) -> tuple[Mapping[int, P], dict[int, StoreUnavailable]]:
+    def sort_out(self, tables: Mapping[int, P]) -> tuple[Mapping[int, P], dict[int, Trouble]]:
         """Split tables into those that can be asked and those that cannot, with the reason."""
         away = self.away
         if away is not None:
             return {}, dict.fromkeys(tables, away)
-        failed: dict[int, StoreUnavailable] = {}
-        for table in tables:
-            error = self._marks.get((table, False)) or (self._marks.get((table, True)) if writes else None)
-            if error is not None:
-                failed[table] = error
+        failed = {table: error for table in tables if (error := self._aside.get(table)) is not None}
         return {table: part for table, part in tables.items() if table not in failed}, failed
 
     def owes(self, more: int, since: float = 0.0) -> None:
@@ -152,83 +129,70 @@ class Health:
         """Seconds until all late exchanges are answered, at the usual speed."""
         return max((self._usual or 0.0) - (time.monotonic() - self._owing_since), 0.0)
 
-    def mark_away(self, error: StoreUnavailable, question: Exchange | None = None) -> None:
-        """Mark the server as away after a lasting failure; it may still answer ``question``."""
+    def mark_away(self, error: StoreUnavailable) -> None:
+        """Mark the server as away after a lasting failure."""
         with self._lock:
             if self._closed.is_set():
                 return
-            if question is not None:
-                self._questions.append(question)
             if self.away is None:
                 self._away_since = time.monotonic()
                 log.warning("database_away", error=str(error))
             self.away = error
             self._look_after()
 
-    def examine(self, exchange: Exchange | None, answered: Callable[[float], bool]) -> LateCause:
-        """Find out why an exchange is late, or why no connection is free. Marks a server that is away.
+    def examine(self, answered: Callable[[float], bool]) -> bool:
+        """Find out whether a server is away whose answer is late, or to which no connection is free. If so,
+        mark it.
 
         ``answered(seconds)`` waits and returns whether the answer has come: then the server is not away.
         """
         patience = max(self.patience, ALONE_SECONDS) if self._alone else self.patience
         began = time.monotonic()
+        error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
         try:
-            question = self._server.begin([self._server.connections()])
+            question = self._server.begin([_ALIVE])
             if question is None:  # all connections are lent, or none is open yet: its state is unknown
-                if answered(APART_SECONDS):
-                    return LateCause.SLOW
-                seconds = max(patience, APART_SECONDS)
-                rows = self._server.ask_apart(self._server.connections(), seconds).rows
-            elif question.answered(patience):
-                rows = question.results()[0].rows
+                if not answered(APART_SECONDS):
+                    self._server.ask_apart(_ALIVE, max(patience, APART_SECONDS))
+                return False
+            if question.answered(patience):
+                question.results()
                 self.answered(time.monotonic() - began)
-            elif answered(0.0):
-                question.abandon()
-                return LateCause.SLOW
-            else:
-                error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
-                self.mark_away(error, question)
-                return LateCause.AWAY
+                return False
+            question.abandon()
         except StoreUnavailable as exc:
-            if answered(0.0):
-                return LateCause.SLOW
-            self.mark_away(exc)
-            return LateCause.AWAY
-        if exchange is not None and self._server.waits_for_lock(exchange, rows):
-            return LateCause.LOCKED
-        return LateCause.SLOW
+            error = exc
+        if answered(0.0):
+            return False
+        self.mark_away(error)
+        return True
 
-    def find_failing(self, tables: Iterable[int], *, writes: bool) -> None:
-        """Mark those tables that are locked or refused, on a server that answers."""
-        for table in tables:
-            if (table, writes) in self._marks or (table, False) in self._marks:
-                continue
-            try:
-                probe = self._server.begin([self._probe(table, writes=writes)])
-                if probe is None:
-                    return  # enough callers wait already; later ones find out for themselves
-                if probe.answered(self.patience / 2):
-                    probe.results()
-                    continue
-            except Locked:
-                probe = None
-            except SchemaBehind:
-                continue  # callers of the table get the reason
-            except Refused as exc:
-                log.warning("table_refused", table=self._names[table], writes_only=writes, error=str(exc))
-                self._mark(table, exc, None, writes=writes)
-                continue
-            except (Transient, PoolExhausted):
-                return  # this says nothing about the server: later callers find out for themselves
-            except StoreUnavailable as exc:
-                self.mark_away(exc)
-                return
-            log.warning("table_locked", table=self._names[table], writes_only=writes)
-            locked = Locked(f"{self._server.name}: table {self._names[table]} is locked by another session")
-            self._mark(table, locked, probe, writes=writes)
+    def set_aside(self, tables: Iterable[int]) -> None:
+        """Set aside those of these tables that are locked, damaged or missing, on a server that answers."""
+        try:
+            for table in tables:
+                if table not in self._aside and (error := self._fault(table)) is not None:
+                    log.warning("table_set_aside", table=self._names[table], error=str(error))
+                    with self._lock:
+                        self._aside[table] = error
+                        self._look_after()
+        except (Transient, PoolExhausted):
+            pass  # this says nothing about a table
+        except StoreUnavailable as exc:
+            self.mark_away(exc)
+
+    def _fault(self, table: int) -> Trouble | None:
+        """Return why a table cannot be used. Raises StoreUnavailable if it could not be asked."""
+        # It touches no row: no task has the id 0.
+        write = Statement(f"UPDATE {self._names[table]} SET version=version WHERE job_id=0")
+        try:
+            self._server.run([write], outwait=False)
+        except OF_TABLES as exc:
+            return exc
+        return None
 
     def close(self) -> None:
-        """Stop probing."""
+        """Stop asking."""
         with self._lock:
             self._closed.set()
             thread, self._thread = self._thread, None
@@ -239,7 +203,7 @@ class Health:
             self._forget()
 
     def after_fork(self) -> None:
-        """In a forked child: forget all marks; no thread probes."""
+        """In a forked child: forget all marks; no thread asks."""
         self._lock = threading.RLock()
         self._thread, self._closed = None, threading.Event()
         self.owing, self._average = 0, None
@@ -247,18 +211,11 @@ class Health:
         self._forget()
 
     def _forget(self) -> None:
-        """Remove all marks: without the thread that probes nothing would."""
+        """Remove all marks: without the thread that asks nothing would."""
         self.away = None
-        self._marks, self._probes, self._questions = {}, {}, []
+        self._aside = {}
 
-    # --- the thread that probes
-
-    def _mark(self, table: int, error: StoreUnavailable, probe: Exchange | None, *, writes: bool) -> None:
-        with self._lock:
-            self._marks[table, writes] = error
-            if probe is not None:
-                self._probes[table, writes] = probe
-            self._look_after()
+    # --- the thread that asks what is marked
 
     def _look_after(self) -> None:
         if self._thread is None:
@@ -271,20 +228,15 @@ class Health:
         while not closed.wait(AGAIN_SECONDS):
             if self.away is not None:
                 self._ask_server(closed)
-            for table, writes in list(self._marks)[:MOST_PROBED]:
-                if self.away is None and not closed.is_set():
-                    self._ask_table(table, closed, writes=writes)
+            elif self._aside:
+                self._ask_tables(closed)
             with self._lock:
-                if not closed.is_set() and self.away is None and not self._marks:
+                if not closed.is_set() and self.away is None and not self._aside:
                     self._thread = None
                     return
 
     def _ask_server(self, closed: threading.Event) -> None:
-        with self._lock:
-            questions, self._questions = self._questions, []
         try:
-            for question in questions:
-                question.results()
             began = time.monotonic()
             alive = self._server.begin([_ALIVE])
             if alive is None:
@@ -309,36 +261,20 @@ class Health:
         for tell in self._tell_back:
             tell()
 
-    def _ask_table(self, table: int, closed: threading.Event, *, writes: bool) -> None:
-        probe = self._probes.pop((table, writes), None)
-        try:
-            if probe is not None:
-                probe.results()
-            else:
-                self._server.run([self._probe(table, writes=writes)], outwait=False)
-        except (Transient, Refused, PoolExhausted):  # still locked or refused, or it could not be asked
-            with self._lock:
+    def _ask_tables(self, closed: threading.Event) -> None:
+        aside = self._aside
+        for table in list(aside):
+            try:
+                fault = self._fault(table)
+            except (Transient, PoolExhausted):
+                continue
+            except StoreUnavailable as exc:
                 if not closed.is_set():
-                    self._marks[table, writes] = self._marks.pop((table, writes))  # others have their turn
-            return
-        except SchemaBehind:
-            pass  # callers of the table get the reason
-        except StoreUnavailable as exc:
-            if not closed.is_set():
-                self.mark_away(exc)
-            return
-        with self._lock:
+                    self.mark_away(exc)
+                return
             if closed.is_set():
                 return
-            error = self._marks.pop((table, writes))
-        if isinstance(error, Locked):
-            log.info("table_unlocked", table=self._names[table])
-        else:
-            log.info("table_answers", table=self._names[table])
-        self._back()
-
-    def _probe(self, table: int, *, writes: bool) -> Statement:
-        name = self._names[table]  # no task has the id 0
-        if writes:
-            return Statement(f"UPDATE {name} SET version=version WHERE job_id=0")
-        return Statement(f"SELECT job_id FROM {name} WHERE job_id=0")
+            if fault is None:
+                del aside[table]
+                log.info("table_back", table=self._names[table])
+                self._back()

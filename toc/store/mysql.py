@@ -20,7 +20,6 @@ from toc.store.pool import Pool, PooledConnection
 from toc.store.server import (
     DatabaseServer,
     Duplicate,
-    Exchange,
     Locked,
     Lost,
     Param,
@@ -168,16 +167,6 @@ class MySqlServer(DatabaseServer):
             return Refused(f"{self.name}: a value was refused (MySQL error {code})")
         answered = sent and not _OF_DRIVER <= code < _OF_DRIVER + 1000 and code != _NO_QUORUM
         return Refused(text) if answered else StoreUnavailable(text)
-
-    def connections(self) -> Statement:
-        """A query for this account's connections, which every account may see."""
-        return Statement("SHOW PROCESSLIST")
-
-    def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
-        """Check the state that the server shows, such as "Waiting for table metadata lock"."""
-        own = exchange.driver.driver.thread_id()
-        states = [str(row[6]) for row in rows if row[0] == own]
-        return any("lock" in state for state in states)
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """Host name, port, server_id and data directory: hosts may share some of them, never all."""

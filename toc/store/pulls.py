@@ -118,7 +118,7 @@ class Pulls:
                 )
             return self._after(server, ids, updates)
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def release(self, leases: Iterable[PullLease]) -> Answers[PullRow]:
         """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.
@@ -140,7 +140,7 @@ class Pulls:
             ]
             return self._after(server, ids, updates)
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
         """Mark tasks as processed that are pending under the lease's version and were handed out, however
@@ -154,7 +154,7 @@ class Pulls:
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
             return self._ack(server, ids, by_id, stamp, mark)
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def _ack(
         self,
@@ -244,7 +244,7 @@ class Pulls:
             rows = self._after(server, ids, updates)
             return {job_id: _changed(rows.get(job_id), mark) for part in ids.values() for job_id in part}
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
         """Let living leases last for ``ttr_ms`` from now, at most ``most_ms`` since their hand-out, and never
@@ -279,7 +279,7 @@ class Pulls:
                     found[row.job_id] = row.next_time
             return found
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def lapsed(self, biz_type: int, retries: int, limit: int) -> list[PullRow]:
         """Return at most ``limit`` tasks of each table whose last ttr has ended, or which have expired.
@@ -334,7 +334,7 @@ class Pulls:
             wanted = [job_id for part in ids.values() for job_id in part]
             return {job_id: _changed(rows.get(job_id), mark) is not None for job_id in wanted}
 
-        return self._shards.each(self._shards.group(by_id), send, writes=True).joined()
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     # --- shared
 

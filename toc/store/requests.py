@@ -15,7 +15,7 @@ from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
 from toc.store import rows as sql
-from toc.store.health import Health, LateCause
+from toc.store.health import Health
 from toc.store.server import DatabaseServer, PoolExhausted, Refused, Result, Statement, Transient
 from toc.store.shards import Shards
 
@@ -103,12 +103,9 @@ def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence
     hang."""
     exchange = server.begin(statements)
     if exchange is None:  # no connection is idle; opening one would take as long as the server likes
-        away = health.examine(None, lambda _seconds: False) is LateCause.AWAY
+        away = health.examine(lambda _seconds: False)
         return [] if away else server.run(statements, outwait=False)
-    if (
-        not exchange.answered(health.patience)
-        and health.examine(exchange, exchange.answered) is LateCause.AWAY
-    ):
+    if not exchange.answered(health.patience) and health.examine(exchange.answered):
         exchange.abandon()
         return []
     return exchange.results()

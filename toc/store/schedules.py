@@ -300,7 +300,7 @@ class ScheduleTable:
                     refused[these[0][1].stored.name] = exc
                 raise
 
-        parts = self._shards.each(self._shards.group_tables(by_table), send, writes=True)
+        parts = self._shards.each(self._shards.group_tables(by_table), send)
         failed = {every[number].stored.name: error for number, error in parts.failed.items()}
         failed = {name: error for name, error in failed.items() if name not in done}
         return Moved(list(done.values()), failed, refused)

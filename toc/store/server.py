@@ -310,14 +310,6 @@ class DatabaseServer(ABC):
         """Translate a driver's error to a named one. ``sent``: it came after a statement was sent."""
 
     @abstractmethod
-    def connections(self) -> Statement:
-        """Return a query for the state of this account's connections."""
-
-    @abstractmethod
-    def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:
-        """Whether the rows of ``connections`` show that an exchange waits for a lock."""
-
-    @abstractmethod
     def identity(self, query: Any) -> tuple[Any, ...] | None:
         """Return a unique identity of this server; ``query(sql)`` returns the first row. None if unknown."""
 
@@ -390,7 +382,6 @@ class Exchange:
     def __init__(self, server: DatabaseServer, link: PooledConnection) -> None:
         self._server = server
         self._link = link
-        self.driver: Any = link.driver
 
     def answered(self, seconds: float) -> bool:
         """Wait at most ``seconds``. Returns whether the answers have begun to arrive."""

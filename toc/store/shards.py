@@ -18,7 +18,9 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
 from toc.sockets import KEEPALIVE_SECONDS
+from toc.store.health import OF_TABLES as OF_TABLES
 from toc.store.health import Health
+from toc.store.health import Trouble as Trouble
 from toc.store.mysql import MySqlServer
 from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
 from toc.store.server import DatabaseServer, Locked, PoolExhausted, Refused, Transient
@@ -29,10 +31,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 V = TypeVar("V")
 
-Trouble = StoreUnavailable | SchemaBehind
-"""Why a part of the task table did not answer."""
-OF_TABLES = (Locked, Refused, SchemaBehind)
-"""Trouble of some tables only: their server answers."""
 MOST_FAILED = 3
 """After this many locked or refused rows of a table, one call leaves the rest for later."""
 
@@ -195,23 +193,21 @@ class Shards:
         work: Mapping[DatabaseServer, Mapping[int, T]],
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
         *,
-        writes: bool = False,
         gated: bool = True,
     ) -> Parts[R]:
         """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
-        Skips servers marked as away and tables marked as failing (``writes``: for writing). A failing part is
-        marked and harms no other: tables are then tried one by one and, if locked or refused, rows. So
-        ``do`` must tolerate further calls with less. With ``gated=False`` all are asked, for callers who
-        would rather wait than be refused.
+        Skips servers marked as away and tables set aside. What fails is marked and harms no other: tables are
+        then tried one by one and, if rows of them are locked or refused, rows. So ``do`` must tolerate
+        further calls with less. With ``gated=False`` all are asked, for callers who would rather wait than be
+        refused.
         """
         if len(work) == 1:
             ((server, tables),) = work.items()
-            return self._ask(server, tables, do, writes=writes, gated=gated)
+            return self._ask(server, tables, do, gated=gated)
         parts: Parts[R] = Parts()
         for part in self._threads.all(
-            partial(self._ask, server, tables, do, writes=writes, gated=gated)
-            for server, tables in work.items()
+            partial(self._ask, server, tables, do, gated=gated) for server, tables in work.items()
         ):
             parts.results += part.results
             parts.failed |= part.failed
@@ -223,23 +219,21 @@ class Shards:
         tables: Mapping[int, T],
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
         *,
-        writes: bool,
         gated: bool,
     ) -> Parts[R]:
         parts: Parts[R] = Parts()
         health = self.health[server]
         rest = tables
         if gated and health.troubled:
-            rest, failed = health.sort_out(tables, writes=writes)
+            rest, failed = health.sort_out(tables)
             parts.fail(tables, failed)
             if not rest:
                 return parts
         try:
             parts.results.append(do(server, rest))
-        except OF_TABLES as exc:
-            if not isinstance(exc, SchemaBehind):
-                health.find_failing(rest, writes=writes)
-            free, failed = health.sort_out(rest, writes=writes)
+        except OF_TABLES:
+            health.set_aside(rest)
+            free, failed = health.sort_out(rest)
             parts.fail(tables, failed)
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)

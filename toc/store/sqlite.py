@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.store.pool import Pool, PooledConnection
-from toc.store.server import DatabaseServer, Duplicate, Exchange, Result, Statement, Transient
+from toc.store.server import DatabaseServer, Duplicate, Result, Statement, Transient
 
 
 def path_of(url: URL) -> Path:
@@ -149,14 +149,6 @@ class SqliteServer(DatabaseServer):
         if "locked" in text:
             return Transient(f"{self.name}: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
-
-    def connections(self) -> Statement:
-        """A query without rows: a file has no connections."""
-        return Statement("SELECT 1")
-
-    def waits_for_lock(self, exchange: Exchange, rows: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Its writers wait by themselves."""
-        return False
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """The path of the file."""

@@ -161,7 +161,7 @@ class Store(Batches):
 
         ``answered(seconds)`` waits for the answer and returns whether it came.
         """
-        self._shards.health[self._shards.servers[server]].examine(None, answered)
+        self._shards.health[self._shards.servers[server]].examine(answered)
 
     def clocks(self) -> dict[str, float | StoreUnavailable]:
         """Return, per server name, its clock minus this machine's in seconds, or why it does not answer.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -12,10 +11,10 @@ from typing import NamedTuple
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TryRow
 from toc.store import rows as sql
-from toc.store.health import PATIENCE_SECONDS, LateCause
+from toc.store.health import PATIENCE_SECONDS
 from toc.store.leases import Leases
 from toc.store.server import DatabaseServer, Exchange, Statement
-from toc.store.shards import Answers, Shards, Trouble
+from toc.store.shards import OF_TABLES, Answers, Shards, Trouble
 from toc.store.try_text import try_columns, try_rows
 
 SLICE_SECONDS = 0.001
@@ -93,7 +92,7 @@ class Tries:
             health = self._shards.health[server]
             free: Mapping[int, Sequence[int]] = ids
             if health.troubled:
-                free, failed = health.sort_out(ids, writes=False)
+                free, failed = health.sort_out(ids)
                 if free and health.owing:
                     seconds = health.owing_seconds if health.slow else None
                     error = Owing(f"{server.name}: has not answered yet", seconds)
@@ -154,9 +153,9 @@ class Tries:
         assert exchange is not None  # noqa: S101 - it is one of the two
         try:
             rows = try_rows(exchange.results())
-        except (StoreUnavailable, SchemaBehind):
+        except (StoreUnavailable, SchemaBehind) as exc:
             # Usually a broken connection.
-            self._shards.run_detached(lambda: take(asked, self._tries({server: ids})))
+            self._shards.run_detached(partial(self._read_again, one, asked, take, exc))
             return
         foreign = any(row.lease and self.leases.of_others(row) for row in rows)
         if foreign and len(self._shards.servers) > 1:
@@ -173,31 +172,20 @@ class Tries:
         except (StoreUnavailable, SchemaBehind) as exc:
             return Answers({}, dict.fromkeys(ids, exc))
 
+    def _read_again(self, one: _Begun, asked: Sequence[int], take: TakeTries, exc: Trouble) -> None:
+        if isinstance(exc, OF_TABLES):
+            self._shards.health[one.server].set_aside(one.ids)
+        take(asked, self._tries({one.server: one.ids}))
+
     def _wait_for_tries(self, one: _Begun, take: TakeTries) -> None:
-        """Find out why a server does not answer. Take what is available, and wait for the rest."""
-        server, ids, exchange, _, at = one
-        health = self._shards.health[server]
-        if self._answered(one, max(at + health.patience - time.monotonic(), 0.0)):
-            health.owes(-1)
-            self._take_tries(one, take)
-            return
-        locked = False
+        """Wait for the answers of a server, and find out whether it is away if they do not come in time."""
+        health = self._shards.health[one.server]
         try:
-            cause = health.examine(exchange, partial(self._answered, one))
-            if cause is LateCause.LOCKED and exchange is not None:
-                health.find_failing(ids, writes=False)
-                free, failed = health.sort_out(ids, writes=False)
-                locked = bool(failed)
-                _refuse(ids, failed, take)
-                if locked and free:  # these need not wait for the others
-                    take([job_id for part in free.values() for job_id in part], self._tries({server: free}))
-            if not locked:
-                self._take_tries(one, take)
+            if not self._answered(one, max(one.at + health.patience - time.monotonic(), 0.0)):
+                health.examine(partial(self._answered, one))
+            self._take_tries(one, take)
         finally:
             health.owes(-1)
-        if locked and exchange is not None:
-            with contextlib.suppress(StoreUnavailable, SchemaBehind):
-                exchange.results()  # discarded, so that the connection can be used again
 
 
 def _refuse(ids: Mapping[int, Sequence[int]], failed: Mapping[int, Trouble], take: TakeTries) -> None:

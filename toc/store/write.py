@@ -52,7 +52,7 @@ from toc.store.server import (
     Transient,
     pause,
 )
-from toc.store.shards import Shards
+from toc.store.shards import OF_TABLES, Shards, Trouble
 from toc.store.threads import Threads
 
 CHUNK_ROWS = 1000
@@ -441,7 +441,7 @@ class Writer:
         except Lost:
             unsure.update(plans)
             raise
-        except (Locked, Refused):  # after seconds: each finds out by itself which one was locked
+        except OF_TABLES:  # perhaps after seconds: each finds out by itself which one was locked
             if not many:
                 raise
             failed = self._unwritable(server, [each.asked for each in plans.values()], find=True)
@@ -543,7 +543,7 @@ class Writer:
 
     def _unwritable(
         self, server: DatabaseServer, wanted: Iterable[Submission], *, find: bool = False
-    ) -> list[StoreUnavailable | None]:
+    ) -> list[Trouble | None]:
         """Return for each why it cannot be written now, or None: its server is known to be away, or its table
         locked or damaged.
 
@@ -551,12 +551,9 @@ class Writer:
         """
         health = self._shards.health[server]
         tables = [self._shards.table_of(one.row.job_id) for one in wanted]
-        distinct = dict.fromkeys(tables)
         if find:
-            health.find_failing(distinct, writes=True)
-        elif not health.troubled:
-            return [None] * len(tables)
-        _, failed = health.sort_out(distinct, writes=True)
+            health.set_aside(dict.fromkeys(tables))
+        _, failed = health.sort_out(dict.fromkeys(tables))
         return [failed.get(table) for table in tables]
 
     def _note_away(self, server: DatabaseServer, error: BaseException | None) -> None:

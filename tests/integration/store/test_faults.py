@@ -79,7 +79,7 @@ def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
         connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
         with structlog.testing.capture_logs() as logs:
             store.check_tries([row.job_id], lambda _ids, _rows: None)
-            assert until(lambda: "table_locked" in told(logs), 10)
+            assert until(lambda: "table_set_aside" in told(logs), 10)
             occupy(0.8)  # for longer than a question about the table waits for a connection
             connection.exec_driver_sql("UNLOCK TABLES")
             assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)
@@ -107,7 +107,8 @@ def test_a_store_that_is_closed_while_a_table_is_probed_is_not_marked_by_that_pr
     monkeypatch.setattr(server, "run", probed)
     for _ in range(3):
         health = mysql_store._shards.health[server]
-        health._mark(0, Locked("locked"), None, writes=False)
+        health._aside[0] = Locked("locked")
+        health._look_after()
         assert begun.wait(60)
         thread = health._thread
         mysql_store.close()
