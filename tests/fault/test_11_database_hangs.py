@@ -59,7 +59,7 @@ def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_when_it_answers(
     line.judge(system, within=4)
 
 
-@pytest.mark.parametrize("halt", [0.2, 1.5])
+@pytest.mark.parametrize("halt", [pytest.param(0.2, marks=pytest.mark.slow), 1.5])
 def test_after_a_short_halt_of_the_only_database_server_no_task_waits_for_more_than_the_halt(
     build: Build, clean_redis: RedisServer, resumed: MariaDB, verdict: Verdict, halt: float
 ) -> None:

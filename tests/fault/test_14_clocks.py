@@ -36,7 +36,7 @@ def most_ahead(system: System) -> float:
 @pytest.mark.parametrize(
     ("whose", "seconds"),
     [
-        ("Redis", -30),
+        pytest.param("Redis", -30, marks=pytest.mark.slow),
         pytest.param("Redis", 30, marks=pytest.mark.slow),
         pytest.param("worker", -30, marks=pytest.mark.slow),
         pytest.param("worker", 30, marks=pytest.mark.slow),

@@ -19,7 +19,7 @@ FLOOD = 40
 """More of each slow topic than there are threads."""
 
 
-@pytest.mark.parametrize("turn", ["at once", "one after the other"])
+@pytest.mark.parametrize("turn", [pytest.param("at once", marks=pytest.mark.slow), "one after the other"])
 def test_topics_with_slow_handlers_take_no_thread_that_another_topic_needs(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, turn: str
 ) -> None:

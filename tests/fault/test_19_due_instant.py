@@ -22,7 +22,8 @@ WINDOW = 0.05
 """Calls come at the due time, so many seconds before or after."""
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [10_000])
 def test_who_cancels_or_moves_a_task_as_it_comes_due_is_answered_honestly(
     build: Build, clean_redis: RedisServer, verdict: Verdict, count: int
 ) -> None:

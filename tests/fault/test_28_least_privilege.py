@@ -407,6 +407,7 @@ def test_each_mysql_account_has_its_own_rights_and_no_others(
     migration.downgrade("base")
 
 
+@pytest.mark.slow
 def test_the_whole_path_works_over_tls(build: Build, launch: Launch, verdict: Verdict) -> None:
     line = verdict(28, "least privilege", "over TLS alone, ZooKeeper's nodes are toc's")
     index = launch(SecuredRedis)

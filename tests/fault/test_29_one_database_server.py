@@ -7,10 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pymysql
@@ -76,16 +75,24 @@ class Producer:
             self.slowest = max(self.slowest, time.monotonic() - called)
 
 
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[tuple[MariaDB, MariaDB]]:
-    """Two servers of the task table; each goes on after the test whatever happens."""
-    with ExitStack() as stack:
-        first, second = (
-            stack.enter_context(MariaDB(tmp_path / name, buffer_pool="64M")) for name in ("first", "second")
-        )
+@pytest.fixture(scope="module")
+def two_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MariaDB, MariaDB]]:
+    """Two servers of the task table."""
+    place = tmp_path_factory.mktemp("servers")
+    with (
+        MariaDB(place / "first", buffer_pool="64M") as first,
+        MariaDB(place / "second", buffer_pool="64M") as second,
+    ):
         yield first, second
-        for server in (first, second):
-            server.resume()
+
+
+@pytest.fixture
+def servers(two_servers: tuple[MariaDB, MariaDB]) -> Iterator[tuple[MariaDB, MariaDB]]:
+    """They serve, and go on after the test whatever happens."""
+    yield two_servers
+    for server in two_servers:
+        server.resume()
+        server.start()  # does nothing when it runs
 
 
 @contextmanager
@@ -301,7 +308,13 @@ def test_tables_that_are_missing_make_no_task_of_another_table_late_and_end_no_p
     run(system, dropped, lambda number: number == 3, line, seconds=4)
 
 
-@pytest.mark.parametrize("how", [hanging, killed], ids=["hangs", "is killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(hanging, id="hangs"),
+        pytest.param(killed, id="is killed", marks=pytest.mark.slow),
+    ],
+)
 def test_processes_started_without_the_topic_tables_server_run_what_the_others_have(
     build: Build,
     clean_redis: RedisServer,
@@ -405,7 +418,10 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
 
 @pytest.mark.parametrize(
     ("delay", "at_start"),
-    [pytest.param(0.08, False, id="80 ms, suddenly"), pytest.param(0.3, True, id="300 ms, always")],
+    [
+        pytest.param(0.08, False, id="80 ms, suddenly"),
+        pytest.param(0.3, True, id="300 ms, always", marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_that_is_far_away_is_not_taken_for_away(
     build: Build,

@@ -21,7 +21,7 @@ def _through(url: str, proxy: Proxy) -> str:
     return make_url(url).set(port=proxy.port).render_as_string(hide_password=False)
 
 
-@pytest.mark.parametrize("what", ["database", "redis"])
+@pytest.mark.parametrize("what", ["database", pytest.param("redis", marks=pytest.mark.slow)])
 def test_a_host_that_alone_does_not_reach_a_server_is_named_and_keeps_its_slots_until_it_is_drained(
     build: Build,
     clean_redis: RedisServer,

@@ -30,7 +30,12 @@ SECONDS = 4.0
 
 
 @pytest.mark.parametrize(
-    "trouble", [pytest.param("disk full", marks=pytest.mark.slow), "reader gone", "reader stalled"]
+    "trouble",
+    [
+        pytest.param("disk full", marks=pytest.mark.slow),
+        "reader gone",
+        pytest.param("reader stalled", marks=pytest.mark.slow),
+    ],
 )
 def test_trouble_with_the_log_stops_nothing(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, reader: Reader, trouble: str

@@ -45,7 +45,9 @@ def test_a_handler_that_stops_the_event_loop_holds_up_no_other_and_its_process_i
     line.judge(system, within=5)
 
 
-@pytest.mark.parametrize("deed", ["cancel all", "cancel all from a thread"])
+@pytest.mark.parametrize(
+    "deed", ["cancel all", pytest.param("cancel all from a thread", marks=pytest.mark.slow)]
+)
 def test_coroutines_that_a_neighbour_cancels_are_not_charged(
     build: Build, clean_redis: RedisServer, verdict: Verdict, deed: str
 ) -> None:

@@ -238,6 +238,7 @@ def test_a_server_that_hangs_stops_its_own_schedules_only(
     assert max(late_of_others) < 0.5 + line.slack
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_while_occurrences_fire(
     servers: tuple[MariaDB, MariaDB], build: Build, clean_redis: RedisServer, verdict: Verdict
 ) -> None:

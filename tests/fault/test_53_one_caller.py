@@ -127,7 +127,9 @@ def serve(gateway: Gateway) -> list[float]:
     return took
 
 
-@pytest.mark.parametrize("what", GREED)
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=[pytest.mark.slow] * ("Youzan" in name)) for name in GREED]
+)
 def test_one_caller_delays_no_other(gateway: Gateway, verdict: Verdict, what: str) -> None:
     line = verdict(53, "one caller's greed", what)
     usual = serve(gateway)
