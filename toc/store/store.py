@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import TypeVar
 
 from toc.model.body import Content
@@ -43,9 +44,9 @@ from toc.store.schema import (
     topic_table,
 )
 from toc.store.select import Selections
-from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Statement
+from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Statement, pause
 from toc.store.shards import Layout, Shards
-from toc.store.write import Writer
+from toc.store.write import RESEND_SECONDS, Writer
 
 R = TypeVar("R")
 
@@ -286,7 +287,14 @@ class Store(Batches):
         expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
         unsure: TaskRow | None = None
         cause: StoreUnavailable | None = None
-        for _ in range(REPEATS):
+        deadline = time.monotonic() + RESEND_SECONDS
+        for attempt in count():
+            if attempt:
+                contended = cause is None  # others change the row: one of them succeeds each time
+                if attempt >= REPEATS and not (contended and time.monotonic() < deadline):
+                    break
+                if contended:
+                    pause(attempt, contended=True)
             found = seen_rows(server.run([select]))
             row = found[0].row if found else None
             if unsure is not None and row is not None and row.version > unsure.version:
