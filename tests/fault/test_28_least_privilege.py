@@ -297,7 +297,7 @@ def _every_path(system: System) -> None:
     client.purge_dead([gone])
     assert client.redrive([doomed]) == [doomed]
     topics.alter("test.doomed", paused=False)
-    assert all(view.queues for view in admin.slot_views(center.store, center.queues, []))
+    assert all(view.queues for view in admin.slot_views(center))
 
     busy = client.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 1}) for n in range(20)])
     system.wait(lambda: any(event.job_id in busy for event in system.history()), "one of them runs", 10)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from toc.cli.options import Json, option
+from dataclasses import replace
+
+from toc.cli.operations import made
 from toc.cli.output import show
-from toc.cli.values import moment, opened
+from toc.operate.operation import Record
+from toc.operate.operations.audit import LIMIT
+from toc.operate.operations.audit import audit as operation
 
 
-def audit(
-    by: str | None = option("WHO", "Only by this operator, user@host, or token."),
-    action: str | None = option("NAME", "Only this action: topic.pause."),
-    target: str | None = option("NAME", "Only on this topic, host, token, ..."),
-    after: str | None = option("TIME", "Since: an age such as 2h, or RFC 3339."),
-    limit: int = option("N", "At most N actions, latest first.", default=50, min=1, max=10_000),
-    as_json: Json = False,
-) -> None:
-    """Show what operators have changed: who, when, what, and the outcome.
-
-    An action whose outcome is `unknown` is still running, or its program ended before it could record it.
-
-    Example: toc audit --after 1d --target order.close
-    """
-    from toc.operate.audit import action_record
-
-    with opened() as center:
-        since = None if after is None else moment(after, center.clock.now_ms())
-        rows = center.store.audit.list(limit, actor=by, action=action, target=target, since=since)
-    records = [action_record(row) for row in rows]
+@made(operation, limit=replace(LIMIT, default=50, most=10_000), next=None)
+def audit(record: Record, *, as_json: bool) -> None:
+    """Example: toc audit --after 1d --target order.close"""
+    actions = record["actions"]
     if not as_json:
-        for record in records:
-            del record["id"], record["ended"]
-    show(records, as_json=as_json, empty="no actions", spare=("details", "result"))
+        for action in actions:
+            del action["id"], action["ended"]
+    show(actions, as_json=as_json, empty="no actions", spare=("details", "result"))

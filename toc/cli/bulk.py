@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from toc.cli.output import progress_bar, say
-from toc.cli.values import audited, biz_id, moment
+from toc.cli.values import biz_id, moment, who
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 
@@ -85,32 +85,28 @@ def confirm(question: str, *, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-class Account:
-    """What a command has done so far to many tasks, for the audit and the person who watches."""
+def change(
+    center: TimeoutCenter,
+    action: str,
+    steps: Iterator[BulkStep],
+    job_ids: Sequence[int],
+    filters: Filters,
+    **more: str,
+) -> Counts:
+    """Take all steps, which change these tasks, as ``toc.operate.bulk.changed`` does. Returns the counts.
 
-    def __init__(self, job_ids: Sequence[int], filters: Filters, **more: str) -> None:
-        self.counts: Counts = {}
-        self._job_ids = job_ids
-        self._chosen = filters.given() | more
+    Shows the progress: a bar on a terminal, else a line every few seconds.
+    """
+    from toc.operate.bulk import changed
 
-    def follow(self, center: TimeoutCenter, action: str, steps: Iterator[BulkStep]) -> None:
-        """Run all steps and show the progress: a bar on a terminal, else a line every few seconds.
+    chosen = filters.given() | more
+    selected = ", ".join(f"{name}={value}" for name, value in chosen.items())
+    with progress_bar("tasks", lines=True) as bar:
 
-        Records the ``action`` and its final counts in the audit, also if it fails half-way. Records
-        nothing if there are no tasks.
-        """
-        from toc.operate.audit import tasks_chosen
+        def progress(step: BulkStep) -> None:
+            bar(step.done / len(job_ids), f"{step.done} of {len(job_ids)}")
 
-        if not self._job_ids:
-            return
-        selected = ", ".join(f"{name}={value}" for name, value in self._chosen.items())
-        details = {"selected": selected, **tasks_chosen(self._job_ids)}
-        target, total = self._chosen.get("topic", "tasks"), len(self._job_ids)
-        with (
-            audited(center, action, target, **details) as record,
-            progress_bar("tasks", lines=True) as progress,
-        ):
-            for step in steps:
-                self.counts = step.counts
-                record.update(step.counts)
-                progress(step.done / total, f"{step.done} of {total}")
+        return changed(
+            center, who(), action, steps, job_ids,
+            target=chosen.get("topic", "tasks"), progress=progress, selected=selected,
+        )  # fmt: skip

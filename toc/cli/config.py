@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import typer
-
-from toc.cli.options import Json
+from toc.cli.options import Commands, Json
 from toc.cli.output import print_json, show
 from toc.cli.values import load_settings
 
-app = typer.Typer(no_args_is_help=True, help="The settings as toc understands them.")
+app = Commands(no_args_is_help=True, help="The settings as toc understands them.")
 
 
 @app.command("show")

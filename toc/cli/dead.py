@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, confirm, selected
-from toc.cli.options import Group, JobId, Json, WithNumbers, Yes, flag, grouped, option
+from toc.cli.bulk import Biz, DryRun, Filters, Rate, Text, change, check_rate, confirm, selected
+from toc.cli.options import Commands, Group, JobId, Json, Yes, flag, grouped, option
 from toc.cli.output import row_record, say, show_one, show_pages
 from toc.cli.values import job_number, opened
 from toc.model.errors import InvalidInput
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
     from toc.store.select import Selection
 
-app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
+app = Commands(no_args_is_help=True, help="Tasks that ran out of tries.")
 
 PAGE = 1000
 """Most tasks that are read, and shown, at once."""
@@ -67,7 +67,7 @@ def list_dead(
         )
 
 
-@app.command("show", cls=WithNumbers)
+@app.command("show")
 def show_dead(wanted: JobId, as_json: Json = False) -> None:
     """Show everything that is stored about a task, with the error of each failed try."""
     from toc.operate import admin
@@ -80,7 +80,7 @@ def show_dead(wanted: JobId, as_json: Json = False) -> None:
     show_one(row_record(row, names.get(row.biz_type, "?")) | {"history": past}, as_json=as_json)
 
 
-@app.command(cls=WithNumbers)
+@app.command()
 @grouped
 def redrive(
     wanted: JobIds = None,
@@ -105,15 +105,14 @@ def redrive(
         if dry_run:
             show_one({"would_redrive": len(chosen)}, as_json=as_json)
             return
-        account = Account(chosen, filters)
         steps = bulk.redrive(center, chosen, rate)
-        account.follow(center, "tasks.redrive", steps)
-    counts = account.counts or {"redriven": 0, "not_indexed_yet": 0}
+        counts = change(center, "tasks.redrive", steps, chosen, filters)
+    counts = counts or {"redriven": 0, "not_indexed_yet": 0}
     show_one(counts, as_json=as_json)
     _all_of_them(job_ids, counts["redriven"])
 
 
-@app.command(cls=WithNumbers)
+@app.command()
 @grouped
 def purge(
     wanted: JobIds = None,
@@ -142,10 +141,9 @@ def purge(
             return
         if chosen and not job_ids:  # JOB_IDs are a choice already
             confirm(f"delete {len(chosen)} dead tasks for good", yes=yes)
-        account = Account(chosen, filters)
         steps = bulk.purge_dead(center, chosen, rate)
-        account.follow(center, "tasks.purge", steps)
-    counts = account.counts or {"purged": 0, "left": 0}
+        counts = change(center, "tasks.purge", steps, chosen, filters)
+    counts = counts or {"purged": 0, "left": 0}
     show_one(counts, as_json=as_json)
     if counts["left"]:
         say(f"{counts['left']} were left: their Redis server is out of reach; purge them again")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toc.cli.gateway import http_processes, with_dialects
-from toc.cli.options import Json, flag, option
+from toc.cli.options import Commands, Json, flag, option
 from toc.cli.output import print_json, progress_bar, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from toc.dev.demo.stage import Stage
     from toc.worker.daemon.processes import SideProcesses
 
-cluster = typer.Typer(
+cluster = Commands(
     no_args_is_help=True,
     help="A whole cluster on this machine: Redis Cluster, MariaDB, ZooKeeper and several worker daemons.",
 )

@@ -28,11 +28,11 @@ from toc.cli import (
     topic,
     worker,
 )
-from toc.cli.options import WithNumbers
+from toc.cli.options import Commands
 from toc.cli.output import say
 from toc.model.errors import TocError, shown
 
-app = typer.Typer(
+app = Commands(
     name="toc",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,11 +49,11 @@ app.command("dev", rich_help_panel=_START)(dev.dev)
 app.add_typer(dev.cluster, name="cluster", rich_help_panel=_START)
 
 app.command(rich_help_panel=_TASKS)(task.submit)
-app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.get)
+app.command(rich_help_panel=_TASKS)(task.get)
 app.command(rich_help_panel=_TASKS)(task.find)
 app.command("running", rich_help_panel=_TASKS)(task.running_tasks)
-app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.cancel)
-app.command(rich_help_panel=_TASKS, cls=WithNumbers)(task.reschedule)
+app.command(rich_help_panel=_TASKS)(task.cancel)
+app.command(rich_help_panel=_TASKS)(task.reschedule)
 
 app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
 app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
@@ -77,7 +77,7 @@ for command in (
     worker.unweight,
     worker.rebalance,
 ):
-    app.command(rich_help_panel=_OPERATE, cls=WithNumbers)(command)
+    app.command(rich_help_panel=_OPERATE)(command)
 app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
 app.add_typer(token.app, name="token", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE)(audit.audit)

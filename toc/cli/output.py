@@ -51,7 +51,7 @@ def _json(value: Any) -> str:
     return json.dumps(wire.plain(value), ensure_ascii=not encoding.lower().startswith("utf"), indent=2)
 
 
-def print_job_id(job_id: int, *, as_json: bool) -> None:
+def print_job_id(job_id: int | str, *, as_json: bool) -> None:
     """Print the job_id of a task that was submitted."""
     if as_json:
         print_json({"job_id": job_id})

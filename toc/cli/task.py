@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.bulk import Account, Biz, DryRun, Filters, Rate, Text, check_rate, confirm, selected
+from toc.cli.bulk import Biz, DryRun, Filters, Rate, Text, change, check_rate, confirm, selected
+from toc.cli.operations import made
 from toc.cli.options import JobId, Json, MaybeJobId, Yes, flag, option
 from toc.cli.output import (
     body_record,
@@ -29,9 +30,12 @@ from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTa
 from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
 from toc.model.wire import parse_instant
 from toc.observe.tracing import is_traced, trace_id
+from toc.operate.operation import Record
+from toc.operate.operations import cluster
 from toc.operate.records import running_record
 
 if TYPE_CHECKING:
+    from toc.operate.bulk import Counts
     from toc.sdk.client import TimeoutCenter
 
 _KEEP = OnConflict.KEEP
@@ -237,26 +241,12 @@ def _find_by_time(status: Status, filters: Filters, limit: int, after: str | Non
         say(f"more follow: repeat it with --next {cursor_text(cursor)}")
 
 
-def running_tasks(
-    topic: str | None = option("NAME", "Only this topic."),
-    limit: int = option("N", "At most N tasks.", default=100, min=1, max=1000),
-    next: str | None = option("CURSOR", "Go on where the list before ended."),  # noqa: A002 - as in the API
-    as_json: Json = False,
-) -> None:
-    """List the tasks that run now, where, and since when.
-
-    A task that a worker has taken counts, also before it starts. Consumers that pull are not shown.
-
-    Example: toc running --topic order.close
-    """
-    from toc.operate import admin, running
-
-    with opened() as center:
-        topics = center.store.topics.list() if topic is None else [admin.get_topic(center.store, topic)]
-        page = running.page(center, topics, next, limit)
-    show([running_record(one) for one in page.tasks], as_json=as_json, empty="nothing runs", spare=("slot",))
-    if page.next is not None:
-        say(f"more follow: repeat it with --next {page.next}")
+@made(cluster.running_tasks)
+def running_tasks(record: Record, *, as_json: bool) -> None:
+    """Example: toc running --topic order.close"""
+    show(record["tasks"], as_json=as_json, empty="nothing runs", spare=("slot",))
+    if record["next"] is not None:
+        say(f"more follow: repeat it with --next {record['next']}")
 
 
 def cancel(
@@ -319,15 +309,14 @@ def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: b
     chosen = _pending(center, filters)
     if chosen:
         confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
-    account = Account(chosen, filters)
-    account.follow(center, "tasks.cancel", bulk.cancel(center, chosen, rate))
-    _tell(account, "cancelled", as_json=as_json)
+    counts = change(center, "tasks.cancel", bulk.cancel(center, chosen, rate), chosen, filters)
+    _tell(counts, "cancelled", as_json=as_json)
 
 
-def _tell(account: Account, done: str, *, as_json: bool) -> None:
+def _tell(counts: Counts, done: str, *, as_json: bool) -> None:
     """Show the outcome of many tasks; exit with 1 unless all are ``done``."""
-    show_one(account.counts or {done: 0}, as_json=as_json)
-    if sum(account.counts.values()) > account.counts.get(done, 0):
+    show_one(counts or {done: 0}, as_json=as_json)
+    if sum(counts.values()) > counts.get(done, 0):
         raise typer.Exit(1)
 
 
@@ -399,10 +388,10 @@ def _reschedule_many(
         raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
     if chosen and biz is None:
         confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
-    account = Account(chosen, Filters(topic, biz), action_time=wire.instant(to_ms(due())))
+    at = wire.instant(to_ms(due()))
     steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
-    account.follow(center, "tasks.reschedule", steps)
-    _tell(account, "rescheduled", as_json=as_json)
+    counts = change(center, "tasks.reschedule", steps, chosen, Filters(topic, biz), action_time=at)
+    _tell(counts, "rescheduled", as_json=as_json)
 
 
 def _would_change(center: TimeoutCenter, job_id: int | None, filters: Filters) -> Sequence[int]:

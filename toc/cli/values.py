@@ -23,7 +23,7 @@ from toc.model.errors import (
     shown,
 )
 from toc.model.sharding import valid_job_id
-from toc.model.wire import parse_instant
+from toc.model.wire import is_number_text, is_whole_text, parse_instant
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -36,13 +36,15 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_MOST_DIGITS = 25
+"""Digits that are read of a whole number: with more it is out of range just the same."""
 
 
 def duration(text: str) -> float:
     """Return seconds: ``90``, ``0.5``, ``500ms``, ``30m``, ``12h``, ``7d``, ``2w``. Raises InvalidDelay."""
     match = _DURATION.fullmatch(text.strip())
     try:
-        seconds = float(match[1]) * _UNITS[match[2].lower()] if match else float(text)
+        seconds = float(match[1]) * _UNITS[match[2].lower()] if match else number(text)
     except ValueError:
         raise InvalidDelay(
             f"{shown(text)} is not a duration; write seconds, or 500ms, 30m, 12h, 7d"
@@ -50,6 +52,28 @@ def duration(text: str) -> float:
     if not isfinite(seconds) or seconds < 0:
         raise InvalidDelay(f"{shown(text)} is not a duration: it must be finite and not negative")
     return seconds
+
+
+def whole(text: str, name: str = "", least: float | None = None, most: float | None = None) -> int:
+    """Return a whole number. Raises InvalidInput, also for one that is out of range."""
+    if not is_whole_text(text):
+        raise InvalidInput(f"{name} must be a whole number, not {shown(text)[1:-1]}")
+    return int(_within(int(text[:_MOST_DIGITS]), name, least, most))
+
+
+def number(text: str, name: str = "", least: float | None = None, most: float | None = None) -> float:
+    """Return a number. Raises InvalidInput, also for one that is out of range."""
+    if not is_number_text(text):
+        raise InvalidInput(f"{name} must be a number, not {shown(text)[1:-1]}")
+    return _within(float(text), name, least, most)
+
+
+def _within(value: float, name: str, least: float | None, most: float | None) -> float:
+    if least is not None and value < least:
+        raise InvalidInput(f"{name} must be at least {least:g}, not {value:g}")
+    if most is not None and value > most:
+        raise InvalidInput(f"{name} must be at most {most:g}, not {value:g}")
+    return value
 
 
 def whole_seconds(text: str) -> int:
@@ -87,7 +111,7 @@ def job_number(text: str) -> int:
 def biz_id(text: str, *, as_text: bool) -> int | str:
     """Return the number 42 for ``42``, unless ``as_text``; ``007`` and ``order-42`` stay texts."""
     if not as_text and _WHOLE_NUMBER.fullmatch(text):
-        return int(text[:25])  # a longer one is out of range just the same
+        return int(text[:_MOST_DIGITS])
     return text
 
 
@@ -164,13 +188,6 @@ def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
     from toc.sdk.client import TimeoutCenter
 
     with TimeoutCenter(load_settings(daemon=account)) as center:
-        yield center
-
-
-@contextmanager
-def changing(action: str, target: str, /, **details: object) -> Iterator[TimeoutCenter]:
-    """Yield a TimeoutCenter for one change, which is recorded as by ``audited``."""
-    with opened(account=True) as center, audited(center, action, target, **details):
         yield center
 
 

@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.cli.operations import acted, made
 from toc.cli.options import Json, flag, option
-from toc.cli.output import ago, and_more, most_urgent, say, screen, show, table
+from toc.cli.output import ago, and_more, most_urgent, print_json, say, screen, show, table
 from toc.cli.streams import end_if_lost
-from toc.cli.values import daemon_settings, load_settings, opened, who
+from toc.cli.values import daemon_settings, opened
+from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, InvalidInput, NotInstalled
-from toc.model.wire import instant
-from toc.operate.records import (
-    intent_records,
-    local_worker_records,
-    move_record,
-    ownership_record,
-    queue_record,
-    worker_record,
-)
+from toc.model.wire import parse_instant
+from toc.operate.operation import Record
+from toc.operate.operations import cluster
+from toc.operate.records import ownership_record, queue_record
 
 if TYPE_CHECKING:
     from toc.operate.admin import SlotView
-    from toc.operate.placement import Placement
     from toc.sdk.client import TimeoutCenter
 
-Host = Annotated[str, typer.Argument(metavar="HOST", help="A host, as `toc workers` shows it.")]
 SlotName = Annotated[
     str,
     typer.Argument(metavar="TOPIC", help="A topic, with NUMBER; or a slot, such as order.close_3, without."),
 ]
 
-Absent = Annotated[
-    bool, typer.Option("--absent", help="Accept a host that has no worker now; takes effect when it has.")
-]
-
 SLOT_SPARE = ("state", "dead", "since", "next_due")
-WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
 _LATE_SECONDS = 2.0
 """The daemons look at slots this often."""
+WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
 """On a watched terminal a slot has one line, so that as many as possible are shown."""
 
 
@@ -87,98 +76,71 @@ def slots(
     What workers have taken and cannot start is told by topic, from the daemons' /metrics. Without ZooKeeper
     only the one daemon knows the owners, and they are not shown.
     """
+    from toc.operate.admin import slot_views
+
     if watch and as_json:
         raise InvalidInput("give --watch or --json, not both")
     with opened() as center:
         if watch:
             _watch(center, topic)
         else:
-            views = _slot_views(center, topic)
+            views = slot_views(center, topic)
             records = [_slot_record(view) for view in views] if as_json else _slot_lines(center, views)
             show(records, as_json=as_json, empty="no topics, so no slots", spare=_spare(records))
             _say_late(center, views)
 
 
-def workers(as_json: Json = False) -> None:
-    """Show the living workers, their slots, and the tables that they sweep.
-
-    Without ZooKeeper: the workers that use Redis.
-    """
-    from toc.operate.cluster import open_operator
-
-    settings = load_settings()
-    if settings.zookeeper is None:
-        from toc.operate import admin
-
-        with opened() as center:
-            owned = admin.local_workers(center.store, center.queues)
-        empty = "no workers; start one with `toc worker --app ...`"
-        show(local_worker_records(owned), as_json=as_json, empty=empty)
-        return
-    with open_operator(settings) as operator:
-        rows = operator.workers()
-    now = time.time() * 1000
-    records = [
-        worker_record(row)
-        | {
-            "metrics": row.member.metrics,
-            "weighed_by": row.weighed_by,
-            "drained_by": row.drained_by,
-            "drained_at": None if row.drained_at is None else instant(row.drained_at),
-        }
-        for row in rows
-    ]
-    if not as_json:
-        for record, row in zip(records, rows, strict=True):
-            record["tables"] = _of(row.tables, row.tables_assigned)
-            record["joined"] = ago(row.joined, now)
-            record["out_of_reach"] = ", ".join(record["out_of_reach"])
-            record["topics"] = "all" if record["topics"] is None else ", ".join(record["topics"])
-            # `toc intents` shows who asked for it
-            del record["weighed_by"], record["drained_by"], record["drained_at"], record["tables_assigned"]
-            if not any(row.member.out_of_reach for row in rows):
-                del record["out_of_reach"]
+@made(cluster.workers)
+def workers(record: Record, *, as_json: bool) -> None:
+    """Example: toc workers --json"""
+    found = record["workers"]
+    if not as_json and found and "joined" in found[0]:
+        found = list(map(_worker_line, found))
+        if not any(one["out_of_reach"] for one in found):
+            for one in found:
+                del one["out_of_reach"]
     show(
-        records,
+        found,
         as_json=as_json,
         empty="no workers; start one on each host with `toc worker --app ...`",
         spare=("metrics", "pid", "topics", "joined", "leader"),
     )
 
 
-def intents(as_json: Json = False) -> None:
-    """Show drains, weights and pins: by whom and when."""
-    from toc.operate.cluster import open_operator
-
-    with open_operator(load_settings()) as operator:
-        wanted = operator.intents()
-    show(
-        intent_records(wanted),
-        as_json=as_json,
-        empty="no drains, pins or weights: slots go where balance puts them",
-    )
+def _worker_line(one: Record) -> Record:
+    """Return a worker for people. `toc intents` shows who asked for what."""
+    line = {key: one[key] for key in one if key not in _NOT_SHOWN}
+    return line | {
+        "tables": _of(one["tables"], one["tables_assigned"]),
+        "joined": ago(to_ms(parse_instant(one["joined"])), time.time() * 1000),
+        "out_of_reach": ", ".join(one["out_of_reach"]),
+        "topics": "all" if one["topics"] is None else ", ".join(one["topics"]),
+    }
 
 
-def drain(host: Host, absent: Absent = False) -> None:
-    """Take all slots from a host until `toc undrain`.
-
-    Exits with 1, and does nothing, if the host has no worker now and is not drained either.
-    """
-    _check_name("host", host)
-    with _placement() as placement:
-        present = placement.drain(host, absent=absent)
-    if present:
-        say(f"{host} is being drained; `toc workers` shows when it owns nothing")
-    else:
-        say(f"{host} gets no slots until `toc undrain`")
+_NOT_SHOWN = ("weighed_by", "drained_by", "drained_at", "tables_assigned")
 
 
-def undrain(host: Host) -> None:
-    """Let a drained host have slots again. Exits with 1 if it was not drained and has no worker."""
-    _check_name("host", host)
-    with _placement() as placement:
-        found = placement.undrain(host)
-    say(f"{host} may have slots again" if found else f"{host} was not drained")
+@made(cluster.intents)
+def intents(record: Record, *, as_json: bool) -> None:
+    """Example: toc intents --json"""
+    empty = "no drains, pins or weights: slots go where balance puts them"
+    show(record["intents"], as_json=as_json, empty=empty)
+
+
+@made(cluster.drain)
+def drain(record: Record, *, as_json: bool) -> None:
+    """Exits with 1, and does nothing, if the host has no worker now and is not drained either."""
+    host = record["host"]
+    done = "is being drained; `toc workers` shows when it owns nothing"
+    _tell(record, f"{host} {done if record['present'] else 'gets no slots until `toc undrain`'}", as_json)
+
+
+@made(cluster.undrain)
+def undrain(record: Record, *, as_json: bool) -> None:
+    """Exits with 1 if it was not drained and has no worker."""
+    done = "may have slots again" if record["changed"] else "was not drained"
+    _tell(record, f"{record['host']} {done}", as_json)
 
 
 def pin(
@@ -187,7 +149,8 @@ def pin(
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="A host, or a worker of `toc workers`.")
     ] = None,
-    absent: Absent = False,
+    absent: bool = flag("--absent", cluster.ABSENT.about),
+    as_json: Json = False,
 ) -> None:
     """Assign a slot to a host or worker. While that is absent, the slot goes where balance puts it.
 
@@ -198,57 +161,45 @@ def pin(
     """
     # Arguments are filled from left to right: of two, the second is the target.
     slot, target = (topic, number) if target is None else (f"{topic}_{number}", target)
-    _check_name("target", target)
-    with _placement() as placement:
-        placement.pin(slot, target, absent=absent)
-    say(f"{slot} is pinned to {target}")
+    record = acted(cluster.pin, slot=slot, target=target, absent=absent)
+    _tell(record, f"{slot} is pinned to {target}", as_json)
 
 
 def unpin(
     topic: SlotName,
     number: Annotated[str | None, typer.Argument(metavar="[NUMBER]", help="Its number in the topic.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Let a pinned slot go where balance puts it."""
     slot = topic if number is None else f"{topic}_{number}"
-    with _placement() as placement:
-        found = placement.unpin(slot)
-    say(f"{slot} is not pinned any more" if found else f"{slot} was not pinned")
+    record = acted(cluster.unpin, slot=slot)
+    _tell(record, f"{slot} {'is not pinned any more' if record['changed'] else 'was not pinned'}", as_json)
 
 
-def weight(
-    host: Host,
-    share: Annotated[float, typer.Argument(metavar="WEIGHT", help="More than 0: 2 is twice what 1 gets.")],
-    absent: Absent = False,
-) -> None:
-    """Give the workers of a host another share of the slots than its TOC_WEIGHT, until `toc unweight`.
-
-    Exits with 1, and does nothing, if the host has no worker now and no weight set by an operator.
-    """
-    from toc.coordination.operator import check_weight
-
-    check_weight(share)
-    _check_name("host", host)
-    with _placement() as placement:
-        placement.weigh(host, share, absent=absent)
-    say(f"each worker of {host} weighs {share:g} now")
+@made(cluster.weigh, arguments=2)
+def weight(record: Record, *, as_json: bool) -> None:
+    """Exits with 1, and does nothing, if the host has no worker now and no weight set by an operator."""
+    _tell(record, f"each worker of {record['host']} weighs {record['weight']:g} now", as_json)
 
 
-def unweight(host: Host) -> None:
-    """Let TOC_WEIGHT of the host's daemon count again.
-
-    Exits with 1 if the host had no other weight and has no worker either.
-    """
-    _check_name("host", host)
-    with _placement() as placement:
-        found = placement.unweigh(host)
-    say(f"{host} has the weight of its daemon again" if found else f"{host} had no weight set by an operator")
+@made(cluster.unweigh)
+def unweight(record: Record, *, as_json: bool) -> None:
+    """Exits with 1 if the host had no other weight and has no worker either."""
+    done = "has the weight of its daemon again" if record["changed"] else "had no weight set by an operator"
+    _tell(record, f"{record['host']} {done}", as_json)
 
 
-def rebalance(dry_run: bool = flag("--dry-run", "Only show what would move."), as_json: Json = False) -> None:
-    """Spread every topic's slots evenly, and show the moves."""
-    with _placement() as placement:
-        moves = placement.rebalance(dry_run=dry_run)
-    show([move_record(move) for move in moves], as_json=as_json, empty="nothing to move: all is even")
+@made(cluster.rebalance)
+def rebalance(record: Record, *, as_json: bool) -> None:
+    """Example: toc rebalance --dry-run"""
+    show(record["moves"], as_json=as_json, empty="nothing to move: all is even")
+
+
+def _tell(record: Record, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+    else:
+        say(text)
 
 
 def _of(owned: int, assigned: int) -> int | str:
@@ -256,30 +207,14 @@ def _of(owned: int, assigned: int) -> int | str:
     return owned if owned == assigned else f"{owned} of {assigned}"
 
 
-def _check_name(what: str, name: str) -> None:
-    """Raise InvalidInput for a bad name, before ZooKeeper is asked."""
-    from toc.coordination.znodes import check_node_name
-
-    check_node_name(what, name)
-
-
-@contextmanager
-def _placement() -> Iterator[Placement]:
-    """Yield what changes where slots go, in the name of this user."""
-    from toc.operate.cluster import open_operator
-    from toc.operate.placement import Placement
-
-    with opened() as center, open_operator(center.settings) as operator:
-        hint = "add --absent if it will come later"
-        yield Placement(operator, center.store, by=who(), cluster=center.settings.cluster, hint=hint)
-
-
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
     from rich.console import Group
 
+    from toc.operate.admin import slot_views
+
     with screen() as (to, draw):
         while True:
-            views = _slot_views(center, topic)
+            views = slot_views(center, topic)
             seen = most_urgent(views, to.height - 5, _urgency) if to.is_terminal else views
             lines = [_in_one_line(each) for each in _slot_lines(center, seen)]
             drawn = table(lines, to.width, WATCH_SPARE, cut="why")[0] if lines else "no topics, so no slots"
@@ -321,13 +256,6 @@ def _say_late(center: TimeoutCenter, views: list[SlotView]) -> None:
                 f"{topic}: a task that its workers cannot start has been due for {told.seconds:.0f} s, "
                 f"{told.waiting} wait for a handler; see toc top, toc doctor"
             )
-
-
-def _slot_views(center: TimeoutCenter, topic: str | None) -> list[SlotView]:
-    from toc.operate import admin
-    from toc.operate.cluster import slot_owners
-
-    return admin.slot_views(center.store, center.queues, slot_owners(center.settings), topic=topic)
 
 
 def _slot_lines(center: TimeoutCenter, views: list[SlotView]) -> list[dict[str, Any]]:

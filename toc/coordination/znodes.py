@@ -79,7 +79,8 @@ def check_node_name(what: str, name: str) -> str:
     """Return ``name`` if it is a valid node name. Raises InvalidInput."""
     if not name or name in (".", "..") or any(char == "/" or not char.isprintable() for char in name):
         raise InvalidInput(
-            f"{what} {shown(name)} is not a name: it must not be empty or have '/' or control characters"
+            f"{what} {shown(name)} is not a name: it must not be empty or have '/' or control characters",
+            what,
         )
     return name
 

@@ -257,8 +257,7 @@ class Lmstfy(Dialect):
     async def _purge(self, dead: Sequence[TaskRow]) -> int:
         """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
         ids = [row.job_id for row in dead]
-        purge = partial(bulk.purge_dead, self.service.center, ids)
-        counts = await self.lines.at_length(bulk.last_counts, purge)
+        counts = await self.lines.at_length(bulk.last_counts, bulk.purge_dead(self.service.center, ids))
         if counts["left"]:
             raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
         return counts["purged"]
@@ -295,7 +294,7 @@ class Lmstfy(Dialect):
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(asked, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.lines.at_length(bulk.last_counts, partial(bulk.cancel, self.service.center, ids))
+            await self.lines.at_length(bulk.last_counts, bulk.cancel(self.service.center, ids))
         return reply(None, 204, asked.where.call)
 
     async def _peek_dead(self, asked: Asked) -> Reply:

@@ -23,19 +23,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from toc.gateway import (
-    access_calls,
-    cluster_calls,
     dead,
     openapi,
     pull_calls,
-    schedule_calls,
-    target_calls,
     tasks,
-    topics,
 )
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
 from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import ESCAPED, Exchange, Memory, Receive, Scope, Send
+from toc.gateway.operations import call_of
 from toc.gateway.problems import (
     BUSY,
     INTERNAL,
@@ -58,19 +54,17 @@ from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
+from toc.operate.operations import audit, cluster, schedules, targets, templates, tokens, topics
 from toc.pull.delivered import Delivered
 
 log = get_logger(__name__)
 
+SUBJECTS = (topics, cluster, tokens, templates, audit, targets, schedules)
 CALLS: tuple[HttpCall, ...] = (
     *tasks.CALLS,
     *pull_calls.CALLS,
-    *topics.CALLS,
+    *(call_of(one) for subject in SUBJECTS for one in subject.OPERATIONS if one.route),
     *dead.CALLS,
-    *cluster_calls.CALLS,
-    *access_calls.CALLS,
-    *target_calls.CALLS,
-    *schedule_calls.CALLS,
 )
 """Every call of the native API. The first that fits a request is taken."""
 

@@ -6,8 +6,7 @@ page at /docs and the metrics are made from these declarations.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -23,7 +22,6 @@ from toc.model.errors import InvalidInput
 from toc.model.sharding import valid_job_id
 from toc.model.task import Request, TaskRow
 from toc.model.wire import parse_instant
-from toc.operate.audit import audited
 from toc.pull.delivered import Delivered
 
 if TYPE_CHECKING:
@@ -150,29 +148,6 @@ class Asked:
         detail = "there is no such task; finished ones are purged after their retention"
         raise Problem(UNKNOWN_TASK, detail, **more)
 
-    @asynccontextmanager
-    async def audit(
-        self, action: str, target: str, details: Mapping[str, Any]
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Record a change in the audit: the intent before the block, the result after it.
-
-        What the block puts into the dict becomes part of the result.
-        """
-        service = self.service
-        record = audited(service.center.store, self.token.name, action, target, **details)
-        result = await service.at_topics(record.__enter__)
-        try:
-            yield result
-        except BaseException as exc:
-            await service.after_change(_record_failure, record, exc)
-            raise
-        await service.after_change(record.__exit__, None, None, None)
-
-
-def _record_failure(record: AbstractContextManager[Any], error: BaseException) -> None:
-    with suppress(BaseException):  # __exit__ raises the error again, and the caller does too
-        record.__exit__(type(error), error, error.__traceback__)
-
 
 Handler = Callable[[Asked], Awaitable[Answer]]
 
@@ -181,9 +156,10 @@ Handler = Callable[[Asked], Awaitable[Answer]]
 class HttpCall:
     """The declaration of a call. ``path`` has parameters in braces; ``access`` says which roles may make it.
 
-    ``gives`` describes the answer for the document. ``most_bytes`` and ``most_values`` bound the body of a
-    request. ``waits``: its handler is cancelled when the client leaves. ``takes_raw``: a request may be a
-    task's body. ``named``: it may have an Idempotency-Key.
+    ``gives`` describes the answer for the document, ``tells`` is the function whose docstring is in it, by
+    default the handler. ``most_bytes`` and ``most_values`` bound the body of a request. ``waits``: its
+    handler is cancelled when the client leaves. ``takes_raw``: a request may be a task's body. ``named``: it
+    may have an Idempotency-Key.
     """
 
     method: str
@@ -200,6 +176,7 @@ class HttpCall:
     waits: bool = False
     takes_raw: bool = False
     named: bool = False
+    tells: Callable[..., Any] | None = None
 
     @cached_property
     def name(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -15,7 +14,6 @@ from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
 from toc.model.task import TaskRow, TaskStatus
 from toc.operate import bulk
-from toc.operate.audit import tasks_chosen
 from toc.sdk.client import TimeoutCenter
 from toc.store.select import cursor_text
 
@@ -109,14 +107,9 @@ async def _bulk(
     if body.dry_run:
         return Answer({f"would_{what.removeprefix('tasks.')}": len(chosen)} | more)
 
-    counts: dict[str, Any] = {}
-    async with asked.audit(what, "tasks", tasks_chosen(chosen)) as result:
-        counts = (
-            await service.at_length(bulk.last_counts, partial(do, service.center, chosen)) if chosen else {}
-        )
-        result |= counts
-    counts["left"] = counts.get("left", 0) + asked_for - len(chosen)
-    return Answer(counts | more)
+    center = service.center
+    counts = await service.at_length(bulk.changed, center, asked.token.name, what, do(center, chosen), chosen)
+    return Answer({**counts, "left": counts.get("left", 0) + asked_for - len(chosen)} | more)
 
 
 CALLS = (

@@ -32,15 +32,15 @@ class Line:
         """By sender, in the order of their turns."""
         self._at_work: Counter[str] = Counter()
 
-    async def run(self, sender: str, do: Callable[[], Any], *, refusable: bool = True) -> Any:
+    async def run(self, sender: str, do: Callable[[], Any]) -> Any:
         """Run it on a thread, once it is this sender's turn. Raises Busy, and what it raises."""
         free = self._most - sum(map(len, self._waiting.values()))
-        if refusable and len(self._waiting.get(sender, ())) >= free:
+        if len(self._waiting.get(sender, ())) >= free:
             raise Busy("too many requests wait for a server; try again in a moment")
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.setdefault(sender, deque()).append((do, answer))
         self._next()
-        return await (answer if refusable else asyncio.shield(answer))
+        return await answer
 
     def close(self) -> None:
         """End the threads once their present work is done."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
+from inspect import getdoc
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -119,6 +121,8 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     kinds = [UNAUTHENTICATED, FORBIDDEN, UNKNOWN, RATE, BUSY]
     if call.body is not None or call.query is not Nothing:
         kinds += [SYNTAX, INVALID]
+    elif parameters:
+        kinds.append(INVALID)
     if call.body is not None:
         kinds += [TOO_LARGE, MEDIA_TYPE]
     if call.method != "GET":
@@ -130,7 +134,7 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _identifier(call),
         "summary": call.summary,
-        "description": f"{call.handler.__doc__} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
+        "description": f"{getdoc(_told(call))} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
         "parameters": parameters,
         "responses": {
             str(call.status): done,
@@ -165,7 +169,13 @@ def _plain(node: Any) -> Any:
 
 
 def _identifier(call: HttpCall) -> str:
-    return f"{call.handler.__module__.rpartition('.')[2]}_{call.handler.__name__}"
+    function = _told(call)
+    return f"{function.__module__.rpartition('.')[2]}_{function.__name__}"
+
+
+def _told(call: HttpCall) -> Callable[..., Any]:
+    """Return the function that says what a call does."""
+    return call.handler if call.tells is None else call.tells
 
 
 def _failed(kind: Kind) -> dict[str, Any]:

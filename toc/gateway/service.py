@@ -65,16 +65,6 @@ class Service:
         """Run what asks the first database, briefly: topics, templates, tokens, the audit."""
         return await self._run("first", do, *args, **kwargs)
 
-    async def after_change(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run what follows a change that was made, at the first database. It is never refused, and its
-        failure is not reported as a failure of the change."""
-        with suppress(TocError):
-            await self.within("first", partial(do, *args, **kwargs), refusable=False)
-
-    async def at_target(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks a receiver of webhooks, which may take long."""
-        return await self._run("targets", do, *args, **kwargs)
-
     async def at_all(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks all database servers."""
         return await self._run("all", do, *args, **kwargs)
@@ -87,10 +77,6 @@ class Service:
         """Run what takes many steps or waits for workers, on threads that no other call needs."""
         return await self._run("long", do, *args, **kwargs)
 
-    async def at_cluster(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks ZooKeeper and Redis."""
-        return await self._run("cluster", do, *args, **kwargs)
-
     async def parsed(self, data: bytes, parse: Callable[[], R]) -> R:
         """Parse the body of a request: what is large off the event loop, one after the other."""
         if len(data) <= SMALL_TEXT:
@@ -100,7 +86,7 @@ class Service:
     async def _run(self, pool: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return await self.within(pool, partial(do, *args, **kwargs))
 
-    async def within(self, pool: str, do: Callable[[], R], *, refusable: bool = True, **more: int) -> R:
+    async def within(self, pool: str, do: Callable[[], R], **more: int) -> R:
         """Run it on one of the threads of a pool, when it is the turn of who sent the current request.
 
         ``more`` are the bounds of the pool's ``Line``. Raises Busy.
@@ -109,7 +95,7 @@ class Service:
         if line is None:
             line = self._lines[pool] = Line(pool, **more)
         exchange = CURRENT.get(None)
-        found: R = await line.run("" if exchange is None else exchange.sender, do, refusable=refusable)
+        found: R = await line.run("" if exchange is None else exchange.sender, do)
         return found
 
     def hold(self, size: int) -> None:

@@ -150,6 +150,10 @@ class InvalidSchedule(InvalidInput):
     """A schedule's name, rule or policy is out of range."""
 
 
+class UnreadableSchedule(InvalidSchedule):
+    """The row of a schedule is damaged, or of a later version."""
+
+
 class UnknownSchedule(InvalidInput):
     """No schedule has that name."""
 

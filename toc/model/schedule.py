@@ -491,6 +491,11 @@ def check_schedule_name(name: object) -> str:
     return name
 
 
+BACKFILL_RATE = 10.0
+"""How many occurrences of the past a backfill starts a second, unless it is told."""
+LEAST_BACKFILL_RATE = 0.001
+
+
 def check_instant(at: datetime) -> datetime:
     """Return ``at`` if calendars can begin there. Raises InvalidSchedule."""
     if not 0 <= to_ms(at) <= END:

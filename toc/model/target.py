@@ -35,6 +35,11 @@ PREVIOUS_SECONDS = 86_400.0
 """After a rotation requests are also signed with the former secret, by default for this long."""
 MOST_PREVIOUS_SECONDS = 30 * 86_400.0
 
+REFRESH_SECONDS = 1.0
+"""Seconds between two reads of the table of targets, in each process that sends or lets tasks name them."""
+NOTICED_SECONDS = REFRESH_SECONDS + 0.5
+"""After this many seconds every process that reaches MySQL has read it again."""
+
 MOST_URL = 2000
 MOST_PATTERNS = 100
 MOST_HEADERS = 50

@@ -31,6 +31,7 @@ from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Slot, Topic, check_native, check_topic_name
 from toc.model.verdict import entry_score
+from toc.operate.cluster import slot_owners
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.sdk.submission import check_job_id
 from toc.store.check import ShardStatus
@@ -245,13 +246,12 @@ class SlotView:
         return max(0, self.queues.redis_now_ms - int(self.queues.next_due))
 
 
-def slot_views(
-    store: Store, queues: Queues, owners: Iterable[SlotRow], *, topic: str | None = None
-) -> list[SlotView]:
+def slot_views(center: TimeoutCenter, topic: str | None = None) -> list[SlotView]:
     """Return every slot of all topics, or of ``topic``. Raises UnknownTopic or StoreUnavailable."""
+    store = center.store
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
-    by_slot = {Slot(row.topic, row.number): row for row in owners}
-    peeks = queues.peek(sorted(slot for each in topics for slot in each.slots()))
+    by_slot = {Slot(row.topic, row.number): row for row in slot_owners(center.settings)}
+    peeks = center.queues.peek(sorted(slot for each in topics for slot in each.slots()))
     return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -41,21 +41,6 @@ def tasks_chosen(job_ids: Sequence[int]) -> dict[str, Any]:
     """Return how many tasks a change is about, and which: all of them, or those named ``first_job_ids``."""
     name = "job_ids" if len(job_ids) <= MOST_IDS else "first_job_ids"
     return {"tasks": len(job_ids), name: [str(job_id) for job_id in job_ids[:MOST_IDS]]}
-
-
-def target_changed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the audit shows of a change of a webhook target.
-
-    It shows the names of headers without their values, and the URL without user and query, which may hold a
-    secret.
-    """
-    told = {name: value for name, value in values.items() if value is not None or name == "rate"}
-    if "headers" in told:
-        told["headers"] = sorted(told["headers"])
-    if "url" in told:
-        scheme, _, rest = told["url"].partition("?")[0].rpartition("://")
-        told["url"] = f"{scheme}://{rest.rpartition('@')[2]}"
-    return told
 
 
 def action_record(row: AuditRow) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from toc.model.errors import IndexUnavailable, InvalidExpiry
 from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.topic import Slot
 from toc.operate import admin
+from toc.operate.audit import audited, tasks_chosen
 from toc.sdk.client import TimeoutCenter
 
 CHUNK = 500
@@ -35,12 +36,42 @@ class BulkStep(NamedTuple):
     counts: Counts
 
 
-def last_counts(begin: Callable[[], Iterator[BulkStep]]) -> Counts:
+def last_counts(
+    steps: Iterator[BulkStep], progress: Callable[[BulkStep], None] = lambda _step: None
+) -> Counts:
     """Take all steps. Returns the counts of the last; none without a step."""
     counts: Counts = {}
-    for step in begin():
+    for step in steps:
         counts = step.counts
+        progress(step)
     return counts
+
+
+def changed(
+    center: TimeoutCenter,
+    by: str,
+    action: str,
+    steps: Iterator[BulkStep],
+    job_ids: Sequence[int],
+    *,
+    target: str = "tasks",
+    progress: Callable[[BulkStep], None] = lambda _step: None,
+    **selected: str,
+) -> Counts:
+    """Take all steps, as ``last_counts`` does, and record the ``action`` and its counts in the audit, also if
+    it fails half-way. Does and records nothing without tasks.
+
+    ``selected`` says how the tasks were chosen.
+    """
+    if not job_ids:
+        return {}
+    with audited(center.store, by, action, target, **selected, **tasks_chosen(job_ids)) as record:
+
+        def note(step: BulkStep) -> None:
+            record.update(step.counts)
+            progress(step)
+
+        return last_counts(steps, note)
 
 
 def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:

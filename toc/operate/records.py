@@ -224,6 +224,10 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "leader": row.leader,
         "joined": instant(row.joined),
         "topics": None if row.member.topics is None else sorted(row.member.topics),
+        "metrics": row.member.metrics,
+        "weighed_by": row.weighed_by,
+        "drained_by": row.drained_by,
+        "drained_at": _at(row.drained_at),
     }
 
 

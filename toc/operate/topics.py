@@ -15,16 +15,16 @@ Delete goes in this order, and can be repeated after any interruption:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import IndexUnavailable, TocError, TopicInUse
 from toc.model.task import TaskStatus
 from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic
-from toc.operate import bulk
-from toc.operate.admin import TABLES_COUNTED
+from toc.operate import admin, bulk
 from toc.sdk.client import TimeoutCenter
 from toc.store.batch import OpenTasks
 from toc.store.select import Selection
@@ -60,8 +60,8 @@ def use_of(center: TimeoutCenter, topic: Topic) -> Use:
     prepared = prepared_of(center, topic)
     tables = center.store.tables
     rows = OpenTasks()
-    for first in range(0, len(tables), TABLES_COUNTED):
-        part = center.store.count_open(tables[first : first + TABLES_COUNTED], topic.biz_type)
+    for first in range(0, len(tables), admin.TABLES_COUNTED):
+        part = center.store.count_open(tables[first : first + admin.TABLES_COUNTED], topic.biz_type)
         rows = OpenTasks(*(sum(pair) for pair in zip(rows, part, strict=True)))
     return Use(rows, prepared)
 
@@ -118,6 +118,25 @@ def change_delivery(
     if not center.store.topics.deliver(name, version, delivery):
         raise TopicInUse(f"topic {name!r} was changed meanwhile, and its delivery was not; try again")
     return center.store.topics.get_with_version(name)[0]
+
+
+def alter_topic(
+    center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait: bool, progress: Progress
+) -> Topic:
+    """Change fields of a topic, its delivery as ``change_delivery`` does, and return it.
+
+    Raises InvalidTopic, UnknownTopic, UnknownTarget, InvalidInput or TopicInUse.
+    """
+    rest = dict(changes)
+    delivery = rest.pop("delivery", None)
+    if delivery is None:
+        return admin.alter_topic(center.store, name, rest)
+    # Refuse the rest first: a refusal must not leave half of what was asked.
+    replace(admin.get_topic(center.store, name), **rest)
+    if rest.get("target"):
+        center.store.targets.check_usable(rest["target"], name)
+    topic = change_delivery(center, name, delivery, wait=wait, progress=progress)
+    return admin.alter_topic(center.store, name, rest) if rest else topic
 
 
 def delete_topic(

@@ -28,7 +28,9 @@ from toc.model.errors import (
     shown,
 )
 from toc.model.schedule import (
+    BACKFILL_RATE,
     EPOCH,
+    LEAST_BACKFILL_RATE,
     NEAR_MS,
     Definition,
     Dst,
@@ -54,8 +56,6 @@ from toc.store.store import Store
 
 REPEATS = 10
 MOST_BACKFILL = 100_000
-BACKFILL_RATE = 10.0
-LEAST_BACKFILL_RATE = 0.001
 BACKFILL_PAGE = 1000
 _DAY = timedelta(days=1)
 Found = TypeVar("Found")

@@ -12,6 +12,7 @@ from toc.model.clock import Clock
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
     MOST_PREVIOUS_SECONDS,
+    NOTICED_SECONDS,
     PREVIOUS_SECONDS,
     Allow,
     Target,
@@ -20,7 +21,7 @@ from toc.model.target import (
     check_url,
     new_secret,
 )
-from toc.store.records.target_book import NOTICED_SECONDS, TargetBook
+from toc.store.records.target_book import TargetBook
 from toc.store.records.targets import Resealed, no_target
 from toc.store.store import Store
 

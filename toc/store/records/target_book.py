@@ -7,17 +7,12 @@ from collections.abc import Mapping
 
 from toc.model.clock import Clock
 from toc.model.errors import TocError
-from toc.model.target import Target, TargetSecrets
+from toc.model.target import REFRESH_SECONDS, Target, TargetSecrets
 from toc.observe.log import get_logger
 from toc.store.records.table import State
 from toc.store.records.targets import TargetTable
 
 log = get_logger(__name__)
-
-REFRESH_SECONDS = 1.0
-"""Seconds between two reads of the table."""
-NOTICED_SECONDS = REFRESH_SECONDS + 0.5
-"""After this many seconds every process that reaches MySQL has read it again."""
 
 
 class TargetBook:

@@ -1,0 +1,177 @@
+"""Commands made of what operators can do: ``toc.operate.operation`` declares it for every door."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.bulk import confirm
+from toc.cli.options import Commands, Json, Yes, flag, option
+from toc.cli.output import progress_bar, say, show_one
+from toc.cli.values import attribute, duration, moment, opened, who, whole_seconds
+from toc.model.clock import from_ms
+from toc.model.wire import parse_instant
+from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
+
+Show = Callable[..., None]
+"""Prints the record of an operation: ``show(record, as_json=...)``."""
+Option = tuple[Any, Callable[[Any], Any]]
+"""An option as typer has it, and the function that reads what was typed."""
+
+_TYPES: dict[Any, Any] = {Kind.WHOLE: int, Kind.NUMBER: float, Kind.FLAG: bool}
+"""What is not here is a text to typer, but for the members of enums."""
+_TIMES: dict[Any, Callable[[str], Any]] = {
+    Kind.SECONDS: duration,
+    Kind.WHOLE_SECONDS: whole_seconds,
+    Kind.INSTANT: parse_instant,
+    Kind.MOMENT: parse_instant,
+    Kind.PAST: lambda text: from_ms(moment(text, round(time.time() * 1000))),
+}
+_READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Kind.OBJECT: attribute}
+"""The functions that read texts."""
+_METAVARS: dict[Any, str] = {
+    **dict.fromkeys(_TIMES, "TIME"), Kind.OBJECT: "JSON", Kind.TEXT: "TEXT", Kind.TOPIC: "TOPIC",
+}  # fmt: skip
+"""What a value is called in the help."""
+
+
+def act(operation: Operation, center: TimeoutCenter, **values: Any) -> Any:
+    """Do it in the name of the OS user. Returns what it returns, when everybody has noticed the change."""
+    doing = Doing(center, who(), operation.right, remark=say)
+    with progress_bar(operation.name) if operation.place is Place.LONG else nullcontext() as bar:
+        if bar is not None:
+            doing.progress = lambda text: bar(0.0, text)
+        record = operation.perform(doing, values)
+    time.sleep(operation.settles)  # what is said then must be true
+    return record
+
+
+def acted(operation: Operation, **values: Any) -> Any:
+    """Do it with a center of its own, as ``act`` does."""
+    # A session with ZooKeeper would also tell of itself.
+    with opened(account=operation.changes and operation.place is not Place.CLUSTER) as center:
+        return act(operation, center, **values)
+
+
+def made(
+    operation: Operation,
+    *,
+    arguments: int = 1,
+    ask: Callable[[Mapping[str, Any]], str] | None = None,
+    **options: Option | Param | None,
+) -> Callable[[Show], Callable[..., None]]:
+    """Return a function that makes a command of one that prints the record of an operation.
+
+    The help is the docstring of the operation and then that of the decorated function. The first
+    ``arguments`` params have no option. ``ask`` returns the question that must be answered first. ``options``
+    replace those that are made of params, or their params; those that are None have no option.
+    """
+    params = {part.name: part for param in operation.params for part in param.parts or (param,)}
+    own: dict[str, Option] = {}
+    for name, one in options.items():
+        if one is None:
+            del params[name]
+        elif isinstance(one, Param):
+            params[name] = one
+        else:
+            own[name] = one
+
+    def declare(show: Show) -> Callable[..., None]:
+        def run(*, as_json: bool, yes: bool = True, **typed: Any) -> None:
+            given = {
+                name: _read(param, value, own.get(name))
+                for name, param in params.items()
+                if (value := typed[_safe(name)]) is not None
+                and (value is not False or param.default is False)
+            }
+            values = _values(operation, given)
+            if ask is not None:
+                confirm(ask(values), yes=yes)
+            show(acted(operation, **values), as_json=as_json)
+
+        run.__doc__ = inspect.cleandoc(f"{operation.do.__doc__}\n\n    {show.__doc__ or ''}").strip()
+        run.__name__ = show.__name__
+        taken = [_parameter(_safe(name), *_declared(param, own.get(name))) for name, param in params.items()]
+        for place, param in enumerate(operation.params[:arguments]):
+            about = typer.Argument(metavar=param.metavar or "NAME", help=param.about)
+            kind = _TYPES.get(param.kind, str)
+            if param.default is REQUIRED:
+                taken[place] = _parameter(_safe(param.name), Annotated[kind, about], inspect.Parameter.empty)
+            elif param.metavar.startswith("["):
+                taken[place] = _parameter(_safe(param.name), Annotated[kind | None, about], None)
+        if ask is not None:
+            taken.append(_parameter("yes", Yes, False))
+        taken.append(_parameter("as_json", Json, False))
+        run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+        return run
+
+    return declare
+
+
+def command(app: Commands, operation: Operation, **more: Any) -> Callable[[Show], Callable[..., None]]:
+    """Make a command of an operation, as ``made`` does, and add it to a group, by the verb."""
+    name = operation.name.partition(".")[2]
+    return lambda show: app.command(name)(made(operation, **more)(show))
+
+
+def commands(app: Commands, *operations: Operation) -> None:
+    """Declare commands that print a record as it is, a line for each value."""
+    for operation in operations:
+        command(app, operation)(_show)
+
+
+def _show(record: Record, *, as_json: bool) -> None:
+    show_one(record, as_json=as_json)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _safe(name: str) -> str:
+    """Return a name that a parameter of Python can have."""
+    return f"{name}_" if iskeyword(name) else name
+
+
+def _declared(param: Param, own: Option | None) -> tuple[Any, Any]:
+    """Return a param as typer has it: its type and default."""
+    if own is not None:
+        return str | None, own[0]
+    name = param.option or f"--{param.name.replace('_', '-')}"
+    kind: Any = param.kind if isinstance(param.kind, type) else _TYPES.get(param.kind, str)
+    if kind is bool:
+        return kind, flag(name, param.about)
+    bounds = {"min": param.least, "max": param.most} if kind in (int, float) else {}
+    metavar = param.metavar or ("N" if bounds else _METAVARS.get(param.kind))
+    about = f"{param.about} An age such as 2h, or RFC 3339." if param.kind is Kind.PAST else param.about
+    taken = option(metavar, about, name, default=param.default, **bounds)
+    if param.many:
+        kind = list.__class_getitem__(kind)
+    return (kind | None if param.default is None else kind), taken
+
+
+def _read(param: Param, typed: Any, own: Option | None) -> Any:
+    """Return the value of what was typed."""
+    if own is not None:
+        return own[1](typed)
+    return _READ[param.kind](typed) if param.kind in _READ else typed
+
+
+def _values(operation: Operation, given: Record) -> Record:
+    """Return the values of params, those of parts within the one that they are parts of."""
+    values = dict(given)
+    for param in operation.params:
+        if param.parts:
+            values[param.name] = {
+                part.name: values.pop(part.name) for part in param.parts if part.name in given
+            }
+    return values

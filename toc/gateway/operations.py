@@ -1,0 +1,101 @@
+"""Calls made of what operators can do: ``toc.operate.operation`` declares it for every door."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, create_model
+
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Nothing, Query
+from toc.gateway.problems import unknown_topic
+from toc.model.schedule import check_instant
+from toc.model.sharding import BizId
+from toc.model.topic import NAME
+from toc.operate.operation import Doing, Kind, Operation, Param, Place, Record
+
+_TYPES: dict[Kind, Any] = {
+    Kind.TEXT: str,
+    Kind.TOPIC: str,
+    Kind.WHOLE: int,
+    Kind.NUMBER: float,
+    Kind.SECONDS: float,
+    Kind.WHOLE_SECONDS: int,
+    Kind.FLAG: bool,
+    Kind.INSTANT: Instant,
+    Kind.MOMENT: Annotated[Instant, AfterValidator(check_instant)],
+    Kind.PAST: Instant,
+    Kind.OBJECT: dict[str, Any],
+    Kind.HEADERS: dict[str, str],
+}
+
+
+def call_of(operation: Operation) -> HttpCall:
+    """Return the call of an operation. What its path does not name is in the query of a GET or DELETE,
+    otherwise in the body."""
+    method, _, path = operation.route.partition(" ")
+    fields: Any = {
+        one.name: _field(one) for one in operation.params if f"{{{one.name}}}" not in path and not one.typed
+    }
+    in_query = method in ("GET", "DELETE")
+    takes: Any = None
+    if fields:
+        doc = operation.do.__doc__
+        takes = create_model(operation.takes, __base__=Query if in_query else Model, __doc__=doc, **fields)
+    return HttpCall(
+        method, path, operation.right, partial(_perform, operation), operation.title,
+        query=takes if takes and in_query else Nothing,
+        body=None if in_query else takes,
+        gives=operation.gives, status=operation.status, tells=operation.do,
+    )  # fmt: skip
+
+
+def _field(param: Param) -> tuple[Any, Any]:
+    """Return a field as pydantic has it: its type, and its default with its bounds."""
+    kind: Any = _TYPES[param.kind] if isinstance(param.kind, Kind) else param.kind
+    bounds: dict[str, Any] = {}
+    if isinstance(param.kind, type) and issubclass(param.kind, StrEnum):
+        kind = Annotated[kind, Field(strict=False)]  # the names of its members are texts
+    if param.many:
+        kind = list[kind]
+    if param.many or kind is str:
+        bounds |= {"min_length": param.least, "max_length": param.most}
+    elif kind in (int, float):
+        bounds |= {"ge": param.least, "gt": param.above, "le": param.most}
+    if kind is float:
+        bounds["allow_inf_nan"] = False
+    if param.default is None:
+        kind = kind | None
+    return kind, Field(param.default, description=param.about or None, **bounds)
+
+
+async def _perform(operation: Operation, asked: Asked) -> Answer:
+    """Do what was asked for, in the name of the token, where nothing else waits for the same server."""
+    service, values = asked.service, _values(operation, asked)
+    for param in operation.params:
+        if param.kind is Kind.TOPIC and param.name in values and not asked.may(values[param.name]):
+            raise unknown_topic(values[param.name])
+    doing = Doing(service.center, asked.token.name, operation.right, asked.token)
+    pool: str = operation.place
+    if operation.place is Place.SCHEDULE:
+        name = str(values["name"])
+        server = service.center.store.server_of_biz(BizId.of(name if NAME.fullmatch(name) else "-"))
+        service.check_there(server)
+        pool = f"{pool}-{server}"
+    record = await service.within(pool, partial(operation.perform, doing, values))
+    if operation.settles:
+        await asyncio.sleep(operation.settles)  # what the answer says must be true
+    return Answer(record, operation.status)
+
+
+def _values(operation: Operation, asked: Asked) -> Record:
+    """Return the values that were sent, those of the path first, and the defaults of others."""
+    sent = asked.query if asked.body is None else asked.body
+    values: Record = dict(asked.path)
+    for param in operation.params:
+        value = getattr(sent, param.name, None)
+        if value is not None or (param.null and param.name in sent.model_fields_set):
+            values.setdefault(param.name, value)
+    return values

@@ -1,0 +1,1 @@
+"""Operations, a module for each subject."""

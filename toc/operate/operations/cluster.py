@@ -1,0 +1,259 @@
+"""Slots, workers and running tasks; hosts drained or weighed, slots pinned, everything spread evenly.
+
+A change that names a host or worker that does not exist is refused, unless it is said to come later
+(``absent``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from toc.coordination.znodes import MAX_WEIGHT, check_node_name, slot_of
+from toc.model.access import Action as Right
+from toc.model.errors import InvalidInput, UnknownHost, shown
+from toc.model.topic import Delivery, Slot
+from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.records import (
+    intent_records,
+    local_worker_records,
+    move_record,
+    ownership_record,
+    queue_record,
+    running_record,
+    worker_record,
+)
+
+NAMED = 20
+"""How many hosts a message names at most."""
+HOST = Param("host", Kind.TEXT, "A host, as `toc workers` shows it.", REQUIRED, metavar="HOST")
+SLOT = Param("slot", Kind.TEXT, "A slot, as `toc slots` shows it: order.close_3.", REQUIRED, metavar="SLOT")
+ABSENT = Param(
+    "absent", Kind.FLAG, "Accept a host that has no worker now; takes effect when it has.", default=False
+)
+TOPIC = Param("topic", Kind.TEXT, "Only this topic.", metavar="NAME")
+CLUSTER: Any = {"place": Place.CLUSTER}
+
+
+class Asks(TypedDict):
+    """Intents: what (drain, weight, pin), of which host or slot, to what, by whom, and when."""
+
+    intents: list[dict[str, Any]]
+
+
+class Slots(TypedDict):
+    """Slots of topics."""
+
+    slots: list[dict[str, Any]]
+
+
+class RunningTasks(TypedDict):
+    """Tasks that run, by slot and job_id."""
+
+    tasks: list[dict[str, Any]]
+    next: str | None
+
+
+@operation("slot.list", "GET /v1/slots", Right.READ_CLUSTER, "Show slots", TOPIC, gives=Slots, **CLUSTER)
+def slots(doing: Doing, topic: str | None = None) -> Record:
+    """Show every slot: its owner and why, how many tasks it holds, and how late it is."""
+    from toc.operate.admin import slot_views
+
+    return {
+        "slots": [
+            ownership_record(view)
+            | {"assigned": view.ownership and view.ownership.assigned}
+            | {"why": view.ownership and view.ownership.reason}
+            | queue_record(view)
+            for view in slot_views(doing.center, topic)
+        ]
+    }
+
+
+@operation(
+    "task.running", "GET /v1/running", Right.READ_CLUSTER, "Show running tasks",
+    TOPIC,
+    Param("limit", Kind.WHOLE, "At most N tasks.", 100, least=1, most=1000),
+    Param("next", Kind.TEXT, "Go on where the list before ended.", most=200, metavar="CURSOR"),
+    gives=RunningTasks, **CLUSTER,
+)  # fmt: skip
+def running_tasks(doing: Doing, limit: int, topic: str | None = None, next: str | None = None) -> Record:  # noqa: A002 - as in the API
+    """Show the tasks that run now, where, and since when.
+
+    A task that a worker has taken counts, also before it starts. Consumers that pull are not shown.
+    """
+    from toc.operate import admin, running
+
+    store = doing.center.store
+    topics = store.topics.list() if topic is None else [admin.get_topic(store, topic)]
+    page = running.page(doing.center, topics, next, limit)
+    return {"tasks": [running_record(one) for one in page.tasks], "next": page.next}
+
+
+@operation("worker.list", "GET /v1/workers", Right.READ_CLUSTER, "Show workers", **CLUSTER)
+def workers(doing: Doing) -> Record:
+    """Show the living workers, their slots, and the tables that they sweep.
+
+    Without ZooKeeper: the workers that use Redis.
+    """
+    from toc.operate.admin import local_workers
+
+    if doing.center.settings.zookeeper is None:
+        return {"workers": local_worker_records(local_workers(doing.center.store, doing.center.queues))}
+    return {"workers": [worker_record(row) for row in doing.operator.workers()]}
+
+
+@operation(
+    "intent.list", "GET /v1/intents", Right.READ_CLUSTER, "Show intents of operators", gives=Asks, **CLUSTER
+)
+def intents(doing: Doing) -> Record:
+    """Show drains, weights and pins: by whom and when."""
+    alone = doing.center.settings.zookeeper is None
+    return {"intents": [] if alone else intent_records(doing.operator.intents())}
+
+
+# --- changes
+
+
+def _can_drain(doing: Doing, host: str, *, absent: bool) -> None:
+    check_node_name("host", host)
+    _find(doing, host, absent=absent or host in doing.operator.intents().drains)
+
+
+@operation(
+    "host.drain", "POST /v1/hosts/{host}:drain", Right.CHANGE_CLUSTER, "Drain a host",
+    HOST, ABSENT, takes="Wish", check=_can_drain, details=lambda _: {}, **CLUSTER,
+)  # fmt: skip
+def drain(doing: Doing, host: str, **_: bool) -> Record:
+    """Take all slots from a host, and give it none until it is undrained."""
+    doing.operator.drain(host, by=doing.by)
+    return {"host": host, "drained": True, "present": _find(doing, host, absent=True)}
+
+
+@operation(
+    "host.undrain", "POST /v1/hosts/{host}:undrain", Right.CHANGE_CLUSTER, "Undrain a host", HOST, **CLUSTER
+)
+def undrain(doing: Doing, host: str) -> Record:
+    """Let a drained host have slots again."""
+    found = doing.operator.undrain(host)
+    if not found:
+        _find(doing, host, hint=f"drained hosts: {some(doing.operator.intents().drains)}")
+    return {"host": host, "drained": False, "changed": found}
+
+
+def _can_weigh(doing: Doing, host: str, *, weight: float, absent: bool) -> None:
+    from toc.coordination.operator import check_weight
+
+    check_weight(weight)
+    check_node_name("host", host)
+    _find(doing, host, absent=absent or host in doing.operator.intents().weights)
+
+
+@operation(
+    "host.weight", "POST /v1/hosts/{host}:weight", Right.CHANGE_CLUSTER, "Weigh a host",
+    HOST,
+    Param("weight", Kind.NUMBER, "More than 0: 2 is twice what 1 gets.", REQUIRED, above=0, most=MAX_WEIGHT,
+          metavar="WEIGHT"),
+    ABSENT, takes="NewWeight", check=_can_weigh, details=lambda told: {"weight": told["weight"]}, **CLUSTER,
+)  # fmt: skip
+def weigh(doing: Doing, host: str, *, weight: float, **_: bool) -> Record:
+    """Give the workers of a host another share of the slots than its TOC_WEIGHT, until it is unweighed."""
+    doing.operator.weigh(host, weight, by=doing.by)
+    return {"host": host, "weight": weight}
+
+
+@operation(
+    "host.unweight", "POST /v1/hosts/{host}:unweight", Right.CHANGE_CLUSTER, "Unweigh a host", HOST,
+    **CLUSTER,
+)  # fmt: skip
+def unweigh(doing: Doing, host: str) -> Record:
+    """Let TOC_WEIGHT of the host's daemon count again."""
+    found = doing.operator.unweigh(host)
+    if not found:
+        _find(doing, host, hint=f"hosts with a weight: {some(doing.operator.intents().weights)}")
+    return {"host": host, "changed": found}
+
+
+def _can_pin(doing: Doing, slot: str, *, target: str, absent: bool) -> None:
+    from toc.operate.admin import get_topic
+
+    check_node_name("target", target)
+    wanted = _slot(slot)
+    topic = get_topic(doing.center.store, wanted.topic)
+    if wanted.number >= topic.slot_amount:
+        raise InvalidInput(
+            f"{topic.name} has slots 0 to {topic.slot_amount - 1}, not {wanted.number}", "slot"
+        )
+    _find(doing, target, absent=absent, workers=True)
+
+
+@operation(
+    "slot.pin", "POST /v1/slots/{slot}:pin", Right.CHANGE_CLUSTER, "Pin a slot",
+    SLOT, Param("target", Kind.TEXT, "A host, or a worker.", REQUIRED, most=255, metavar="TARGET"), ABSENT,
+    takes="NewPin", check=_can_pin, details=lambda told: {"to": told["target"]}, **CLUSTER,
+)  # fmt: skip
+def pin(doing: Doing, slot: str, *, target: str, **_: bool) -> Record:
+    """Assign a slot to a host or worker. While that is absent, the slot goes where balance puts it."""
+    doing.operator.pin(_slot(slot), target, by=doing.by)
+    return {"slot": slot, "target": target}
+
+
+@operation(
+    "slot.unpin", "POST /v1/slots/{slot}:unpin", Right.CHANGE_CLUSTER, "Unpin a slot",
+    SLOT, check=lambda _, slot: _slot(slot), **CLUSTER,
+)  # fmt: skip
+def unpin(doing: Doing, slot: str) -> Record:
+    """Let a pinned slot go where balance puts it, also one that is gone."""
+    return {"slot": slot, "changed": doing.operator.unpin(_slot(slot))}
+
+
+@operation(
+    "cluster.rebalance", "POST /v1/cluster:rebalance", Right.CHANGE_CLUSTER, "Rebalance slots",
+    Param("dry_run", Kind.FLAG, "Only show what would move.", default=False),
+    takes="Rebalance", target=lambda doing: doing.center.settings.cluster, details=lambda _: {}, **CLUSTER,
+)  # fmt: skip
+def rebalance(doing: Doing, *, dry_run: bool) -> Record:
+    """Spread every topic's slots evenly over the workers, and show the moves."""
+    topics = doing.center.store.topics.list()
+    others = {one.name: one.delivery.value for one in topics if one.delivery is not Delivery.HANDLER}
+    moves = doing.operator.rebalance(by=doing.by, dry_run=dry_run, deliveries=others)
+    doing.result["moves"] = len(moves)
+    return {"moves": [move_record(move) for move in moves]}
+
+
+def _find(doing: Doing, target: str, *, absent: bool = False, workers: bool = False, hint: str = "") -> bool:
+    """Whether a host has a worker now. With ``workers`` the target may be a worker, too. Raises UnknownHost
+    unless it may be ``absent``."""
+    host_of = {row.member.worker_id: row.member.host for row in doing.operator.workers()}
+    hosts = set(host_of.values())
+    if target in hosts or (workers and target in host_of):
+        return True
+    if target in host_of:
+        raise UnknownHost(f"{shown(target)} is a worker, not a host: give its host, {host_of[target]}")
+    if not absent:
+        how = "add --absent" if doing.token is None else "send absent: true"
+        hint = hint or f"{how} if it will come later"
+        raise UnknownHost(f"{shown(target)} has no worker now; hosts with workers: {some(hosts)}; {hint}")
+    return False
+
+
+def _slot(name: str) -> Slot:
+    slot = slot_of(name)
+    if slot is None:
+        raise InvalidInput(
+            f"{shown(name)} is not a slot; write it as `toc slots` does: order.close_3", "slot"
+        )
+    return slot
+
+
+def some(names: Iterable[str]) -> str:
+    """Return names for a message, at most NAMED of them."""
+    first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
+    return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    slots, running_tasks, workers, intents, drain, undrain, weigh, unweigh, pin, unpin, rebalance,
+)  # fmt: skip

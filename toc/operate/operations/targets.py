@@ -1,0 +1,169 @@
+"""Webhook targets, the receivers of webhooks. Create and rotate show a secret, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from toc.model.access import Action as Right
+from toc.model.target import MOST_PREVIOUS_SECONDS, NOTICED_SECONDS, PREVIOUS_SECONDS, Target
+from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.records import target_record
+
+NAME = Param("name", Kind.TEXT, "Such as shop: letters, digits, '.', '_', '-'.", REQUIRED)
+URL = "Where tasks are sent: https://host/path."
+LIMITS = (
+    Param("timeout", Kind.SECONDS, "Longest request. Default 15s."),
+    Param("concurrency", Kind.WHOLE, "Requests in flight, over all workers. Default 50."),
+    Param("rate", Kind.NUMBER, "Requests per second, over all workers. Default: no limit.", null=True),
+    Param("dead_on", Kind.WHOLE, "Answers that make a task dead: of 400, 404, 422. Default none.", many=True),
+    Param("topics", Kind.TEXT,
+          "Patterns of the topics that may use it: shop.*, pay.*. Default all that its creator may.",
+          many=True),
+    Param("headers", Kind.HEADERS, "Go with every request. Encrypted, and never shown."),
+)  # fmt: skip
+
+
+class Targets(TypedDict):
+    """Targets by name."""
+
+    targets: list[dict[str, Any]]
+
+
+def _told(values: Record) -> Mapping[str, Any]:
+    """Return what the audit tells of a target: the names of headers without their values, and the URL without
+    user and query, which may hold a secret."""
+    told = dict(values)
+    if "headers" in told:
+        told["headers"] = sorted(told["headers"])
+    if "url" in told:
+        scheme, _, rest = told["url"].partition("?")[0].rpartition("://")
+        told["url"] = f"{scheme}://{rest.rpartition('@')[2]}"
+    return told
+
+
+def _record(doing: Doing, target: Target) -> Record:
+    """Return a target as its reader may see it: who may only read does not see the query of its URL."""
+    return target_record(target, whole_url=doing.may(Right.RUN_TARGET))
+
+
+@operation("target.list", "GET /v1/targets", Right.READ_TARGETS, "List webhook targets", gives=Targets)
+def list_targets(doing: Doing) -> Record:
+    """List the targets."""
+    targets = doing.center.targets.list()
+    known = {target.name for target in targets}
+    for topic in doing.center.store.topics.list():
+        if topic.target and topic.target not in known:
+            doing.remark(
+                f"topic {topic.name} sends to target {topic.target}, which does not exist: its tasks wait"
+            )
+    return {"targets": [_record(doing, target) for target in targets]}
+
+
+@operation("target.show", "GET /v1/targets/{name}", Right.READ_TARGETS, "Show a webhook target", NAME)
+def show_target(doing: Doing, name: str) -> Record:
+    """Show a target, without secrets."""
+    return _record(doing, doing.center.store.targets.get(name))
+
+
+@operation(
+    "target.create", "POST /v1/targets", Right.CHANGE_TARGET, "Register a webhook target",
+    NAME, Param("url", Kind.TEXT, URL, REQUIRED, metavar="URL"), *LIMITS,
+    takes="NewTarget", status=201, details=_told,
+)  # fmt: skip
+def create(doing: Doing, name: str, url: str, **limits: Any) -> Record:
+    """Register a receiver, and show its signing secret, only this once."""
+    if doing.token is not None:
+        limits.setdefault("topics", doing.token.topics)
+    made = doing.center.targets.create(name, url, **limits)
+    return target_record(made.target) | {"secret": made.secret}
+
+
+@operation(
+    "target.alter", "PATCH /v1/targets/{name}", Right.CHANGE_TARGET, "Change a webhook target",
+    NAME, Param("url", Kind.TEXT, URL, metavar="URL"), *LIMITS,
+    takes="AlteredTarget", details=_told, settles=NOTICED_SECONDS,
+)  # fmt: skip
+def alter(doing: Doing, name: str, **changes: Any) -> Record:
+    """Change a target; headers replace all that it had. Returns when every sender knows it."""
+    return target_record(doing.center.targets.alter(name, wait=False, **changes))
+
+
+@operation(
+    "target.rotate", "POST /v1/targets/{name}:rotate", Right.CHANGE_TARGET, "Give a target a new secret",
+    NAME,
+    Param("keep", Kind.SECONDS, "How long the former secret also signs; 0: not at all.", PREVIOUS_SECONDS,
+          least=0, most=MOST_PREVIOUS_SECONDS),
+    takes="Rotation", settles=NOTICED_SECONDS,
+)  # fmt: skip
+def rotate(doing: Doing, name: str, keep: float) -> Record:
+    """Give a target a new signing secret, and show it, only this once, when every sender uses it.
+
+    Until the time to keep the former one is over, requests are signed with both, so receivers can switch
+    without a gap.
+    """
+    made = doing.center.targets.rotate(name, keep=keep, wait=False)
+    return target_record(made.target) | {"secret": made.secret}
+
+
+@operation(
+    "target.test", "POST /v1/targets/{name}:test", Right.RUN_TARGET, "Send a webhook target a test",
+    NAME, place=Place.RECEIVER,
+)  # fmt: skip
+def send_test(doing: Doing, name: str) -> Record:
+    """Send a target one signed request that belongs to no task, and show the answer."""
+    answer = doing.center.targets.test(name)
+    doing.result["status"] = answer.status
+    return answer._asdict()
+
+
+@operation(
+    "target.pause", "POST /v1/targets/{name}:pause", Right.RUN_TARGET, "Pause a webhook target",
+    NAME, Param("why", Kind.TEXT, "A reason, shown to other operators.", "", most=255),
+    takes="Pause", settles=NOTICED_SECONDS,
+)  # fmt: skip
+def pause(doing: Doing, name: str, why: str) -> Record:
+    """Send nothing more to a target; its tasks wait. Requests in flight end."""
+    return target_record(doing.center.targets.pause(name, why=why, by=doing.by, wait=False))
+
+
+@operation(
+    "target.resume", "POST /v1/targets/{name}:resume", Right.RUN_TARGET, "Resume a webhook target", NAME
+)
+def resume(doing: Doing, name: str) -> Record:
+    """Send to a paused target again. Its own answer 410 may have paused it."""
+    return target_record(doing.center.targets.resume(name))
+
+
+@operation(
+    "target.delete", "DELETE /v1/targets/{name}", Right.CHANGE_TARGET, "Delete a webhook target",
+    NAME, settles=NOTICED_SECONDS,
+)  # fmt: skip
+def delete(doing: Doing, name: str) -> Record:
+    """Delete a target and its secret. Its tasks wait until a target of that name exists again."""
+    doing.center.targets.delete(name, wait=False)
+    return {"name": name}
+
+
+@operation(
+    "secrets.rotate", "", Right.CHANGE_TARGET, "Encrypt secrets with a new key",
+    target=lambda _: "all targets",
+)  # fmt: skip
+def rotate_keys(doing: Doing) -> Record:
+    """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
+
+    First put the new key before the old one on every host: it is refused while a worker that sends webhooks
+    does not know it. Remove the old key afterwards.
+    """
+    from toc.operate.targets import rotate_key
+
+    done, locked = rotate_key(doing.center)
+    doing.result.update(targets=done, locked=locked)
+    return {"targets": done, "locked": list(locked)}
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    list_targets, create, show_target, alter, delete, rotate, send_test, pause, resume,
+)  # fmt: skip

@@ -1,0 +1,161 @@
+"""Topics: create, look at, alter, pause, resume, delete."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from toc.model.access import Action as Right
+from toc.model.catalog import NOTICED_SECONDS
+from toc.model.errors import InvalidInput, TocError
+from toc.model.topic import Backoff, Delivery, Topic, TopicType
+from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.records import topic_record
+
+NAME = Param("topic", Kind.TOPIC, "Such as order.close: letters, digits, '.', '_', '-'.", REQUIRED)
+PARTITIONS = "Partitions: a power of two, 1 to 1024."
+SLOTS = Param("slot_amount", Kind.WHOLE, PARTITIONS, option="--slots")
+NEW_SLOTS = Param("slot_amount", Kind.WHOLE, PARTITIONS, REQUIRED, option="--slots")
+POLICIES = (
+    Param("topic_type", TopicType,
+          "timed: deadlines lie ahead (the default). instant: tasks may be due at once.", option="--type"),
+    Param("retries", Kind.WHOLE, "Total tries, 1 to 31. Default 16."),
+    Param("backoff", Backoff, "How long a failed task waits. Default exponential."),
+    Param("backoff_base", Kind.SECONDS, "First wait, doubled each try. Default 1s."),
+    Param("backoff_cap", Kind.SECONDS, "Longest wait. Default 10m."),
+    Param("prepare_timeout", Kind.WHOLE_SECONDS, "A worker silent this long loses its tasks. Default 30s."),
+    Param("max_runtime", Kind.WHOLE_SECONDS, "A try that runs longer fails. Default 1h."),
+    Param("horizon", Kind.WHOLE_SECONDS, "Later tasks wait in MySQL only. Default 1d."),
+    Param("retention", Kind.WHOLE_SECONDS, "How long finished rows are kept. Default 3d."),
+    Param("concurrency", Kind.WHOLE,
+          "Handlers that each worker process runs at once. Default 0: as many as it has threads."),
+    Param("delivery", Delivery,
+          "Who starts its tasks: handler (default); pull: consumers at a gateway; webhook: receivers."),
+    Param("target", Kind.TEXT, "Where a webhook topic sends its tasks; '' for nowhere.", metavar="NAME"),
+)  # fmt: skip
+"""The policies of topics, by the names of Topic's fields."""
+
+
+class Topics(TypedDict):
+    """Topics by name."""
+
+    topics: list[dict[str, Any]]
+
+
+@operation("topic.list", "GET /v1/topics", Right.READ_TOPICS, "List the topics", gives=Topics)
+def list_topics(doing: Doing) -> Record:
+    """List the topics."""
+    topics = doing.center.store.topics.list()
+    return {"topics": [topic_record(topic) for topic in topics if doing.sees(topic.name)]}
+
+
+@operation("topic.show", "GET /v1/topics/{topic}", Right.READ_TOPICS, "Show a topic", NAME)
+def show_topic(doing: Doing, topic: str) -> Record:
+    """Show a topic with its policies."""
+    from toc.operate import admin
+
+    return topic_record(admin.get_topic(doing.center.store, topic))
+
+
+@operation(
+    "topic.create", "POST /v1/topics", Right.CREATE_TOPIC, "Create a topic",
+    Param("name", Kind.TOPIC, NAME.about, REQUIRED),
+    Param("biz_type", Kind.WHOLE, "Its number in the rows, unique to the topic.", REQUIRED),
+    NEW_SLOTS, *POLICIES, takes="NewTopic", status=201,
+)  # fmt: skip
+def create(doing: Doing, name: str, **values: Any) -> Record:
+    """Create a topic."""
+    from toc.operate import admin
+
+    return _shown_anew(doing, admin.create_topic(doing.center, name, **values))
+
+
+@operation(
+    "topic.alter", "PATCH /v1/topics/{topic}", Right.CHANGE_TOPIC, "Change a topic",
+    NAME, SLOTS, *POLICIES,
+    Param("wait", Kind.FLAG, "With --delivery: wait until none of its tasks is prepared or leased.",
+          typed=True),
+    takes="TopicPolicies", place=Place.LONG,
+)  # fmt: skip
+def alter(doing: Doing, topic: str, *, wait: bool = False, **changes: Any) -> Record:
+    """Change policies of a topic in use. Name and biz_type cannot change.
+
+    Its delivery can be changed while it is paused and none of its tasks is prepared or leased.
+    """
+    from toc.operate import topics
+
+    if wait and "delivery" not in changes:
+        raise InvalidInput("--wait goes with --delivery")
+    altered = topics.alter_topic(doing.center, topic, changes, wait=wait, progress=doing.progress)
+    if "slot_amount" in changes:
+        doing.remark(
+            f"new tasks go to {altered.slot_amount} slots, those that are pending keep theirs: "
+            f"`toc topic show {topic} --count` counts them"
+        )
+    return _shown_anew(doing, altered)
+
+
+@operation(
+    "topic.pause", "POST /v1/topics/{topic}:pause", Right.CHANGE_TOPIC, "Pause a topic",
+    NAME, settles=NOTICED_SECONDS,
+)  # fmt: skip
+def pause(doing: Doing, topic: str) -> Record:
+    """Start no more tasks of a topic. New ones are still accepted; running ones finish.
+
+    Returns after 2.5 s, when every worker knows it.
+    """
+    from toc.operate import admin
+
+    return topic_record(admin.alter_topic(doing.center.store, topic, {"paused": True}))
+
+
+@operation(
+    "topic.resume", "POST /v1/topics/{topic}:resume", Right.CHANGE_TOPIC, "Resume a topic",
+    NAME,
+    Param("rate", Kind.WHOLE, "Start at most N waiting tasks per second, cluster-wide; 0: all.", 0,
+          least=0, most=1_000_000),
+    takes="Resume",
+)  # fmt: skip
+def resume(doing: Doing, topic: str, rate: int) -> Record:
+    """Start the tasks of a paused topic again, oldest first.
+
+    A rate limits the tasks that are due by now; tasks that become due later are not limited. On a topic that
+    is not paused this sets another rate, or none.
+    """
+    from toc.operate import admin
+
+    now = doing.center.clock.now_ms()
+    return topic_record(admin.resume_topic(doing.center.store, topic, rate=rate, now_ms=now))
+
+
+def _exists(doing: Doing, topic: str, **_: Any) -> None:
+    from toc.operate import admin
+
+    admin.get_topic(doing.center.store, topic)
+
+
+@operation(
+    "topic.delete", "DELETE /v1/topics/{topic}", Right.DELETE_TOPIC, "Delete a topic",
+    NAME,
+    Param("purge", Kind.FLAG, "First cancel its pending tasks and delete its dead ones.", default=False),
+    takes="Delete", place=Place.LONG, check=_exists,
+)  # fmt: skip
+def delete(doing: Doing, topic: str, *, purge: bool) -> Record:
+    """Delete a paused topic without pending and dead tasks. Its biz_type is never used again."""
+    from toc.operate import topics
+
+    ended = topics.delete_topic(doing.center, topic, purge=purge, progress=doing.progress).rows
+    doing.result.update(pending_cancelled=ended.pending, dead_deleted=ended.dead)
+    return {"name": topic, "cancelled": ended.pending, "purged": ended.dead}
+
+
+def _shown_anew(doing: Doing, topic: Topic) -> Record:
+    """Show a topic that was changed, of which this program knows from now on."""
+    with suppress(TocError):  # it is changed; this view of it may be a second old
+        doing.center.catalog.refresh()
+    return topic_record(topic)
+
+
+OPERATIONS: tuple[Operation, ...] = (list_topics, show_topic, create, alter, pause, resume, delete)
