@@ -30,7 +30,7 @@ def audit(
     after: datetime | None = None,
     next: int | None = None,  # noqa: A002 - as in the API
 ) -> Record:
-    """Show what operators have changed, the latest first: who, when, what, and the outcome.
+    """Show what operators have changed: who, when, what, and the outcome.
 
     An action whose outcome is `unknown` is still running, or its program ended before it could record it.
     """

@@ -127,7 +127,7 @@ def _can_drain(doing: Doing, host: str, *, absent: bool) -> None:
     HOST, ABSENT, takes="Wish", check=_can_drain, details=lambda _: {}, **CLUSTER,
 )  # fmt: skip
 def drain(doing: Doing, host: str, **_: bool) -> Record:
-    """Take all slots from a host, and give it none until it is undrained."""
+    """Take all slots from a host until it is undrained."""
     doing.operator.drain(host, by=doing.by)
     return {"host": host, "drained": True, "present": _find(doing, host, absent=True)}
 

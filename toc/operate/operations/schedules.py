@@ -142,7 +142,7 @@ def list_schedules(doing: Doing, after: str, limit: int) -> Record:
 
 @operation("schedule.show", f"GET {_ONE}", Right.READ_SCHEDULES, "Show a schedule", NAME, **AT_ITS_SERVER)
 def show_schedule(doing: Doing, name: str) -> Record:
-    """Show a schedule: what it does, what it has done, and what was missed."""
+    """Show a schedule and what it has done."""
     return schedule_record(_found(doing, name))
 
 
@@ -204,7 +204,7 @@ def delete(doing: Doing, name: str) -> Record:
     NAME, gives=Triggered, check=_found, **AT_ITS_SERVER,
 )  # fmt: skip
 def trigger(doing: Doing, name: str) -> Record:
-    """Run one task of the schedule now, paused or not, and show its job_id. Changes nothing else."""
+    """Run one task of the schedule now, and show its job_id. It may be paused. Changes nothing else."""
     doing.result["job_id"] = str(doing.center.schedules.trigger(name))
     return {"job_id": doing.result["job_id"]}
 

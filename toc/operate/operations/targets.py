@@ -99,7 +99,7 @@ def alter(doing: Doing, name: str, **changes: Any) -> Record:
     takes="Rotation", settles=NOTICED_SECONDS,
 )  # fmt: skip
 def rotate(doing: Doing, name: str, keep: float) -> Record:
-    """Give a target a new signing secret, and show it, only this once, when every sender uses it.
+    """Give a target a new signing secret, and show it, only this once. Returns when every sender uses it.
 
     Until the time to keep the former one is over, requests are signed with both, so receivers can switch
     without a gap.
