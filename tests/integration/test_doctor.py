@@ -134,21 +134,13 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     doomed = center.submit("test.sync", biz_id=3, delay=0.1, attribute={"dead": 1})
     system.wait(lambda: (row := center.store.get(doomed)) is not None and row.status == 4, "it is dead", 10)
     center.store.topics.create(Topic("test.nobody", 77, 2))
+    center.store.topics.create(Topic("test.pulled", 78, 2, delivery=Delivery.PULL))
     stale = center.store.get(doomed)
     assert stale is not None
     long_ago = center.clock.now_ms() - 60_000
-    insert(
-        center.store,
-        replace_row(
-            stale, job_id=stale.job_id ^ 1, status=0, biz_type=77, action_time=long_ago, next_time=long_ago
-        ),
-    )
-    insert(
-        center.store,
-        replace_row(
-            stale, job_id=stale.job_id ^ 2, status=0, biz_type=99, action_time=long_ago, next_time=long_ago
-        ),
-    )
+    for n, biz_type in enumerate((77, 78, 99), 1):
+        late = replace_row(stale, status=0, biz_type=biz_type, action_time=long_ago, next_time=long_ago)
+        insert(center.store, replace_row(late, job_id=stale.job_id ^ n))
     center.store.topics.alter("test.async", paused=True)
     with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
         operator.drain("host-z", by="ann")
@@ -170,6 +162,9 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     for level, of, text in expected:
         (line,) = [line for line in having(lines, level, text) if line.of == of]
         assert line.do
+    (pulled,) = [line for line in lines if line.of == "test.pulled" and "are overdue" in line.what]
+    assert "consumers" in pulled.do
+    assert "owner" not in pulled.do
     assert doctor.exit_code(lines) == 2
     assert [line.level for line in lines] == sorted(
         (line.level for line in lines), key=doctor.WORST_FIRST.index

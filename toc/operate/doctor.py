@@ -443,6 +443,8 @@ def _late_line(topic: Topic, overdue: Sequence[int], waits: int, more: str) -> L
     first_ms = max(overdue)
     what = f"{more}{len(overdue)} tasks are overdue, the first by {first_ms / 1000:.0f} s"
     do = f"toc slots --topic {topic.name}: does every slot have an owner?"
+    if topic.delivery is Delivery.PULL:
+        do = "only consumers take them: do they pull this topic, and fast enough?"
     if waits:
         what += f"; {waits} of them wait in workers that cannot start more"
         do = "its handlers are slow or too few: see toc top; add hosts or threads"
