@@ -19,7 +19,6 @@ SLOT, OTHER = Slot("order.close", 3), Slot("order.close", 4)
 STORE, PREPARE, DEAD = "order.close_3", "prepare_{order.close_3}", "dead_{order.close_3}"
 BIG = 2**63 - 1
 STATE = Callable[[], dict[str, Any]]
-NOW = Callable[[], int]
 STRAYS = [
     "",
     "not-a-number",
@@ -79,26 +78,6 @@ def test_prepare_takes_a_stray_out_of_both_queues_and_its_neighbours_all_the_sam
     assert len(alarms(logged)) == 1
 
 
-@pytest.mark.parametrize("claims", [(), (7,)], ids=["expired", "held"])
-@pytest.mark.parametrize("stray", STRAYS)
-def test_a_stray_among_what_is_prepared_is_removed_when_it_is_listed(
-    queues: Queues,
-    server: RedisServer,
-    now_ms: NOW,
-    logged: list[EventDict],
-    stray: str,
-    claims: tuple[int, ...],
-) -> None:
-    seconds = now_ms() // 1000 if claims else 5
-    score = seconds * 1000 + fence(16, 7)
-    server.call("ZADD", PREPARE, f"{score:.17g}", stray, f"{score:.17g}", BIG)
-    assert queues.expired([ExpiredRequest(SLOT, 30, claims)]) == {SLOT: [(BIG, score)]}
-    assert members(server, PREPARE) == [str(BIG)]
-    assert [alarm["members"] for alarm in alarms(logged)] == [1]
-    assert queues.expired([ExpiredRequest(SLOT, 30, claims)]) == {SLOT: [(BIG, score)]}
-    assert len(alarms(logged)) == 1
-
-
 def test_thousands_of_strays_leave_with_one_alarm_per_batch_and_slot(
     queues: Queues, server: RedisServer, seed: Seed, logged: list[EventDict]
 ) -> None:
@@ -125,22 +104,6 @@ def test_strays_among_the_dead_are_not_listed_and_go(
     server.call("ZADD", DEAD, 5, "x", 6, "1", "+inf", "2")
     assert queues.dead_pages({SLOT: 0}, 9) == {SLOT: [1]}
     assert members(server, DEAD) == ["1"]
-    assert len(alarms(logged)) == 1
-
-
-def test_a_stray_whose_removal_is_refused_is_no_error_and_goes_with_the_next_look(
-    launch: Callable[..., RedisServer], logged: list[EventDict]
-) -> None:
-    server = launch(RedisServer)
-    server.call("ACL", "SETUSER", "toc", "on", ">x", "+@all", "-zrem", "~*", "&*")
-    poor, rich = Queues(f"redis://toc:x@127.0.0.1:{server.port}"), Queues(server.url)
-    score = f"{5 * 1000 + fence(16, 7):.17g}"
-    server.call("ZADD", PREPARE, score, "x", score, "1")
-    for queues in (poor, poor, rich):
-        assert alarms(logged) == []
-        assert queues.expired([ExpiredRequest(SLOT, 30)]) == {SLOT: [(1, float(score))]}
-        queues.close()
-    assert members(server, PREPARE) == ["1"]
     assert len(alarms(logged)) == 1
 
 

@@ -13,7 +13,7 @@ from toc.model.clock import Clock
 from toc.model.errors import InvalidExpiry
 from toc.model.raised import Delivered, Sent
 from toc.model.sharding import BizId
-from toc.model.task import UNLIMITED, TaskRow, TaskStatus
+from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, after_expiry
 from toc.store.batch import Finish, Guard
 from toc.store.history import LINE_CHARS
@@ -25,7 +25,6 @@ from toc.store.store import Store
 NewRow = Callable[..., TaskRow]
 
 T0 = 1_900_000_000_000
-PAST = 1_600_000_000_000
 
 
 def failure(row: TaskRow, **changes: Any) -> Failure:
@@ -41,64 +40,6 @@ def dead_row(store: Store, row: TaskRow) -> TaskRow:
     found = store.get(row.job_id)
     assert found is not None
     return found
-
-
-def test_read_returns_what_there_is_and_leaves_out_the_rest(store: Store, new_row: NewRow) -> None:
-    rows = [new_row() for _ in range(500)]
-    insert_many(store, rows)
-    missing = [new_row().job_id, 1, 2**63 - 1]
-    assert store.read([row.job_id for row in rows] + missing) == {row.job_id: row for row in rows}
-    assert store.read([]) == {}
-
-
-def test_tries_and_expiry_are_stored_beside_rows_without_and_read_for_a_try(
-    store: Store, new_row: NewRow
-) -> None:
-    plain = new_row(attribute='{"a":"1,2:3"}')
-    own = plain._replace(job_id=new_row(plain.biz_id).job_id, tries=40)
-    ends = new_row(plain.biz_id, tries=UNLIMITED, expires_at=plain.action_time + 1, last_error="before, once")
-    insert_many(store, [plain, own, ends])
-    assert store.read([plain.job_id, own.job_id, ends.job_id]) == {
-        row.job_id: row for row in (plain, own, ends)
-    }
-    tries = store.read_tries([plain.job_id, own.job_id, ends.job_id])
-    read = {job_id: (row.tries, row.expires_at, row.begun) for job_id, row in tries.items()}
-    assert read == {
-        plain.job_id: (0, 0, 0),
-        own.job_id: (40, 0, 0),
-        ends.job_id: (UNLIMITED, plain.action_time + 1, 1),
-    }
-    assert {row.attribute for row in tries.values()} == {plain.attribute, ends.attribute}
-
-
-def test_an_expired_row_ends_as_its_verdict_says_and_a_redrive_lets_it_expire_no_more(
-    store: Store, new_row: NewRow
-) -> None:
-    rows = [
-        new_row(expires_at=PAST, action_time=PAST - 9, attempts=n, last_error="x" * n or None)
-        for n in (0, 2, 0)
-    ]
-    insert_many(store, rows)
-    read = store.read_tries([row.job_id for row in rows])
-    never, tried, changed = (read[row.job_id] for row in rows)
-    store.reschedule(changed.job_id, PAST)
-    ends = [after_expiry(row, PAST + 1) for row in (never, tried, changed)]
-    assert store.die(ends) == {
-        never.job_id: Guard.APPLIED,
-        tried.job_id: Guard.APPLIED,
-        changed.job_id: Guard.LOST,
-    }
-    found = store.read([row.job_id for row in rows])
-    assert {(row.status, row.expired) for row in found.values()} == {
-        (TaskStatus.CANCELLED, 1),
-        (TaskStatus.DEAD, 1),
-        (TaskStatus.PENDING, 0),
-    }
-    assert found[tried.job_id].last_error == "xx"
-    assert store.redrive(found, T0 + 2) == [store.get(tried.job_id)]
-    again = store.get(tried.job_id)
-    assert again is not None
-    assert (again.status, again.attempts, again.expires_at, again.expired) == (TaskStatus.PENDING, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("due", "expires"), [(60_000, 120_000), (-60_000, 60_000)])
@@ -203,18 +144,6 @@ def test_what_receivers_answered_is_added_to_the_histories_of_what_was_sent(
     assert store.history(plain.job_id) == store.history(late.job_id) == []
 
 
-def test_finish_of_many_under_different_versions_is_all_done(store: Store, new_row: NewRow) -> None:
-    rows = [new_row() for _ in range(300)]
-    insert_many(store, rows)
-    for row in rows[::10]:
-        store.reschedule(row.job_id, T0)
-    items = [(row.job_id, 1 if n % 10 == 0 else 0) for n, row in enumerate(rows)]
-
-    assert set(store.finish(items).values()) == {Finish.DONE}
-    assert set(store.finish(items).values()) == {Finish.ALREADY}
-    assert store.finish([]) == {}
-
-
 def test_each_task_is_done_by_one_of_many_threads(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(60)]
     insert_many(store, rows)
@@ -246,39 +175,11 @@ def test_a_failed_try_is_written_on_the_row(store: Store, new_row: NewRow) -> No
     assert store.get(other.job_id) == other
 
 
-@pytest.mark.parametrize("stale", [{"version": 1}, {"attempts": 1}, {"crashes": 1}])
-def test_a_stale_failure_touches_nothing(store: Store, new_row: NewRow, stale: dict[str, int]) -> None:
-    row = new_row()
-    insert(store, row)
-    assert store.fail([failure(row, **stale)]) == {row.job_id: Guard.LOST}
-    assert store.die([failure(row, **stale)]) == {row.job_id: Guard.LOST}
-    assert store.get(row.job_id) == row
-
-
 def test_a_timeout_that_charged_no_try_still_stops_the_late_failure(store: Store, new_row: NewRow) -> None:
     row = new_row(attempts=15)
     insert(store, row)
     assert store.fail([failure(row, new_attempts=15, new_crashes=1)]) == {row.job_id: Guard.APPLIED}
     assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
-
-
-@pytest.mark.parametrize("end", ["finish", "cancel", "die"])
-def test_a_row_that_ended_can_neither_fail_nor_die(store: Store, new_row: NewRow, end: str) -> None:
-    row = new_row()
-    insert(store, row)
-    if end == "finish":
-        store.finish([(row.job_id, 0)])
-    elif end == "cancel":
-        store.cancel_many([row.job_id])
-    else:
-        store.die([failure(row, new_attempts=0)])
-    before = store.get(row.job_id)
-
-    assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
-    assert store.die([failure(row)]) == {row.job_id: Guard.LOST}
-    assert store.fail([failure(new_row())]).popitem()[1] is Guard.LOST  # no such row
-
-    assert store.get(row.job_id) == before
 
 
 def test_failures_of_a_batch_are_guarded_one_by_one(store: Store, new_row: NewRow) -> None:
@@ -368,20 +269,6 @@ def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_r
     assert attempts == {fresh.job_id: 1, tried.job_id: 3, pending.job_id: 0}
 
 
-def test_reschedule_gives_a_new_deadline_and_all_tries(store: Store, new_row: NewRow) -> None:
-    row = new_row(attempts=3, crashes=2, last_error="boom")
-    insert(store, row)
-
-    assert store.reschedule(row.job_id, T0) == (True, row)
-
-    after = store.get(row.job_id)
-    assert after is not None
-    assert after == row._replace(
-        version=1, attempts=0, crashes=0, action_time=T0, next_time=T0, gmt_modified=after.gmt_modified
-    )
-    assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
-
-
 def test_a_new_deadline_that_forgets_a_crash_remembers_that_there_was_a_try(
     store: Store, new_row: NewRow
 ) -> None:
@@ -458,46 +345,7 @@ def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> 
     assert store.reschedule(new_row().job_id, T0) == (False, None)
 
 
-def test_redrive_revives_the_dead_and_nobody_else(store: Store, new_row: NewRow) -> None:
-    dead = dead_row(store, new_row(attempts=5))
-    pending, cancelled = new_row(), new_row()
-    insert_many(store, [pending, cancelled])
-    store.cancel_many([cancelled.job_id])
-    ids = [dead.job_id, pending.job_id, cancelled.job_id, new_row().job_id]
-
-    (redriven,) = store.redrive(ids, T0)
-
-    assert redriven == dead._replace(
-        status=0, version=1, attempts=0, crashes=0, next_time=T0, gmt_modified=redriven.gmt_modified
-    )
-    assert redriven.last_error == "boom"
-    assert store.get(dead.job_id) == redriven
-    assert store.get(pending.job_id) == pending
-    assert store.redrive(ids, T0) == []
-
-
 # --- scanning -------------------------------------------------------------------------------------------
-
-
-def test_the_dead_are_listed_newest_first(fresh_store: Store, new_row: NewRow) -> None:
-    rows = [new_row(biz_type=7 if n % 2 else 8) for n in range(30)]
-    insert_many(fresh_store, rows)
-    for row in rows[:25]:
-        fresh_store.die([failure(row)])
-    newest_first = [row.job_id for row in rows[24::-1]]
-
-    dead = Selection(TaskStatus.DEAD)
-    for limit in (10, 100):
-        shown = fresh_store.selections.newest(dead, None, limit).rows
-        assert [row.job_id for row in shown] == newest_first[:limit]
-    of_type = fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz_type=7), None, 100).rows
-    assert [row.job_id for row in of_type] == [row.job_id for row in rows[24::-1] if row.biz_type == 7]
-    some = rows[3]
-    of_biz = Selection(TaskStatus.DEAD, biz=BizId.of(some.biz_id))
-    assert [row.job_id for row in fresh_store.selections.newest(of_biz, None, 100).rows] == [some.job_id]
-    assert (
-        fresh_store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("text")), None, 100).rows == []
-    )
 
 
 def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:

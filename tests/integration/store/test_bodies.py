@@ -47,42 +47,6 @@ def count(place: Any, rows: list[TaskRow]) -> int:
     return found
 
 
-def test_bodies_come_back_as_they_were_inserted_and_go_with_their_rows(
-    store: Store, place: Any, new_row: NewRow
-) -> None:
-    contents = [
-        Content("application/json", b"{}"),
-        Content("x" * 255, EVERY_BYTE),
-        Content("text/plain", b""),
-        Content("a/b", bytes(BODY_BYTES + 1)),
-    ]
-    rows = [with_body(new_row(), one) for one in contents]
-    plain = [new_row(), new_row()]
-    by_hash = {one.fingerprint(): one for one in contents}
-    assert insert(store, rows[0], by_hash) == rows[0].job_id
-    assert insert_many(store, [plain[0], *rows[1:], plain[1]], by_hash) == [
-        row.job_id for row in (plain[0], *rows[1:], plain[1])
-    ]
-    assert store.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
-    assert store.get(plain[0].job_id) == plain[0]
-    assert [stored(store, row) for row in rows] == contents
-    assert stored(store, plain[0]) is None
-    assert not store.bodies.read({rows[0].job_id: 1}, gated=False), "of a version that the row does not have"
-    tries = store.read_tries([row.job_id for row in (*rows, *plain)])
-    assert [tries[row.job_id].body_length for row in (*rows, *plain)] == [
-        *(len(one.data) for one in contents),
-        -1,
-        -1,
-    ]
-    assert tries[plain[0].job_id].attribute == plain[0].attribute
-
-    store.finish((row.job_id, 0) for row in (*rows[1:], *plain))
-    sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in (*rows, *plain)}
-    assert store.ended.delete(sizes) == 5, "one is pending"
-    assert count(place, rows) == 1
-    assert stored(store, rows[0]) == contents[0]
-
-
 def test_a_body_keeps_to_its_row_through_reschedule_death_and_redrive(
     store: Store, place: Any, new_row: NewRow
 ) -> None:

@@ -49,40 +49,6 @@ def test_a_row_comes_back_as_it_was_inserted(store: Store, new_row: NewRow, biz_
     assert store.find(BizId.of(biz_id), row.biz_type) == [row]
 
 
-def test_an_attribute_of_full_length_fits(store: Store, new_row: NewRow) -> None:
-    row = new_row(attribute="🕰" * 4096)
-    insert(store, row)
-    assert store.get(row.job_id) == row
-
-
-def test_a_biz_id_and_its_text_are_two_ids_on_one_table(store: Store, new_row: NewRow) -> None:
-    number, text = new_row(5, biz_type=501), new_row("5", biz_type=501)
-    insert_many(store, [number, text])
-    assert store.find(BizId.of(5), 501) == [number]
-    assert store.find(BizId.of("5"), 501) == [text]
-
-
-def test_find_returns_the_oldest_first_whenever_they_are_due(store: Store, new_row: NewRow) -> None:
-    first = new_row()
-    later = [new_row(first.biz_id, action_time=first.action_time - 1000 * n) for n in (2, 0, 1)]
-    insert_many(store, [*reversed(later), first])
-    assert [row.job_id for row in store.find(BizId.of(first.biz_id))] == [
-        row.job_id for row in (first, *later)
-    ]
-
-
-def test_insert_many_returns_ids_in_order_over_all_servers(store: Store, new_row: NewRow) -> None:
-    rows = [new_row(dedup_key=f"k{n}" if n % 3 else None, attribute=f'{{"n":{n}}}') for n in range(2500)]
-
-    assert insert_many(store, rows) == [row.job_id for row in rows]
-
-    assert store.read([row.job_id for row in rows]) == {row.job_id: row for row in rows}
-
-
-def test_insert_many_of_nothing_is_nothing(store: Store) -> None:
-    assert insert_many(store, []) == []
-
-
 def test_a_taken_job_id_is_replaced_by_a_new_one(store: Store, new_row: NewRow) -> None:
     first = new_row()
     insert(store, first)
@@ -103,26 +69,6 @@ def test_one_id_twice_in_insert_many_becomes_two(store: Store, new_row: NewRow) 
     ids = insert_many(store, [row, other, row])
     assert len(set(ids)) == 3
     assert len(store.read(ids)) == 3
-
-
-def test_the_same_dedup_key_and_attribute_is_the_first_task(store: Store, new_row: NewRow) -> None:
-    first = new_row(dedup_key="close")
-    insert(store, first)
-    store.finish([(first.job_id, 0)])
-    later = new_row(first.biz_id, dedup_key="close", action_time=first.action_time + 5)
-
-    assert insert(store, later) == first.job_id
-    other = new_row()
-    assert insert_many(store, [other, later]) == [other.job_id, first.job_id]
-    assert len(store.find(BizId.of(first.biz_id))) == 1
-
-
-@pytest.mark.parametrize("key", ["Close", "close ", "clöse", "close\u200b"])
-def test_dedup_keys_are_compared_byte_for_byte(store: Store, new_row: NewRow, key: str) -> None:
-    first = new_row(dedup_key="close")
-    assert insert(store, first) == first.job_id
-    other = new_row(first.biz_id, dedup_key=key)
-    assert insert(store, other) == other.job_id
 
 
 def test_another_attribute_under_a_dedup_key_is_a_conflict_that_names_the_task(

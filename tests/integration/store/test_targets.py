@@ -12,7 +12,7 @@ from fault.kit.proxy import Proxy
 from structlog.testing import capture_logs
 
 from toc.model.clock import Clock
-from toc.model.errors import NameTaken, SecretsLocked, UnknownTarget
+from toc.model.errors import SecretsLocked, UnknownTarget
 from toc.model.target import Target, TargetSecrets, new_secret
 from toc.store.records.secretbox import new_key
 from toc.store.records.target_book import TargetBook
@@ -47,28 +47,6 @@ def table(stores: Callable[..., Store]) -> TargetTable:
 
 def target(name: str = "shop", **values: Any) -> Target:
     return Target(name, "https://example.com/hooks", **values)
-
-
-def test_a_target_is_read_as_it_was_written(table: TargetTable) -> None:
-    made = target(
-        timeout=2.5, concurrency=7, rate=0.5, dead_on=frozenset({400, 422}), paused=True, paused_by="ann"
-    )
-    stored = table.create(made, SECRETS)
-    again = replace(
-        made, created=stored.created, modified=stored.modified, change_id=stored.change_id,
-        sealed=stored.sealed, header_names=("X-Api-Key",),
-    )  # fmt: skip
-    assert table.get("shop") == again == stored
-    assert stored.created == stored.modified > 0
-    assert stored.change_id > 0
-    opened = table.open(stored)
-    assert (opened.secret, opened.previous, opened.headers) == (SECRETS.secret, None, SECRETS.headers)
-    with pytest.raises(NameTaken, match="shop"):
-        table.create(target(), SECRETS)
-    table.delete("shop")
-    for use in (table.get, table.delete, lambda name: table.pause(name, by="ann", why="")):
-        with pytest.raises(UnknownTarget, match="shop"):
-            use("shop")
 
 
 def test_no_secret_is_in_the_table_in_clear(table: TargetTable) -> None:

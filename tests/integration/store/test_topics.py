@@ -6,12 +6,11 @@ import itertools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from toc.model.errors import InvalidTopic, TopicExists, UnknownTopic
-from toc.model.topic import Backoff, Topic, TopicType
+from toc.model.errors import InvalidTopic, TopicExists
+from toc.model.topic import Topic, TopicType
 from toc.store.store import Store
 
 _numbers = itertools.count(1000)
@@ -21,32 +20,6 @@ _numbers = itertools.count(1000)
 def topic() -> Topic:
     number = next(_numbers)
     return Topic(f"order.close-{number}", number, 16)
-
-
-def test_a_topic_comes_back_as_it_was_created(store: Store, topic: Topic) -> None:
-    full = replace(
-        topic,
-        name=f"{topic.name}.full",
-        biz_type=2**63 - topic.biz_type,
-        slot_amount=1024,
-        topic_type=TopicType.INSTANT,
-        retries=31,
-        backoff=Backoff.IMMEDIATE,
-        backoff_base=0.1,
-        backoff_cap=86_400,
-        prepare_timeout=3,
-        max_runtime=604_800,
-        horizon=60,
-        retention=0,
-        paused=True,
-    )
-    for one in (full, topic):
-        store.topics.create(one)
-        found = store.topics.get(one.name)
-        assert found == one
-        assert found is not None
-        assert (type(found.paused), type(found.topic_type)) == (bool, TopicType)
-    assert [one for one in store.topics.list() if one in (full, topic)] == [topic, full]
 
 
 def test_an_unknown_topic_is_none_and_names_differ_by_case(store: Store, topic: Topic) -> None:
@@ -87,32 +60,6 @@ def test_alter_changes_what_is_named_and_returns_the_topic(store: Store, topic: 
         topic, slot_amount=32, paused=True, topic_type=TopicType.INSTANT, backoff_base=2
     )
     assert store.topics.get(topic.name) == changed
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"slot_amount": 3},
-        {"resume_rate": -1},
-        {"retries": 32},
-        {"topic_type": "sometimes"},
-        {"backoff": "never"},
-        {"backoff_cap": float("nan")},
-        {"name": "other"},
-        {"biz_type": 5},
-        {"version": 1},
-    ],
-)
-def test_alter_refuses_what_no_topic_may_be(store: Store, topic: Topic, changes: dict[str, Any]) -> None:
-    store.topics.create(topic)
-    with pytest.raises(InvalidTopic):
-        store.topics.alter(topic.name, **changes)
-    assert store.topics.get(topic.name) == topic
-
-
-def test_alter_of_no_topic_is_refused(store: Store) -> None:
-    with pytest.raises(UnknownTopic, match=r"order\.nobody"):
-        store.topics.alter("order.nobody", paused=True)
 
 
 def test_two_operators_who_alter_at_once_both_have_their_way(store: Store, topic: Topic) -> None:
