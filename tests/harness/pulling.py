@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.history import History
 from toc import TimeoutCenter
 from toc.model.errors import TocError
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
 
 
@@ -50,7 +50,7 @@ async def consume(
         await pulls.nack(failed)
 
 
-def how(one: Delivered) -> str:
+def how(one: HandedOut) -> str:
     """How this try is to end: ok, raise or lose."""
     if one.attempt <= one.task.attribute.get("lose", 0):
         return "lose"

@@ -115,14 +115,14 @@ def test_a_token_may_name_its_pool_and_a_header_comes_before_the_query() -> None
 def test_answers_are_written_as_go_writes_them() -> None:
     job = wire.Job("ns", "q", "01J", b"<hi>", 10, 5, 0, {"b": "<&>", "a": "gr\u00fcn\u2028"})
     assert (
-        to_go_json(wire.shown(job, consumed=True), sort_keys=True)
+        to_go_json(wire.render(job, consumed=True), sort_keys=True)
         == (
             '{"attributes":{"a":"grün\\u2028","b":"\\u003c\\u0026\\u003e"},"data":"PGhpPg==","elapsed_ms":5,'
             '"job_id":"01J","msg":"new job","namespace":"ns","queue":"q","remain_tries":0,"ttl":10}'
         ).encode()
     )
     gone = wire.Job("ns", "q", "01J", None, 0, 5, 0, {})
-    assert to_go_json(wire.shown(gone), sort_keys=True) == (
+    assert to_go_json(wire.render(gone), sort_keys=True) == (
         b'{"attributes":null,"data":null,"elapsed_ms":5,"job_id":"01J","namespace":"ns","queue":"q",'
         b'"remain_tries":0,"ttl":0}'
     )

@@ -25,7 +25,7 @@ from toc.model.task import Task, TaskStatus, TryRow
 from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
 from toc.webhooks.addresses import refusal
-from toc.webhooks.answers import Answer, Meaning, meaning, retry_after, told
+from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_after
 from toc.webhooks.breaker import (
     FAILURES,
     FIRST_SECONDS,
@@ -259,7 +259,7 @@ def test_a_biz_id_cannot_inject_a_header() -> None:
 def test_what_an_answer_means(
     status: int | None, dead_on: tuple[int, ...], expected: Meaning, *, no_retry: bool
 ) -> None:
-    assert meaning(Answer(status, "", 1, no_retry=no_retry), dead_on) is expected
+    assert meaning(Response(status, "", 1, no_retry=no_retry), dead_on) is expected
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
@@ -282,11 +282,11 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 
 def test_the_text_of_an_answer_is_bounded_and_printable() -> None:
-    assert told(500, b"x" * 5000) == "x" * 1000
-    assert told(500, "ü".encode() * 3000) == "ü" * 1000
-    assert told(500, b"a\x00b\x1b[2Jc\nd") == "a\ufffdb\ufffd[2Jc\nd"
-    assert told(503, b"") == "HTTP 503 Service Unavailable"
-    assert told(599, b" \n") == "HTTP 599"
+    assert excerpt(500, b"x" * 5000) == "x" * 1000
+    assert excerpt(500, "ü".encode() * 3000) == "ü" * 1000
+    assert excerpt(500, b"a\x00b\x1b[2Jc\nd") == "a\ufffdb\ufffd[2Jc\nd"
+    assert excerpt(503, b"") == "HTTP 503 Service Unavailable"
+    assert excerpt(599, b" \n") == "HTTP 599"
 
 
 # --- the breaker
@@ -404,8 +404,10 @@ def listening(family: socket.AddressFamily, address: str) -> Iterator[tuple[int,
         yield server.getsockname()[1], met
 
 
-def send(url: str, allow: Allow, lookup: Callable[..., object] | None = None, seconds: float = 2.0) -> Answer:
-    async def once() -> Answer:
+def send(
+    url: str, allow: Allow, lookup: Callable[..., object] | None = None, seconds: float = 2.0
+) -> Response:
+    async def once() -> Response:
         sender = Sender(allow, lookup) if lookup is not None else Sender(allow)  # type: ignore[arg-type]
         try:
             return await sender.send(url, {"A": "b"}, b"{}", seconds)

@@ -101,7 +101,7 @@ def _import(
 
             importing = Importing(center, original(redis, center.clock), tell, by=who())
             if dry_run:
-                report = importing.look()
+                report = importing.survey()
             else:
                 with audited(center, f"import.{what}", what) as record:
                     report = importing.run()

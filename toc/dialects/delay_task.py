@@ -19,7 +19,7 @@ from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 PREFIX = "delay-task."
 CALLBACK_PREFIX = "delay-task-callback."
@@ -137,7 +137,7 @@ class DelayTask(Dialect):
         if not 0 < task_id <= MAX_BIZ_ID:
             return _answer("pull", 1, UNKNOWN, content="")
         names = {topic_for(topic, prefix) for prefix in (PREFIX, CALLBACK_PREFIX)}
-        for row in await self.tasks.own(task_id, f"{self.tasks.prefix}{KEY}"):
+        for row in await self.tasks.find_own(task_id, f"{self.tasks.prefix}{KEY}"):
             known = self.tasks.topic_of(row)
             if known is None or known.name not in names:
                 continue
@@ -194,7 +194,7 @@ def _callback(content: str) -> tuple[str | None, str | None]:
     return target, path
 
 
-def _pulled(body: bytes, one: Delivered) -> Reply:
+def _pulled(body: bytes, one: HandedOut) -> Reply:
     reply = _answer("pull", content=body.decode(errors="replace"))
     return reply._replace(handed=(one,), ends=True)
 

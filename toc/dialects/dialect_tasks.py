@@ -23,7 +23,7 @@ from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
 from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
-from toc.pull.delivered import Delivered, TtrOf
+from toc.pull.handed_out import HandedOut, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.store.bodies import bounded
 
@@ -94,7 +94,7 @@ class DialectTasks:
 
     async def pull(
         self, topics: Iterable[str], ttr: float | TtrOf, *, wait: float = 0.0, most: int = 1
-    ) -> list[Delivered]:
+    ) -> list[HandedOut]:
         """Hand out due tasks from the first of these topics that has any.
 
         Works like ``Pulls.pull``. A topic that does not exist yet is not created,
@@ -105,7 +105,7 @@ class DialectTasks:
 
     async def _pull(
         self, names: Sequence[str], ttr: float | TtrOf, wait: float, most: int
-    ) -> list[Delivered]:
+    ) -> list[HandedOut]:
         pulls, loop = self._service.pulls, asyncio.get_running_loop()
         end = loop.time() + wait
         while True:
@@ -148,7 +148,7 @@ class DialectTasks:
         own = row.dedup_key is not None and row.dedup_key.startswith(self.prefix)
         return topic if own and topic is not None and self.fits(topic.name) else None
 
-    async def own(self, biz_id: int | str, dedup_key: str | None = None) -> list[TaskRow]:
+    async def find_own(self, biz_id: int | str, dedup_key: str | None = None) -> list[TaskRow]:
         """Return its tasks of a biz_id, with this dedup_key or any, oldest first. Raises StoreUnavailable."""
         biz, store = BizId.of(biz_id), self._service.center.store
         look = partial(store.find, biz, dedup_key=dedup_key)
@@ -203,7 +203,7 @@ class DialectTasks:
 
         return (await self._lines.at_server(store.server_of(of.job_id), read)).data
 
-    async def bodies(self, got: Sequence[Delivered]) -> list[tuple[Delivered, bytes]]:
+    async def bodies(self, got: Sequence[HandedOut]) -> list[tuple[HandedOut, bytes]]:
         """Return tasks that were handed out with their bodies, the first ones, as many as one answer holds.
 
         Takes back the rest, uncharged. Those whose body is missing are left out: they are dead, or have
@@ -211,7 +211,7 @@ class DialectTasks:
         """
         part = next(bounded(((one, one.row.body_length) for one in got), MOST_BODY_BYTES), [])
         service = self._service
-        found: list[tuple[Delivered, bytes]] = []
+        found: list[tuple[HandedOut, bytes]] = []
         try:
             service.hold(sum(one.task.body_length or 0 for one in part))
             for one in part:

@@ -20,7 +20,7 @@ from toc.model.errors import BodyGone, InvalidBizId, UnreadableTask
 from toc.model.pull import PullRow
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 RETENTION_SECONDS = 86_400
 SHORTEST_TTR_MS = 1000
@@ -84,7 +84,7 @@ class Jobs:
         await self._tasks.make_topic([task], max_delay=self._max_delay)
         await self._tasks.put(task, max_delay=self._max_delay)
 
-    async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[Delivered, Job] | None:
+    async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[HandedOut, Job] | None:
         """Hand out the first job that is due, of the first of these topics that has any."""
         names = [topic_for(topic, self._prefix) for topic in topics]
         end = time.monotonic() + wait
@@ -124,7 +124,7 @@ class Jobs:
     async def _pending(self, job_id: str) -> list[TaskRow]:
         if not job_id or len(job_id.encode()) > MAX_KEY_BYTES:
             return []
-        rows = await self._tasks.own(key_for(job_id), f"{self._tasks.name}:{KEY}")
+        rows = await self._tasks.find_own(key_for(job_id), f"{self._tasks.name}:{KEY}")
         return [row for row in rows if row.status == TaskStatus.PENDING]
 
 

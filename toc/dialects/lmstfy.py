@@ -32,8 +32,8 @@ from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus, decode_attribute
 from toc.model.template import Template
 from toc.operate import admin, bulk
-from toc.pull.delivered import Delivered
 from toc.pull.end_without_pull import end_without_pull
+from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import LATEST_MS
 from toc.store.select import Selection
@@ -61,7 +61,7 @@ _ACCESS = {
 }
 
 
-class Asked(NamedTuple):
+class QueueRequest(NamedTuple):
     """A request for a call on one queue. A consumer may name several queues in one request."""
 
     where: Route
@@ -82,7 +82,7 @@ class Lmstfy(Dialect):
         super().__init__(service)
         self._tasks: dict[str, DialectTasks] = {}
         """By namespace."""
-        self._calls: dict[Call, Callable[[Asked], Awaitable[Reply]]] = {
+        self._calls: dict[Call, Callable[[QueueRequest], Awaitable[Reply]]] = {
             Call.PUBLISH: self._publish,
             Call.REPUBLISH: self._publish,
             Call.BULK: self._bulk,
@@ -109,8 +109,8 @@ class Lmstfy(Dialect):
         if where is None:
             return reply({"error": "api not found"}, 404)
         topic = topic_of(where.namespace, where.queue)
-        asked = Asked(where, Query(request.query), request, self._tasks_of(where.namespace), topic)
-        return await self._calls[where.call](asked)
+        on_queue = QueueRequest(where, Query(request.query), request, self._tasks_of(where.namespace), topic)
+        return await self._calls[where.call](on_queue)
 
     def _tasks_of(self, namespace: str) -> DialectTasks:
         tasks = self._tasks.get(namespace)
@@ -154,32 +154,34 @@ class Lmstfy(Dialect):
 
     # --- publish
 
-    async def _publish(self, asked: Asked) -> Reply:
-        if asked.where.job_id:  # whatever else is wrong
-            await self._end(asked)
-        wanted = wire.publishing(asked.query)
-        if len(asked.request.body) > wire.MOST_JOB_BYTES:
+    async def _publish(self, on_queue: QueueRequest) -> Reply:
+        if on_queue.where.job_id:  # whatever else is wrong
+            await self._end(on_queue)
+        wanted = wire.publishing(on_queue.query)
+        if len(on_queue.request.body) > wire.MOST_JOB_BYTES:
             raise Refused(413, "body too large")
-        (job_id,) = await self._store(asked, wanted, [asked.request.body])
-        return reply({"msg": "published", "job_id": job_id}, 201, asked.where.call)
+        (job_id,) = await self._store(on_queue, wanted, [on_queue.request.body])
+        return reply({"msg": "published", "job_id": job_id}, 201, on_queue.where.call)
 
-    async def _bulk(self, asked: Asked) -> Reply:
-        wanted = wire.publishing(asked.query)
-        body = asked.request.body
+    async def _bulk(self, on_queue: QueueRequest) -> Reply:
+        wanted = wire.publishing(on_queue.query)
+        body = on_queue.request.body
         jobs = await self.service.parsed(body, partial(wire.bulk_jobs, body))
-        job_ids = await self._store(asked, wanted, jobs)
-        return reply({"msg": "published", "job_ids": job_ids}, 201, asked.where.call)
+        job_ids = await self._store(on_queue, wanted, jobs)
+        return reply({"msg": "published", "job_ids": job_ids}, 201, on_queue.where.call)
 
-    async def _store(self, asked: Asked, wanted: wire.Publishing, bodies: Sequence[bytes]) -> list[str]:
+    async def _store(
+        self, on_queue: QueueRequest, wanted: wire.Publishing, bodies: Sequence[bytes]
+    ) -> list[str]:
         """Store jobs and return their ids. Consumers get them in this order."""
-        versioned = (asked.request.header(wire.VERSION_HEADER) or "").upper() == "YES"
-        attributes = wire.attributes(asked.request.headers, versioned=versioned)
+        versioned = (on_queue.request.header(wire.VERSION_HEADER) or "").upper() == "YES"
+        attributes = wire.attributes(on_queue.request.headers, versioned=versioned)
         now = self.service.center.clock.now_ms()
         job_ids = ascending(wire.new_job_id(now, wanted.delay, versioned=versioned) for _ in bodies)
         tasks = [
             task_of(
-                asked.where.namespace,
-                asked.where.queue,
+                on_queue.where.namespace,
+                on_queue.where.queue,
                 job_id,
                 body,
                 due=now + 1000 * wanted.delay,
@@ -190,7 +192,7 @@ class Lmstfy(Dialect):
             )
             for job_id, body in zip(job_ids, bodies, strict=True)
         ]
-        await asked.tasks.make_topic(tasks)
+        await on_queue.tasks.make_topic(tasks)
         batcher = self.service.batcher
         checked = [await batcher.checked(task, by_dialect=True) for task in tasks]
         for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
@@ -200,29 +202,29 @@ class Lmstfy(Dialect):
 
     # --- consume
 
-    async def _consume(self, asked: Asked) -> Reply:
-        namespace = asked.where.namespace
-        wanted = wire.consuming(asked.where.queue, asked.query)
+    async def _consume(self, on_queue: QueueRequest) -> Reply:
+        namespace = on_queue.where.namespace
+        wanted = wire.consuming(on_queue.where.queue, on_queue.query)
         queues = {topic_of(namespace, queue): queue for queue in wanted.queues}
-        got = await self._pull(asked.tasks, list(queues), wanted)
-        token = asked.request.token
+        got = await self._pull(on_queue.tasks, list(queues), wanted)
+        token = on_queue.request.token
         if token is not None and not self.service.book.in_force(token):
             self.service.pulls.release(got)  # it was revoked during the wait
             raise Refused(401, "invalid token")
-        filled = await asked.tasks.bodies(got)
+        filled = await on_queue.tasks.bodies(got)
         now = self.service.center.clock.now_ms()
         jobs = [
-            wire.shown(handed_job(one, body, namespace, queues[one.task.topic], now), consumed=True)
+            wire.render(handed_job(one, body, namespace, queues[one.task.topic], now), consumed=True)
             for one, body in filled
         ]
         if not jobs:
-            return reply({"msg": "no job available"}, 404, asked.where.call)
-        answer = reply(jobs[0] if wanted.most == 1 else jobs, 200, asked.where.call)
+            return reply({"msg": "no job available"}, 404, on_queue.where.call)
+        answer = reply(jobs[0] if wanted.most == 1 else jobs, 200, on_queue.where.call)
         return answer._replace(handed=[one for one, _ in filled])
 
     async def _pull(
         self, tasks: DialectTasks, topics: Sequence[str], wanted: wire.Consuming
-    ) -> list[Delivered]:
+    ) -> list[HandedOut]:
         """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
         ttr = float(min(max(wanted.ttr, 1), MAX_TTR_SECONDS))
         got = await tasks.pull(
@@ -240,17 +242,17 @@ class Lmstfy(Dialect):
         places = {topic: place for place, topic in enumerate(topics)}
         return sorted(got, key=lambda one: (places[one.task.topic], one.order))
 
-    async def _delete(self, asked: Asked) -> Reply:
-        await self._end(asked)
-        return reply(None, 204, asked.where.call)
+    async def _delete(self, on_queue: QueueRequest) -> Reply:
+        await self._end(on_queue)
+        return reply(None, 204, on_queue.where.call)
 
-    async def _end(self, asked: Asked) -> None:
+    async def _end(self, on_queue: QueueRequest) -> None:
         """End a job for good, whatever its state. Raises StoreUnavailable or IndexUnavailable."""
-        for row in await self._rows(asked):
+        for row in await self._rows(on_queue):
             if row.status == TaskStatus.PENDING:
-                outcome = await asked.tasks.end(row)
+                outcome = await on_queue.tasks.end(row)
                 if outcome in (AckOutcome.NOT_HANDED_OUT, AckOutcome.REPLACED):
-                    await asked.tasks.cancel(row)
+                    await on_queue.tasks.cancel(row)
             elif row.status == TaskStatus.DEAD:
                 await self._purge([row])
 
@@ -264,56 +266,56 @@ class Lmstfy(Dialect):
 
     # --- look
 
-    async def _peek(self, asked: Asked) -> Reply:
-        ready = await self._page(asked, TaskStatus.PENDING, 1)
+    async def _peek(self, on_queue: QueueRequest) -> Reply:
+        ready = await self._page(on_queue, TaskStatus.PENDING, 1)
         if not ready:
             raise Refused(404, "the queue is empty")
-        return reply(wire.shown(await self._job(asked, ready[0])), 200, asked.where.call)
+        return reply(wire.render(await self._job(on_queue, ready[0])), 200, on_queue.where.call)
 
-    async def _peek_job(self, asked: Asked) -> Reply:
+    async def _peek_job(self, on_queue: QueueRequest) -> Reply:
         now = self.service.center.clock.now_ms()
-        for row in await self._rows(asked):
+        for row in await self._rows(on_queue):
             dead = row.status == TaskStatus.DEAD
             if dead or (row.status == TaskStatus.PENDING and not 0 < row.expires_at < now):
-                return reply(wire.shown(await self._job(asked, row)), 200, asked.where.call)
+                return reply(wire.render(await self._job(on_queue, row)), 200, on_queue.where.call)
         raise Refused(404, "job not found")
 
-    async def _size(self, asked: Asked) -> Reply:
-        return await self._counted(asked, TaskStatus.PENDING)
+    async def _size(self, on_queue: QueueRequest) -> Reply:
+        return await self._counted(on_queue, TaskStatus.PENDING)
 
-    async def _dead_size(self, asked: Asked) -> Reply:
-        return await self._counted(asked, TaskStatus.DEAD)
+    async def _dead_size(self, on_queue: QueueRequest) -> Reply:
+        return await self._counted(on_queue, TaskStatus.DEAD)
 
-    async def _counted(self, asked: Asked, status: TaskStatus) -> Reply:
-        size = await self._count(asked, status)
-        return reply({**_names(asked), "size": size}, 200, asked.where.call)
+    async def _counted(self, on_queue: QueueRequest, status: TaskStatus) -> Reply:
+        size = await self._count(on_queue, status)
+        return reply({**_names(on_queue), "size": size}, 200, on_queue.where.call)
 
     # --- many
 
-    async def _destroy(self, asked: Asked) -> Reply:
+    async def _destroy(self, on_queue: QueueRequest) -> Reply:
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
-        while ready := await self._page(asked, TaskStatus.PENDING, PAGE):
+        while ready := await self._page(on_queue, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
             await self.lines.at_length(bulk.last_counts, bulk.cancel(self.service.center, ids))
-        return reply(None, 204, asked.where.call)
+        return reply(None, 204, on_queue.where.call)
 
-    async def _peek_dead(self, asked: Asked) -> Reply:
-        dead = await self._page(asked, TaskStatus.DEAD, 1)
+    async def _peek_dead(self, on_queue: QueueRequest) -> Reply:
+        dead = await self._page(on_queue, TaskStatus.DEAD, 1)
         return reply(
             {
-                **_names(asked),
-                "deadletter_size": await self._count(asked, TaskStatus.DEAD) if dead else 0,
+                **_names(on_queue),
+                "deadletter_size": await self._count(on_queue, TaskStatus.DEAD) if dead else 0,
                 "deadletter_head": id_of(dead[0]) if dead else "",
             },
             200,
-            asked.where.call,
+            on_queue.where.call,
         )
 
-    async def _respawn(self, asked: Asked) -> Reply:
-        limit, ttl = wire.limit(asked.query), wire.respawn_ttl(asked.query)
+    async def _respawn(self, on_queue: QueueRequest) -> Reply:
+        limit, ttl = wire.limit(on_queue.query), wire.respawn_ttl(on_queue.query)
         center, count = self.service.center, 0
         while count < limit:
-            dead = await self._page(asked, TaskStatus.DEAD, min(PAGE, limit - count))
+            dead = await self._page(on_queue, TaskStatus.DEAD, min(PAGE, limit - count))
             if not dead:
                 break
             now = center.clock.now_ms()
@@ -328,39 +330,39 @@ class Lmstfy(Dialect):
                 expires_at=min(now + 1000 * ttl, LATEST_MS) if ttl else 0,
             )
             count += done.tasks
-        return reply({"msg": "respawned", "count": count}, 200, asked.where.call)
+        return reply({"msg": "respawned", "count": count}, 200, on_queue.where.call)
 
-    async def _delete_dead(self, asked: Asked) -> Reply:
-        left = wire.limit(asked.query)
+    async def _delete_dead(self, on_queue: QueueRequest) -> Reply:
+        left = wire.limit(on_queue.query)
         while left > 0:
-            dead = await self._page(asked, TaskStatus.DEAD, min(PAGE, left))
+            dead = await self._page(on_queue, TaskStatus.DEAD, min(PAGE, left))
             if not dead:
                 break
             left -= len(dead)
             if not await self._purge(dead):  # others have just deleted or respawned them
                 break
-        return reply(None, 204, asked.where.call)
+        return reply(None, 204, on_queue.where.call)
 
     # --- inside
 
-    async def _rows(self, asked: Asked) -> list[TaskRow]:
+    async def _rows(self, on_queue: QueueRequest) -> list[TaskRow]:
         """Return the tasks of the job that the path names, in the queue that it names: one, or none."""
         try:
-            rows = await asked.tasks.own(asked.where.job_id, DEDUP_KEY)
+            rows = await on_queue.tasks.find_own(on_queue.where.job_id, DEDUP_KEY)
         except InvalidBizId:
             return []
         return [
             row
             for row in rows
-            if (topic := asked.tasks.topic_of(row)) is not None and topic.name == asked.topic
+            if (topic := on_queue.tasks.topic_of(row)) is not None and topic.name == on_queue.topic
         ]
 
-    async def _selection(self, asked: Asked, status: TaskStatus) -> Selection | None:
+    async def _selection(self, on_queue: QueueRequest, status: TaskStatus) -> Selection | None:
         """Return what selects the ready or the dead jobs of a queue; None if there is no such queue."""
-        topic = asked.tasks.topic_known(asked.topic)
+        topic = on_queue.tasks.topic_known(on_queue.topic)
         if topic is None:
             await self.service.batcher.read_topics()  # another process may just have created it
-            topic = asked.tasks.topic_known(asked.topic)
+            topic = on_queue.tasks.topic_known(on_queue.topic)
         if topic is None:
             return None
         await self.lines.at_all(end_without_pull, self.service.center.store, topic)
@@ -368,9 +370,9 @@ class Lmstfy(Dialect):
         before = self.service.center.clock.now_ms() + 1 if ready else None
         return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)
 
-    async def _page(self, asked: Asked, status: TaskStatus, limit: int) -> list[TaskRow]:
+    async def _page(self, on_queue: QueueRequest, status: TaskStatus, limit: int) -> list[TaskRow]:
         """Return at most ``limit`` ready or dead jobs of a queue, the first of them."""
-        wanted = await self._selection(asked, status)
+        wanted = await self._selection(on_queue, status)
         if wanted is None:
             return []
         selections, cursor = self.service.center.store.selections, None
@@ -380,22 +382,22 @@ class Lmstfy(Dialect):
                 return page.rows
             cursor = page.next
 
-    async def _count(self, asked: Asked, status: TaskStatus) -> int:
-        wanted = await self._selection(asked, status)
+    async def _count(self, on_queue: QueueRequest, status: TaskStatus) -> int:
+        wanted = await self._selection(on_queue, status)
         if wanted is None:
             return 0
         return await self.lines.at_all(self.service.center.store.selections.count, wanted)
 
-    async def _job(self, asked: Asked, row: TaskRow) -> wire.Job:
+    async def _job(self, on_queue: QueueRequest, row: TaskRow) -> wire.Job:
         now, said = self.service.center.clock.now_ms(), decode_attribute(row.attribute)
         try:
             expired = 0 < row.expires_at < now and row.status == TaskStatus.PENDING
-            data = None if expired else await asked.tasks.body(row)
+            data = None if expired else await on_queue.tasks.body(row)
         except BodyGone:
             data = None
         ttl = 0 if data is None or row.status == TaskStatus.DEAD else wire.seconds_left(row.expires_at, now)
         job_id, left = id_of(row), max(0, row.tries - row.attempts)
-        names = asked.where.namespace, asked.where.queue
+        names = on_queue.where.namespace, on_queue.where.queue
         return wire.Job(*names, job_id, data, ttl, wire.elapsed(job_id, now), left, attributes_of(said))
 
 
@@ -403,5 +405,5 @@ def _may(token: Token, call: Call, topic: str) -> bool:
     return token.may(_ACCESS[call], topic) is Access.ALLOWED
 
 
-def _names(asked: Asked) -> dict[str, object]:
-    return {"namespace": asked.where.namespace, "queue": asked.where.queue}
+def _names(on_queue: QueueRequest) -> dict[str, object]:
+    return {"namespace": on_queue.where.namespace, "queue": on_queue.where.queue}

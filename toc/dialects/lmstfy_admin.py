@@ -78,10 +78,10 @@ class LmstfyAdmin(Dialect):
         parts = request.path.strip("/").split("/")
         query = Query(request.query)
         if request.method == "GET" and parts == ["version"]:
-            return _shown({"version": self._version(), "build_commit": "", "build_date": ""}, "version")
+            return _render({"version": self._version(), "build_commit": "", "build_date": ""}, "version")
         engine = query.get("kind", ENGINE)
         if request.method == "GET" and parts == ["pools"]:
-            return _shown(["default"] if engine == ENGINE else [], "pools")
+            return _render(["default"] if engine == ENGINE else [], "pools")
         if request.method == "GET" and parts == ["info"]:
             there = engine == ENGINE and query.get("pool") in ("", "default")
             return await self._info(giver) if there else reply(None, 200)._replace(name="info")
@@ -114,7 +114,7 @@ class LmstfyAdmin(Dialect):
             if topic.name.startswith(PREFIX)
             and giver.may(access.Action.READ_TOPICS, topic.name) is Access.ALLOWED
         ]
-        answer = _shown(wire.joined(names), "info")
+        answer = _render(wire.joined(names), "info")
         return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
 
     async def _names(self, topic: Topic) -> tuple[str, str]:
@@ -144,7 +144,7 @@ class LmstfyAdmin(Dialect):
             for one in every
             if one.topics == (f"{prefix_of(namespace)}*",) and one.lives(now) and giver.covers(one)
         ]
-        return _shown({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
+        return _render({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
 
     async def _create(self, namespace: str, query: Query, request: Request, giver: Token) -> Reply:
         form = Query(request.body if _is_form(request) else b"")
@@ -171,7 +171,7 @@ class LmstfyAdmin(Dialect):
             raise Refused(400, "token has already existed") from None
         await asyncio.sleep(EVERYWHERE_SECONDS)
         token = given or secret
-        return _shown({"token": f"{pool}:{token}" if pool else token}, "create", 201)
+        return _render({"token": f"{pool}:{token}" if pool else token}, "create", 201)
 
     async def _delete(self, namespace: str, text: str, giver: Token) -> Reply:
         """Revoke a token of a namespace, given by itself or by its name."""
@@ -247,7 +247,7 @@ def _unlimited(request: Request, parts: list[str], query: Query) -> Reply | None
     return None
 
 
-def _shown(content: object, name: str, status: int = 200) -> Reply:
+def _render(content: object, name: str, status: int = 200) -> Reply:
     return reply(content, status, indent=True)._replace(name=name)
 
 

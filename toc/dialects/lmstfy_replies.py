@@ -21,7 +21,7 @@ from toc.model.errors import (
 )
 from toc.model.task import TaskRow
 from toc.operate.tokens import PREFIX
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 
 def secret_of(token: str) -> str:
@@ -69,7 +69,7 @@ def attributes_of(said: Mapping[str, object]) -> Mapping[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def handed_job(one: Delivered, body: bytes, namespace: str, queue: str, now: int) -> wire.Job:
+def handed_job(one: HandedOut, body: bytes, namespace: str, queue: str, now: int) -> wire.Job:
     """Return a job that was handed out, as its consumer is shown it."""
     task = one.task
     job_id = str(task.biz_id)

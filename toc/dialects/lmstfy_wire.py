@@ -278,7 +278,7 @@ class Job(NamedTuple):
     attributes: Mapping[str, str] | None
 
 
-def shown(job: Job, *, consumed: bool = False) -> dict[str, Any]:
+def render(job: Job, *, consumed: bool = False) -> dict[str, Any]:
     """Return a job as JSON holds it."""
     content = job._asdict()
     content["data"] = None if job.data is None else b64encode(job.data).decode()

@@ -29,7 +29,7 @@ from toc.model.errors import Busy, TocError
 from toc.model.template import Template
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 log = get_logger(__name__)
 
@@ -70,7 +70,7 @@ class Reply(NamedTuple):
     status: int = 200
     media_type: str = "application/json; charset=utf-8"
     headers: Headers = ()
-    handed: Sequence[Delivered] = ()
+    handed: Sequence[HandedOut] = ()
     ends: bool = False
     name: str = "other"
 
@@ -133,7 +133,7 @@ class Port:
             scope["method"], scope["path"], scope["query_string"], scope["headers"], client=exchange.sender
         )
         close = False
-        handed: Sequence[Delivered] = ()
+        handed: Sequence[HandedOut] = ()
         try:
             if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:
                 reply, close = _plain(refused, 403), True
@@ -168,7 +168,7 @@ class Port:
         REQUESTS.of(name, f"{reply.status // 100}xx").add()
         REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
 
-    async def _processed(self, handed: Sequence[Delivered]) -> None:
+    async def _processed(self, handed: Sequence[HandedOut]) -> None:
         """Mark tasks as processed: their answer was given to a client not known to be gone."""
         service = self._dialect.service
         failpoint("pull.sent")

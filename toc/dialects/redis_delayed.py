@@ -15,7 +15,7 @@ from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, InvalidInput, TocError
 from toc.model.template import Template
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 PREFIX = "redis-delayed."
 MOST_FIELDS = 30
@@ -53,7 +53,7 @@ class RedisDelayed(Dialect):
             reply = _spring(request, HTTPStatus.METHOD_NOT_ALLOWED, message, call)
             return reply._replace(headers=((b"allow", method.encode()),))
         values = await self.service.parsed(request.body, partial(_fields, request))
-        handed: tuple[Delivered, ...] = ()
+        handed: tuple[HandedOut, ...] = ()
         if call == "add":
             job = self._job(values)
             await self._jobs.push(job)
@@ -63,7 +63,7 @@ class RedisDelayed(Dialect):
             if got is None:
                 answer = to_json({"delayTime": 0, "retryCount": 0, "ttrTime": 0})
             else:
-                handed, answer = (got[0],), to_json(_shown(*got))
+                handed, answer = (got[0],), to_json(_render(*got))
         else:
             job_id = str(_number(values, "jobId", 0, LARGEST))
             await (self._jobs.finish(job_id) if call == "finish" else self._jobs.delete(job_id))
@@ -126,7 +126,7 @@ def _number(values: dict[str, str], name: str, least: int, most: int) -> int:
     return int(value)
 
 
-def _shown(one: Delivered, job: Job) -> dict[str, Any]:
+def _render(one: HandedOut, job: Job) -> dict[str, Any]:
     return {
         "delayTime": job.delay,
         "id": job.id,

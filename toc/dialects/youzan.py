@@ -14,7 +14,7 @@ from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import SMALL_TEXT, Service
 from toc.model.errors import InvalidInput
 from toc.model.template import Template
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 PREFIX = "youzan."
 HOLD_SECONDS = 178.0
@@ -67,7 +67,7 @@ class Youzan(Dialect):
                 raise NotUnderstood("there is no such command")
             return Reply(b"404 page not found\n", 404, "text/plain; charset=utf-8")
         found: dict[str, Any] | None = None
-        handed: tuple[Delivered, ...] = ()
+        handed: tuple[HandedOut, ...] = ()
         if call == "push":
             await self._jobs.push(self._job(values))
         elif call == "pop":
@@ -91,10 +91,10 @@ class Youzan(Dialect):
             elif call == "delete":
                 await self._jobs.delete(job_id)
             elif (job := await self._jobs.get(job_id)) is not None:
-                found = _shown(job)
+                found = _render(job)
         if _is_command(request):
-            return _said(found, "", call)._replace(handed=handed)
-        return _coded(0, ADDED if call == "push" else DONE, found, call)._replace(handed=handed)
+            return _command_reply(found, "", call)._replace(handed=handed)
+        return _path_reply(0, ADDED if call == "push" else DONE, found, call)._replace(handed=handed)
 
     def _job(self, values: dict[str, Any]) -> Job:
         """Return the job of a push. Raises Mistake or NotUnderstood."""
@@ -119,7 +119,11 @@ class Youzan(Dialect):
             message = str(error)
         else:
             message = NO_JSON if isinstance(error, InvalidInput) else FAILED.get(call, NO_JSON)
-        return _said(None, message, call) if _is_command(request) else _coded(1, message, None, call)
+        return (
+            _command_reply(None, message, call)
+            if _is_command(request)
+            else _path_reply(1, message, None, call)
+        )
 
 
 def _is_command(request: Request) -> bool:
@@ -138,7 +142,7 @@ def _folded(body: bytes) -> dict[str, Any]:
     return {name.lower(): value for name, value in parsed(body).items()}
 
 
-def _shown(job: Job) -> dict[str, Any]:
+def _render(job: Job) -> dict[str, Any]:
     return {
         "topic": job.topic,
         "id": job.id,
@@ -148,12 +152,12 @@ def _shown(job: Job) -> dict[str, Any]:
     }
 
 
-def _coded(code: int, message: str, data: dict[str, Any] | None, call: str) -> Reply:
+def _path_reply(code: int, message: str, data: dict[str, Any] | None, call: str) -> Reply:
     """Return the answer to a path."""
     return Reply(to_go_json({"code": code, "message": message, "data": data}), name=f"/{call}")
 
 
-def _said(job: dict[str, Any] | None, error: str, call: str) -> Reply:
+def _command_reply(job: dict[str, Any] | None, error: str, call: str) -> Reply:
     """Return the answer to a command."""
     job = job or {"id": "", "body": ""}
     answer = {"success": not error, "error": error, "id": job["id"], "value": job["body"]}

@@ -55,7 +55,7 @@ from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
 from toc.operate.operations import audit, cluster, schedules, targets, templates, tokens, topics
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 log = get_logger(__name__)
 
@@ -100,7 +100,7 @@ class App:
         began = time.perf_counter()
         name = "other"
         headers: Headers = []
-        handed: Sequence[Delivered] = ()
+        handed: Sequence[HandedOut] = ()
         exchange = Exchange(scope, receive, send, self._memory)
         try:
             exchange.check()

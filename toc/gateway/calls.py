@@ -22,7 +22,7 @@ from toc.model.errors import InvalidInput
 from toc.model.sharding import valid_job_id
 from toc.model.task import Request, TaskRow
 from toc.model.wire import parse_instant
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 
 if TYPE_CHECKING:
     from toc.gateway.service import Service
@@ -83,7 +83,7 @@ class Answer:
     content: Any
     status: int = 200
     media_type: str = "application/json"
-    handed: Sequence[Delivered] = ()
+    handed: Sequence[HandedOut] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -29,7 +29,7 @@ from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOu
 from toc.model.task import MAX_RETRY_SECONDS, Task
 from toc.model.wire import biz_id, instant
 from toc.operate.records import STATUS
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
 from toc.store.bodies import bounded
 from toc.store.schema import ERROR_COLUMN_CHARS
@@ -107,7 +107,7 @@ async def pull(asked: Asked) -> Answer:
     )
 
 
-async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Delivered, Content | None]]:
+async def _with_bodies(asked: Asked, got: Sequence[HandedOut]) -> list[tuple[HandedOut, Content | None]]:
     """Return tasks with their bodies, as many as one answer holds.
 
     Tasks whose body is missing end as dead. The caller must release the others: their bodies are out of
@@ -136,7 +136,7 @@ async def _with_bodies(asked: Asked, got: Sequence[Delivered]) -> list[tuple[Del
     ]
 
 
-def _shown(one: Delivered, content: Content | None) -> PulledTask:
+def _shown(one: HandedOut, content: Content | None) -> PulledTask:
     task: Task = one.task
     row = one.row
     shown: PulledTask = {

@@ -28,7 +28,7 @@ MOST_WAITING = 10_000
 """If this many wait for one server, further ones from consumers are refused."""
 
 
-class Kind(Enum):
+class Verb(Enum):
     """What can be asked about a lease."""
 
     ACK = "ack"
@@ -45,7 +45,7 @@ class NackWish(NamedTuple):
     error: str
 
 
-class Call:
+class PendingCall:
     """One call, which awaits the results of all its leases (``done``). Belongs to its event loop."""
 
     __slots__ = ("_left", "done", "loop", "results")
@@ -65,13 +65,13 @@ class Call:
             self.done.set_result(None)
 
 
-class Ask(NamedTuple):
+class LeaseCommand(NamedTuple):
     """One lease, what is asked about it, and where its result goes: to a position in a call, or nowhere."""
 
-    kind: Kind
+    verb: Verb
     lease: PullLease
     wish: NackWish | int | None = None
-    call: Call | None = None
+    call: PendingCall | None = None
     position: int = 0
 
 
@@ -82,7 +82,7 @@ class AnswerThreads:
         self._store = store
         self._catalog = catalog
         self._outs = outs
-        self._threads: list[BatchThread[Ask]] = [
+        self._threads: list[BatchThread[LeaseCommand]] = [
             BatchThread(f"pull-answer-{number}", self._run, TOGETHER)
             for number in range(len(store.tables_of_server()))
         ]
@@ -93,103 +93,105 @@ class AnswerThreads:
             thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Write what was asked, and end. Later asks are refused."""
+        """Write what was asked, and end. Later commands are refused."""
         for thread in self._threads:
             thread.stop(seconds)
 
-    def put(self, asks: Iterable[Ask]) -> list[tuple[Ask, Busy]]:
+    def put(self, commands: Iterable[LeaseCommand]) -> list[tuple[LeaseCommand, Busy]]:
         """Queue these for their servers. Returns those that are refused, and why.
 
         Asks without a call are bounded by the pulls under way, and are refused only after ``stop``.
         """
-        by_server: dict[int, list[Ask]] = {}
-        for ask in asks:
-            by_server.setdefault(self._store.server_of(ask.lease.job_id), []).append(ask)
-        refused: list[tuple[Ask, Busy]] = []
+        by_server: dict[int, list[LeaseCommand]] = {}
+        for command in commands:
+            by_server.setdefault(self._store.server_of(command.lease.job_id), []).append(command)
+        refused: list[tuple[LeaseCommand, Busy]] = []
         for number, some in by_server.items():
             thread = self._threads[number]
             if thread.waiting >= MOST_WAITING and some[0].call is not None:
-                refused += [(ask, Busy("too many answers wait for a server; try again")) for ask in some]
+                refused += [
+                    (command, Busy("too many answers wait for a server; try again")) for command in some
+                ]
             elif not thread.put(some):
-                refused += [(ask, Busy("this process is ending; try again")) for ask in some]
+                refused += [(command, Busy("this process is ending; try again")) for command in some]
         return refused
 
-    def _run(self, batch: list[Ask]) -> None:
+    def _run(self, batch: list[LeaseCommand]) -> None:
         while batch:  # a statement takes each task once; the rest follows
-            by_kind: dict[Kind, dict[int, Ask]] = {}
-            later: list[Ask] = []
+            by_verb: dict[Verb, dict[int, LeaseCommand]] = {}
+            later: list[LeaseCommand] = []
             seen: set[int] = set()
-            for ask in batch:
-                if ask.lease.job_id in seen:
-                    later.append(ask)
+            for command in batch:
+                if command.lease.job_id in seen:
+                    later.append(command)
                 else:
-                    seen.add(ask.lease.job_id)
-                    by_kind.setdefault(ask.kind, {})[ask.lease.job_id] = ask
-            for kind, asks in by_kind.items():
-                _DO[kind](self, asks)
+                    seen.add(command.lease.job_id)
+                    by_verb.setdefault(command.verb, {})[command.lease.job_id] = command
+            for verb, commands in by_verb.items():
+                _DO[verb](self, commands)
             batch = later
 
-    def _ack(self, asks: dict[int, Ask]) -> None:
-        outcomes = self._store.pulls.ack(ask.lease for ask in asks.values())
+    def _ack(self, commands: dict[int, LeaseCommand]) -> None:
+        outcomes = self._store.pulls.ack(command.lease for command in commands.values())
         failpoint("pull.acked")
-        tell(asks, outcomes, outcomes.unanswered)
+        resolve(commands, outcomes, outcomes.unanswered)
         acked = AckOutcome.ACKED
         self._outs.ended(
-            EndedLease(asks[job_id].lease, None)
+            EndedLease(commands[job_id].lease, None)
             for job_id, what in outcomes.items()
             if what is acked or what.ok
         )
 
-    def _nack(self, asks: dict[int, Ask]) -> None:
-        found = self._store.pulls.read(asks)
+    def _nack(self, commands: dict[int, LeaseCommand]) -> None:
+        found = self._store.pulls.read(commands)
         items: list[tuple[PullLease, Nack]] = []
         for job_id, row in found.items():
-            wish, topic = asks[job_id].wish, self._catalog.known_type(row.biz_type)
+            wish, topic = commands[job_id].wish, self._catalog.known_type(row.biz_type)
             if isinstance(wish, NackWish) and topic is not None:
                 nack = after_nack(row, topic, delay_ms=wish.delay_ms, dead=wish.dead, error=wish.error)
-                items.append((asks[job_id].lease, nack))
+                items.append((commands[job_id].lease, nack))
         done = self._store.pulls.nack(items)
-        outcomes = dict.fromkeys(asks, LeaseOutcome.GONE)
+        outcomes = dict.fromkeys(commands, LeaseOutcome.GONE)
         ends: list[EndedLease] = []
         for job_id, changed in done.items():
             if changed is not None:
                 dead = changed.status == TaskStatus.DEAD
                 outcomes[job_id] = LeaseOutcome.DEAD if dead else LeaseOutcome.DONE
-                ends.append(EndedLease(asks[job_id].lease, changed))
-        tell(asks, outcomes, {**found.unanswered, **done.unanswered})
+                ends.append(EndedLease(commands[job_id].lease, changed))
+        resolve(commands, outcomes, {**found.unanswered, **done.unanswered})
         self._outs.ended(ends)
 
-    def _extend(self, asks: dict[int, Ask]) -> None:
+    def _extend(self, commands: dict[int, LeaseCommand]) -> None:
         items = []
-        for ask in asks.values():
-            topic = self._catalog.known_type(ask.lease.biz_type)
-            if topic is not None and isinstance(ask.wish, int):
-                items.append((ask.lease, ask.wish, topic.max_runtime * 1000))
+        for command in commands.values():
+            topic = self._catalog.known_type(command.lease.biz_type)
+            if topic is not None and isinstance(command.wish, int):
+                items.append((command.lease, command.wish, topic.max_runtime * 1000))
         # The entry stays where it is: when it comes due, its row says until when the lease lives.
         until = self._store.pulls.extend(items)
-        tell(asks, {job_id: until.get(job_id) for job_id in asks}, until.unanswered)
+        resolve(commands, {job_id: until.get(job_id) for job_id in commands}, until.unanswered)
 
-    def _release(self, asks: dict[int, Ask]) -> None:
-        self._outs.release(ask.lease for ask in asks.values())
-        tell(asks, dict.fromkeys(asks), {})
+    def _release(self, commands: dict[int, LeaseCommand]) -> None:
+        self._outs.release(command.lease for command in commands.values())
+        resolve(commands, dict.fromkeys(commands), {})
 
 
-_DO: dict[Kind, Callable[[AnswerThreads, dict[int, Ask]], None]] = {
-    Kind.ACK: AnswerThreads._ack,
-    Kind.NACK: AnswerThreads._nack,
-    Kind.EXTEND: AnswerThreads._extend,
-    Kind.RELEASE: AnswerThreads._release,
+_DO: dict[Verb, Callable[[AnswerThreads, dict[int, LeaseCommand]], None]] = {
+    Verb.ACK: AnswerThreads._ack,
+    Verb.NACK: AnswerThreads._nack,
+    Verb.EXTEND: AnswerThreads._extend,
+    Verb.RELEASE: AnswerThreads._release,
 }
 
 
-def tell(
-    asks: Mapping[int, Ask],
+def resolve(
+    commands: Mapping[int, LeaseCommand],
     results: Mapping[int, AckOutcome | LeaseOutcome | int | None],
     failed: Mapping[int, TocError],
 ) -> None:
-    """Give each ask its result or its error, on its call's loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, int, object]]] = {}
-    for job_id, (_, _, _, call, index) in asks.items():
+    """Give each command its result or its error, on its call's loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingCall, int, object]]] = {}
+    for job_id, (_, _, _, call, index) in commands.items():
         if call is not None:
             result = failed[job_id] if job_id in failed else results.get(job_id)
             by_loop.setdefault(call.loop, []).append((call, index, result))
@@ -198,6 +200,6 @@ def tell(
             loop.call_soon_threadsafe(_resolve, some)
 
 
-def _resolve(found: Sequence[tuple[Call, int, object]]) -> None:
+def _resolve(found: Sequence[tuple[PendingCall, int, object]]) -> None:
     for call, index, result in found:
         call.put(index, result)

@@ -23,7 +23,7 @@ class DueTimes:
         self.wanted_at = 0.0
         """When a pull last wanted tasks of the topic (monotonic)."""
 
-    def look(self, slot: Slot, due: int) -> None:
+    def note(self, slot: Slot, due: int) -> None:
         """Note that the slot is to be looked at by ``due`` (ms). An earlier time stays."""
         if due < self.due.get(slot, -1):
             self.due[slot] = due
@@ -35,7 +35,7 @@ class DueTimes:
             return False
         for slot in set(slots) - self.due.keys():
             self.due[slot] = NEVER
-            self.look(slot, UNKNOWN)
+            self.note(slot, UNKNOWN)
         self.due = {slot: self.due[slot] for slot in slots}
         return True
 
@@ -51,7 +51,7 @@ class DueTimes:
     def take_due(self, now: int, most: int) -> list[tuple[int, Slot]]:
         """Return the slots that are due, each with its due time; ``most`` at most, the longest due first.
 
-        A returned slot does not count as due again until ``look`` is called for it.
+        A returned slot does not count as due again until ``note`` is called for it.
         """
         found: list[tuple[int, Slot]] = []
         while len(found) < most and (due := self.next_due()) is not None and due <= now:

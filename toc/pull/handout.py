@@ -33,8 +33,8 @@ from toc.model.verdict import (
 )
 from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS
-from toc.pull.delivered import Delivered
-from toc.pull.entry import NO_FENCE, Entry
+from toc.pull.candidate import NO_FENCE, Candidate
+from toc.pull.handed_out import HandedOut
 from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import EndedLease, Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
@@ -56,7 +56,7 @@ AGAIN_MS = 20
 class Assigned(NamedTuple):
     """An entry on its way to a consumer."""
 
-    entry: Entry
+    entry: Candidate
     pull: WaitingPull
 
 
@@ -88,8 +88,8 @@ class HandOuts:
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
         wanted: dict[int, Assigned] = {}
-        back: list[Entry] = []
-        results: dict[WaitingPull, tuple[int, list[Delivered]]] = {}
+        back: list[Candidate] = []
+        results: dict[WaitingPull, tuple[int, list[HandedOut]]] = {}
         for one in batch:
             if not one.pull.over and one.entry.job_id not in wanted:
                 wanted[one.entry.job_id] = one
@@ -122,7 +122,7 @@ class HandOuts:
         items: Sequence[HandOut],
         wanted: Mapping[int, Assigned],
         rows: Mapping[int, PullRow],
-        results: dict[WaitingPull, tuple[int, list[Delivered]]],
+        results: dict[WaitingPull, tuple[int, list[HandedOut]]],
     ) -> tuple[Moves, list[tuple[PullLease, Nack]]]:
         """Add what was handed out to the results of its pulls, and count it. Returns the moves of its entries
         to the ends of their ttr, and what cannot be read."""
@@ -155,7 +155,7 @@ class HandOuts:
             buried = self._store.pulls.nack(unreadable)
             self.ended(EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id)))
 
-    def _delivered(self, row: PullRow, entry: Entry, key: PullLease) -> Delivered:
+    def _delivered(self, row: PullRow, entry: Candidate, key: PullLease) -> HandedOut:
         bodies = self._store.bodies
 
         def read() -> Content:
@@ -166,7 +166,7 @@ class HandOuts:
 
         body = None if row.body_length < 0 else Body(row.body_length, read=read)
         task = row.to_task(entry.topic.name, body)
-        return Delivered(task, row, key, is_last(row, entry.topic), self._texts)
+        return HandedOut(task, row, key, is_last(row, entry.topic), self._texts)
 
     def _ttrs(self, wanted: dict[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
         """Return the ttr (ms) of each task to hand out. Takes out, gives back and returns those whose rows
@@ -238,13 +238,13 @@ class HandOuts:
             self.put_away([wanted[item.job_id].entry for item in items if item.job_id in unanswered])
         return moves
 
-    def put_away(self, entries: Sequence[Entry]) -> None:
+    def put_away(self, entries: Sequence[Candidate]) -> None:
         """Give back entries whose servers do not answer, for a while that grows as the silence lasts.
 
         Each answer starts it anew: a server that answers between two failures is not away.
         """
         self._trouble_at = now = self._clock.monotonic()
-        by_server: dict[int, list[Entry]] = {}
+        by_server: dict[int, list[Candidate]] = {}
         for entry in entries:
             by_server.setdefault(self._store.server_of(entry.job_id), []).append(entry)
         for server, some in by_server.items():
@@ -257,7 +257,7 @@ class HandOuts:
         """Whether some server of the task table did not answer lately."""
         return self._clock.monotonic() - self._trouble_at < FORGET_SECONDS
 
-    def give_back(self, entries: Iterable[Entry], at: int | None = None) -> None:
+    def give_back(self, entries: Iterable[Candidate], at: int | None = None) -> None:
         """Give back entries that were not handed out, due at once or ``at`` (ms). Nothing is charged."""
         backs: dict[Slot, list[tuple[int, float, float]]] = {}
         for entry in entries:
@@ -299,7 +299,7 @@ def _items(wanted: Mapping[int, Assigned], ttrs: Mapping[int, int]) -> list[Hand
     ]
 
 
-def _refused(results: dict[WaitingPull, tuple[int, list[Delivered]]], pull: WaitingPull) -> None:
+def _refused(results: dict[WaitingPull, tuple[int, list[HandedOut]]], pull: WaitingPull) -> None:
     """Note that a pull does not get one of the entries that it was given."""
     count, delivered = results.get(pull, (0, []))
     results[pull] = count + 1, delivered

@@ -20,7 +20,7 @@ from toc.model.task import TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.pull.batch_thread import BatchThread
-from toc.pull.entry import NO_FENCE, Entry
+from toc.pull.candidate import NO_FENCE, Candidate
 
 TOGETHER = 50
 """Most steps that are made at once."""
@@ -44,12 +44,12 @@ class Moves:
     def __bool__(self) -> bool:
         return bool(self.commits or self.backs or self.buries)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: Candidate) -> None:
         """Its task has ended, or waits in its row alone."""
         if entry.fence != NO_FENCE:
             self.commits.setdefault(entry.slot, []).append((entry.job_id, entry.fence))
 
-    def back(self, entry: Entry, row: PullRow, due: int, now: int) -> None:
+    def back(self, entry: Candidate, row: PullRow, due: int, now: int) -> None:
         """Its task is due at ``due`` (ms)."""
         if beyond_horizon(entry.topic, due, now):
             self.drop(entry)
@@ -57,7 +57,7 @@ class Moves:
             score = entry_score(entry.topic, due, row.attempts)
             self.backs.setdefault(entry.slot, []).append((entry.job_id, entry.fence, score))
 
-    def bury(self, entry: Entry, died: int) -> None:
+    def bury(self, entry: Candidate, died: int) -> None:
         """Its task is dead since ``died`` (ms)."""
         if entry.fence != NO_FENCE:
             self.buries.setdefault(entry.slot, []).append((entry.job_id, entry.fence, died))

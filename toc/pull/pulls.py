@@ -24,9 +24,9 @@ from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
-from toc.pull.acks import AnswerThreads, Ask, Call, Kind, NackWish
-from toc.pull.delivered import Delivered, TtrOf
-from toc.pull.entry import NO_FENCE, Entry
+from toc.pull.acks import AnswerThreads, LeaseCommand, NackWish, PendingCall, Verb
+from toc.pull.candidate import NO_FENCE, Candidate
+from toc.pull.handed_out import HandedOut, TtrOf
 from toc.pull.lease_texts import LeaseTexts
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
@@ -80,7 +80,7 @@ class Pulls:
         ttr: float | TtrOf = DEFAULT_TTR_SECONDS,
         longest: float = MAX_WAIT_SECONDS,
         widest: int = MAX_TOPICS,
-    ) -> list[Delivered]:
+    ) -> list[HandedOut]:
         """Hand out up to ``most`` due tasks of the first of these topics that has any.
 
         ``widest`` bounds the number of topics. Waits up to ``wait`` seconds (0 to ``longest``) for the first
@@ -111,7 +111,7 @@ class Pulls:
         timer = pull.loop.call_later(wait or HASTY_SECONDS, self._time_up, pull)
         return await self._got(pull, timer)
 
-    async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[Delivered]:
+    async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[HandedOut]:
         """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
 
         As with ``pull``, the caller releases it if its client is gone. Raises UnknownTopic, NotPulled,
@@ -126,11 +126,11 @@ class Pulls:
         self._start()
         pull = WaitingPull([topic.name], 1, round(ttr * 1000), hasty=True)
         pull.closed, pull.in_transit = True, 1
-        self._taker.hand_out(Entry(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), pull)
+        self._taker.hand_out(Candidate(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), pull)
         timer = pull.loop.call_later(LAST_SECONDS, pull.end)
         return await self._got(pull, timer)
 
-    async def _got(self, pull: WaitingPull, timer: asyncio.TimerHandle) -> list[Delivered]:
+    async def _got(self, pull: WaitingPull, timer: asyncio.TimerHandle) -> list[HandedOut]:
         """Wait until a pull has ended. Returns what it was given; releases that if the call is broken off."""
         try:
             await pull.done
@@ -153,7 +153,7 @@ class Pulls:
         StoreUnavailable or Busy, concerns its lease alone; repeating is safe. InvalidLease: it was never
         handed out, or its topic is no longer pulled.
         """
-        return await self._ask(leases, Kind.ACK, None)
+        return await self._command(leases, Verb.ACK, None)
 
     async def nack(
         self,
@@ -172,7 +172,7 @@ class Pulls:
             _check_seconds("delay", delay, 0, MAX_RETRY_SECONDS)
         delay_ms = None if delay is None else round(delay * 1000)
         wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
-        return await self._ask(leases, Kind.NACK, wish)
+        return await self._command(leases, Verb.NACK, wish)
 
     async def extend(
         self, leases: Iterable[str | PullLease], *, ttr: float
@@ -183,20 +183,20 @@ class Pulls:
         Returns, in order, until when each lives (aware UTC), or GONE. Raises InvalidInput.
         """
         _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
-        found = await self._ask(leases, Kind.EXTEND, round(ttr * 1000))
+        found = await self._command(leases, Verb.EXTEND, round(ttr * 1000))
         return [
             one if isinstance(one, TocError) else from_ms(one) if isinstance(one, int) else LeaseOutcome.GONE
             for one in found
         ]
 
-    def release(self, delivered: Iterable[Delivered]) -> None:
+    def release(self, delivered: Iterable[HandedOut]) -> None:
         """Take back, uncharged and due at once, tasks of an answer of which no byte was sent. Does not wait.
 
         If a part was sent, the client may have read it: leave the tasks to the end of ttr.
         """
-        self._answers.put(Ask(Kind.RELEASE, one.key) for one in delivered)
+        self._answers.put(LeaseCommand(Verb.RELEASE, one.key) for one in delivered)
 
-    async def bury(self, delivered: Iterable[Delivered], why: str) -> None:
+    async def bury(self, delivered: Iterable[HandedOut], why: str) -> None:
         """End tasks as dead that no consumer can be shown, each unless its lease has ended."""
         for one in delivered:
             error = str(UnreadableTask(one.key.job_id, why))
@@ -236,15 +236,15 @@ class Pulls:
         topic = self._catalog.known().get(name) if isinstance(name, str) else None
         return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
 
-    async def _ask(
-        self, leases: Iterable[str | PullLease], kind: Kind, wish: NackWish | int | None
+    async def _command(
+        self, leases: Iterable[str | PullLease], kind: Verb, wish: NackWish | int | None
     ) -> list[Any]:
         self._start()
         some = list(leases)
         if not some:
             return []
-        call = Call(len(some))
-        asks: list[Ask] = []
+        call = PendingCall(len(some))
+        commands: list[LeaseCommand] = []
         known: set[int] = set()
         for index, one in enumerate(some):
             try:
@@ -263,9 +263,9 @@ class Pulls:
             except TocError as exc:
                 call.put(index, exc)
             else:
-                asks.append(Ask(kind, lease, wish, call, index))
-        for ask, error in self._answers.put(asks):
-            call.put(ask.position, error)
+                commands.append(LeaseCommand(kind, lease, wish, call, index))
+        for command, error in self._answers.put(commands):
+            call.put(command.position, error)
         await call.done
         return call.results
 

@@ -29,8 +29,8 @@ from toc.model.scores import CLAIMS, split, unread_score
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
 from toc.pull.batch_thread import BatchThread
+from toc.pull.candidate import NO_FENCE, Candidate
 from toc.pull.due_times import NEVER, UNKNOWN, DueTimes
-from toc.pull.entry import NO_FENCE, Entry
 from toc.pull.handout import Assigned, HandOuts
 from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import Mover
@@ -49,7 +49,7 @@ RETRY_MS = 250
 """Pause before a slot is asked again whose node failed."""
 PAUSED_MS = 1000
 """Pause before a slot of a topic that is paused, or is not pulled any more, is looked at again."""
-LOOK_SECONDS = 1.0
+PEEK_AGAIN_SECONDS = 1.0
 """How often slots are peeked at while pulls wait, for lost wake-ups and what others have left prepared."""
 PEEK_SLOTS = 500
 """Most slots of one peek; the next follows after PEEK_SECONDS."""
@@ -144,7 +144,7 @@ class Taker:
         if self._resting:
             self._watch_loop.wake()
 
-    def look_at(self, slot: Slot | None, due: int) -> None:
+    def note_due(self, slot: Slot | None, due: int) -> None:
         """The slot (None: any) may have something due at ``due`` (ms)."""
         with self._lock:
             if due < self._news.get(slot, NEVER):
@@ -153,11 +153,11 @@ class Taker:
 
     def _woken(self, slot: Slot | None, due: int | None) -> None:
         if slot is None or due is None:  # messages may have been missed
-            self._look_now()
+            self._peek_now()
         else:
-            self.look_at(slot, due)
+            self.note_due(slot, due)
 
-    def _look_now(self) -> None:
+    def _peek_now(self) -> None:
         self._peeked_at = float("-inf")
         self._watch_loop.wake()
 
@@ -180,7 +180,7 @@ class Taker:
                 continue
             if not _served(topic):
                 for _, slot in due_times.take_due(now, len(due_times.due)):
-                    due_times.look(slot, now + PAUSED_MS)
+                    due_times.note(slot, now + PAUSED_MS)
                 continue
             due.add(name)
             if demand := self._waiting.demand(name):
@@ -193,7 +193,7 @@ class Taker:
             self._accept(answers, due)
         if to_come := {request.slot for request in requests} - results.keys():
             self._awaited |= to_come
-            self._look_now()  # a second question tells a node that hangs from one that was slow once
+            self._peek_now()  # a second question tells a node that hangs from one that was slow once
         self._waiting.close_hasty(self._empty_topics())
         return self._until_next()
 
@@ -202,7 +202,7 @@ class Taker:
             news, self._news = self._news, {}
         for slot, due in news.items():
             if slot is not None and slot.topic in self._due_times:
-                self._due_times[slot.topic].look(slot, due)
+                self._due_times[slot.topic].note(slot, due)
 
     def _watch_topics(self, names: Sequence[str]) -> None:
         now, known = self._clock.monotonic(), self._catalog.known()
@@ -235,7 +235,7 @@ class Taker:
         part = max(1, wanted // max(len(slots), 1))
         for due, slot in slots:
             if wanted < 1:
-                due_times.look(slot, due)
+                due_times.note(slot, due)
                 continue
             limit = min(max(due_times.left.get(slot, 0), part), wanted, TAKE_LIMIT)
             wanted -= limit
@@ -250,19 +250,19 @@ class Taker:
     def _accept(self, answers: Mapping[Slot, Prepared | IndexUnavailable], due: set[str]) -> None:
         """Give what was taken to those who wait."""
         now, known = self._clock.now_ms(), self._catalog.known()
-        taken: dict[str, list[Entry]] = {}
+        taken: dict[str, list[Candidate]] = {}
         for slot, result in answers.items():
             due_times = self._due_times.get(slot.topic)
             if isinstance(result, IndexUnavailable):
                 self._fails(slot.topic, result)
                 if due_times is not None:
-                    due_times.look(slot, now + RETRY_MS)
+                    due_times.note(slot, now + RETRY_MS)
                 continue
             topic = known.get(slot.topic)
             if topic is None:  # deleted meanwhile: the next that finds them gives them back
                 continue
             taken.setdefault(topic.name, []).extend(
-                Entry(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries
+                Candidate(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries
             )
             if due_times is not None:
                 due_times.left[slot] = result.left
@@ -270,7 +270,7 @@ class Taker:
                     at = _due(result.next_due)
                     # What is due by our clock, but not yet by Redis's, is not asked for all the time.
                     early = at <= now and at > result.redis_now_ms
-                    due_times.look(slot, now + at - result.redis_now_ms if early else at)
+                    due_times.note(slot, now + at - result.redis_now_ms if early else at)
         if taken:
             failpoint("pull.taken")
         for name, entries in taken.items():
@@ -278,12 +278,12 @@ class Taker:
             if left:
                 self.outs.give_back(left)
                 for slot in {entry.slot for entry in left}:
-                    self.look_at(slot, now)
+                    self.note_due(slot, now)
 
-    def _dispatch(self, topic: str, entries: Sequence[Entry], due: set[str]) -> list[Entry]:
+    def _dispatch(self, topic: str, entries: Sequence[Candidate], due: set[str]) -> list[Candidate]:
         """Have entries handed out. Returns those that no pull wants."""
-        free: list[Entry] = []
-        hung: list[Entry] = []
+        free: list[Candidate] = []
+        hung: list[Candidate] = []
         for entry in entries:
             (hung if self._thread_of(entry).stuck else free).append(entry)
         if hung:
@@ -296,11 +296,11 @@ class Taker:
             thread.put(some)
         return left
 
-    def hand_out(self, entry: Entry, pull: WaitingPull) -> None:
+    def hand_out(self, entry: Candidate, pull: WaitingPull) -> None:
         """Have one task handed out to a pull that is in no queue."""
         self._thread_of(entry).put([Assigned(entry, pull)])
 
-    def _thread_of(self, entry: Entry) -> BatchThread[Assigned]:
+    def _thread_of(self, entry: Candidate) -> BatchThread[Assigned]:
         return self._threads[self._store.server_of(entry.job_id)]
 
     def _empty_topics(self) -> set[str]:
@@ -332,18 +332,18 @@ class Taker:
         self._resting = True  # set before the check: a pull that comes after the check must end the rest
         names, now = set(self._waiting.topics()), self._clock.monotonic()
         # A pull that does not wait has mostly left before it is seen here.
-        names |= {name for name, one in self._due_times.items() if now - one.wanted_at < LOOK_SECONDS}
+        names |= {name for name, one in self._due_times.items() if now - one.wanted_at < PEEK_AGAIN_SECONDS}
         if not names:
             return IDLE_SECONDS
         self._resting = False
-        if now - self._peeked_at >= LOOK_SECONDS or self._to_peek:
+        if now - self._peeked_at >= PEEK_AGAIN_SECONDS or self._to_peek:
             self._read_topics(names)
-            self._look()
+            self._peek()
         failing = [name for name, until in list(self._failing.items()) if until > now and name in names]
         if failing:
             self._read_rows(failing)
             return ROWS_ON_SECONDS if self._places else ROWS_SECONDS
-        return PEEK_SECONDS if self._to_peek else LOOK_SECONDS
+        return PEEK_SECONDS if self._to_peek else PEEK_AGAIN_SECONDS
 
     def _read_topics(self, names: Iterable[str]) -> None:
         for name in names:
@@ -362,7 +362,7 @@ class Taker:
             self._watch_loop.wake()
         self._failing[topic] = now + ROWS_LINGER_SECONDS
 
-    def _look(self) -> None:
+    def _peek(self) -> None:
         """Peek at the next slots, and give back what others have left prepared there."""
         if not self._to_peek:
             self._peeked_at = self._clock.monotonic()
@@ -374,7 +374,7 @@ class Taker:
                 self._fails(slot.topic, peek)
                 continue
             if peek.next_due is not None:
-                self.look_at(slot, _due(peek.next_due))
+                self.note_due(slot, _due(peek.next_due))
             if peek.prepared:
                 suspects.append(slot)
         if suspects:
@@ -398,7 +398,7 @@ class Taker:
             self._queues.rollback(backs)
             log.warning("pulls_reclaimed", slots=len(backs), tasks=sum(map(len, backs.values())))
             for slot in backs:
-                self.look_at(slot, UNKNOWN)
+                self.note_due(slot, UNKNOWN)
 
     def _read_rows(self, names: Sequence[str]) -> None:
         """Hand out due rows of these topics, as if Redis were not there: the row alone decides.
@@ -415,11 +415,11 @@ class Taker:
         starts = {table: self._places.get(table, Position(0)) for table in self._tables}
         pages = self._store.scans.page(starts, now + 1, ROWS_PAGE, where=f" AND biz_type IN ({types})")
         self._places = {table: page[-1].position for table, page in pages.items() if len(page) == ROWS_PAGE}
-        found: dict[str, list[Entry]] = {}
+        found: dict[str, list[Candidate]] = {}
         rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
         for row in rows:
             topic = topics[row.biz_type]
-            entry = Entry(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
+            entry = Candidate(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
             if not self._thread_of(entry).busy:  # else it may be under way there
                 found.setdefault(topic.name, []).append(entry)
         due = set(found)

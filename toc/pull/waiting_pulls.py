@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from toc.pull.delivered import Delivered, TtrOf
-from toc.pull.entry import Entry
+from toc.pull.candidate import Candidate
+from toc.pull.handed_out import HandedOut, TtrOf
 
 TAKE_LIMIT = 200
 """Most entries of one topic that one round takes."""
@@ -35,7 +35,7 @@ class WaitingPull:
         """Whether it wants only what is due now."""
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
-        self.got: list[Delivered] = []
+        self.got: list[HandedOut] = []
         self.in_transit = 0
         """How many entries are being handed out to it."""
         self.closed = False
@@ -108,13 +108,13 @@ class WaitingPulls:
             return min(sum(pull.most for pull in first), TAKE_LIMIT)
 
     def assign(
-        self, topic: str, entries: Sequence[Entry], due: Collection[str]
-    ) -> tuple[list[tuple[Entry, WaitingPull]], list[Entry]]:
+        self, topic: str, entries: Sequence[Candidate], due: Collection[str]
+    ) -> tuple[list[tuple[Candidate, WaitingPull]], list[Candidate]]:
         """Give entries of a topic to waiting pulls. Returns the pairs, and the entries that no pull wants.
 
         ``due`` are the topics that have due tasks: a pull that prefers another of them gets tasks of that.
         """
-        pairs: list[tuple[Entry, WaitingPull]] = []
+        pairs: list[tuple[Candidate, WaitingPull]] = []
         given = 0
         with self._lock:
             chosen: list[WaitingPull] = []
@@ -132,12 +132,12 @@ class WaitingPulls:
                 self._unqueue(pull)
         return pairs, list(entries[given:])
 
-    def hand_over(self, results: Mapping[WaitingPull, tuple[int, list[Delivered]]]) -> list[Delivered]:
+    def hand_over(self, results: Mapping[WaitingPull, tuple[int, list[HandedOut]]]) -> list[HandedOut]:
         """Give each pull its results: how many of its entries are settled, and the tasks handed out.
 
         Returns the tasks whose pull is over.
         """
-        lost: list[Delivered] = []
+        lost: list[HandedOut] = []
         with self._lock:
             for pull, (count, delivered) in results.items():
                 pull.in_transit -= count
@@ -147,7 +147,7 @@ class WaitingPulls:
                 pull.got += delivered
                 if not pull.got and not pull.in_transit and not pull.closed:
                     self._queue(pull)
-        tell(results)
+        notify(results)
         return lost
 
     def close(self, pull: WaitingPull) -> None:
@@ -156,7 +156,7 @@ class WaitingPulls:
             pull.closed = True
             self._unqueue(pull)
 
-    def leave(self, pull: WaitingPull) -> list[Delivered]:
+    def leave(self, pull: WaitingPull) -> list[HandedOut]:
         """Remove a pull that is answered or whose client has left. Returns what it got."""
         with self._lock:
             pull.closed = pull.over = True
@@ -170,7 +170,7 @@ class WaitingPulls:
             for pull in idle:
                 pull.closed = True
                 self._unqueue(pull)
-        tell(idle)
+        notify(idle)
 
     def close_all(self) -> None:
         """Answer all pulls, because the process ends."""
@@ -180,10 +180,10 @@ class WaitingPulls:
             for pull in waiting:
                 pull.closed = True
                 self._unqueue(pull)
-        tell(waiting)
+        notify(waiting)
 
 
-def tell(pulls: Iterable[WaitingPull]) -> None:
+def notify(pulls: Iterable[WaitingPull]) -> None:
     """Let them see whether they can be answered, each on its loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[WaitingPull]] = {}
     for pull in pulls:

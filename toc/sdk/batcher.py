@@ -26,7 +26,7 @@ from toc.model.task import NewTask, Put, Request, Submission, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.server_batcher import APART, Answer, Item, ServerBatcher
+from toc.sdk.server_batcher import APART, Item, ServerBatcher, Settle
 from toc.sdk.submission import bodies_of, check_job_id, conflict_of
 from toc.store.plan import Stored
 
@@ -206,7 +206,7 @@ class Batcher:
         self,
         name: str,
         server: int,
-        send: Callable[[Sequence[Item], Answer], None],
+        send: Callable[[Sequence[Item], Settle], None],
         given_up: Callable[[Item], TocError],
     ) -> ServerBatcher[Item, Any]:
         store = self.center.store
@@ -218,16 +218,16 @@ class Batcher:
             examine=partial(store.examine_server, server),
         )
 
-    def _store(self, tasks: Sequence[Submission], answer: Answer) -> None:
+    def _store(self, tasks: Sequence[Submission], answer: Settle) -> None:
         outcomes = self.center.store.put_each(tasks)  # [rule: row-first]
         failpoint("batch.rows-stored")
         answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
         try:
-            self.center._indexing.told([one for one in outcomes if isinstance(one, Stored)])
+            self.center._indexing.apply([one for one in outcomes if isinstance(one, Stored)])
         except Exception as exc:  # nobody waits for this thread any more
             log.warning("submit_not_indexed", tasks=len(tasks), error=str(exc), exc_info=exc)
 
-    def _read(self, job_ids: Sequence[int], answer: Answer) -> None:
+    def _read(self, job_ids: Sequence[int], answer: Settle) -> None:
         found = self.center.store.read_each(job_ids)
         answer([found.unanswered.get(job_id) or found.get(job_id) for job_id in job_ids])
 

@@ -63,7 +63,7 @@ CANCEL_TOGETHER = 500
 """How many tasks one transaction of ``cancel_by_biz`` cancels."""
 
 F = TypeVar("F", bound=Callable[..., Any])
-Answer = TypeVar("Answer")
+Stored = TypeVar("Stored")
 
 
 class TimeoutCenter:
@@ -459,8 +459,8 @@ class TimeoutCenter:
             self._layout_checked = True
 
     def _traced(
-        self, rows: Sequence[TaskRow], store: Callable[[], Answer], ids: Callable[[Answer], list[int]]
-    ) -> Answer:
+        self, rows: Sequence[TaskRow], store: Callable[[], Stored], ids: Callable[[Stored], list[int]]
+    ) -> Stored:
         """Store rows, and write a span for each traced one. ``ids`` are those in the answer to ``store``."""
         if (tracing := self.tracing) is None:
             return store()

@@ -50,7 +50,7 @@ class Indexing:
         except TocError as exc:
             log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
 
-    def told(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
+    def apply(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
         """Tell the index what submits have changed on rows, as ``stored`` does. Returns its replies about
         entries that moved."""
         self.stored([row for one in done if (row := one.inserted or one.kept)])
@@ -105,7 +105,7 @@ class Indexing:
 
         The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
         """
-        reply = self.told([stored]).get(stored.put.job_id)
+        reply = self.apply([stored]).get(stored.put.job_id)
         before = stored.before
         if before is None or request is not None:
             return stored.put

@@ -48,14 +48,14 @@ UNDER_WAY = 4
 """Most batches under way, if the server is slow; also most items that go by themselves."""
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-Answer = Callable[[Sequence[Any]], None]
+Settle = Callable[[Sequence[Any]], None]
 """Takes the outcome of each item of a batch: a result, a TocError, or APART."""
 APART = object()
 """The outcome of an item that must go by itself."""
 
 
 @dataclass(slots=True, eq=False)
-class _Asked(Generic[Item]):
+class _Pending(Generic[Item]):
     item: Item
     size: int
     take: Callable[[Any], None]
@@ -68,8 +68,8 @@ class _Line(Generic[Item]):
     so that a call with a thousand items does not hold up the calls after it."""
 
     def __init__(self) -> None:
-        self._alone: deque[_Asked[Item]] = deque()
-        self._calls: deque[deque[_Asked[Item]]] = deque()
+        self._alone: deque[_Pending[Item]] = deque()
+        self._calls: deque[deque[_Pending[Item]]] = deque()
         """What is left of each call, at least one item."""
         self._calls_turn = False
 
@@ -79,16 +79,16 @@ class _Line(Generic[Item]):
     def __bool__(self) -> bool:
         return bool(self._alone or self._calls)
 
-    def add(self, asked: _Asked[Item]) -> None:
+    def add(self, asked: _Pending[Item]) -> None:
         """Add an item that came alone."""
         self._alone.append(asked)
 
-    def add_call(self, asked: Iterable[_Asked[Item]]) -> None:
+    def add_call(self, asked: Iterable[_Pending[Item]]) -> None:
         """Add the items of a call."""
         if call := deque(asked):
             self._calls.append(call)
 
-    def next(self) -> _Asked[Item]:
+    def next(self) -> _Pending[Item]:
         """Take the item whose turn it is, of a line that is not empty."""
         if not self._calls or (self._alone and not self._calls_turn):
             self._calls_turn = True
@@ -100,7 +100,7 @@ class _Line(Generic[Item]):
             self._calls.append(call)
         return asked
 
-    def clear(self, before: float = math.inf) -> list[_Asked[Item]]:
+    def clear(self, before: float = math.inf) -> list[_Pending[Item]]:
         """Remove and return what has come before an instant (the loop's time), or all."""
         lines = [self._alone, *self._calls]
         gone = [asked for line in lines for asked in line if asked.since < before]
@@ -111,7 +111,7 @@ class _Line(Generic[Item]):
 
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[Item]):
-    asked: list[_Asked[Item]]
+    asked: list[_Pending[Item]]
     alone: bool
     answered: threading.Event = field(default_factory=threading.Event)
     late: bool = False
@@ -125,12 +125,12 @@ class ServerBatcher(Generic[Item, Outcome]):
         self,
         name: str,
         *,
-        send: Callable[[Sequence[Item], Answer], None],
+        send: Callable[[Sequence[Item], Settle], None],
         given_up: Callable[[Item], TocError],
         away: Callable[[], StoreUnavailable | None],
         examine: Callable[[Callable[[float], bool]], None],
     ) -> None:
-        """``send`` runs on a thread. It calls the Answer once, and may then do more.
+        """``send`` runs on a thread. It calls the Settle once, and may then do more.
 
         ``away`` returns the error with which callers are refused at once, if any. ``examine`` examines the
         server of a late batch. It gets a function that waits up to a number of seconds for that batch's
@@ -155,7 +155,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
         self._admit(1, size)
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        asked = _Asked(item, size, partial(_resolve, future), self._loop.time())
+        asked = _Pending(item, size, partial(_resolve, future), self._loop.time())
         (self._apart if size > LARGE_BYTES else self._waiting).add(asked)
         self._added(size)
         return await future
@@ -176,7 +176,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 future.set_result(None)
 
         now = self._loop.time()
-        asked = [_Asked(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
+        asked = [_Pending(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
         self._waiting.add_call(one for one in asked if one.size <= LARGE_BYTES)
         self._apart.add_call(one for one in asked if one.size > LARGE_BYTES)
         self._added(whole)
@@ -194,7 +194,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         """Start what can be started of what was added."""
         self._bytes += size
         if self._looking is None:
-            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._answer_late)
         self._pump()
 
     @property
@@ -233,7 +233,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 size += asked[-1].size
             self._start(asked, alone=False)
 
-    def _start(self, asked: list[_Asked[Item]], *, alone: bool) -> None:
+    def _start(self, asked: list[_Pending[Item]], *, alone: bool) -> None:
         batch = _Batch(asked, alone)
         if not self._begin(partial(self._run, batch)):
             for one in asked:
@@ -275,8 +275,8 @@ class ServerBatcher(Generic[Item, Outcome]):
         for asked in [*self._waiting.clear(), *self._apart.clear()]:
             self._settle(asked, StoreUnavailable(str(error)))
 
-    def _look(self) -> None:
-        """Answer the callers that have waited too long.
+    def _answer_late(self) -> None:
+        """Settle the callers that have waited too long.
 
         For instance, a lock may hold up all items that are sent alone.
         """
@@ -290,7 +290,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 if asked.since < before:
                     self._settle(asked, self._given_up(asked.item))
         if not self.idle:
-            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._look)
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._answer_late)
 
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
         """Give the callers of a batch their outcomes."""
@@ -304,7 +304,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 self._settle(asked, outcome)
         self._pump()
 
-    def _settle(self, asked: _Asked[Item], outcome: Any) -> None:
+    def _settle(self, asked: _Pending[Item], outcome: Any) -> None:
         if not asked.settled:  # else it was given up
             asked.settled = True
             self._bytes -= asked.size

@@ -30,7 +30,7 @@ class Meaning(Enum):
     """The receiver wants nothing any more (410): the task is dead, and the target pauses."""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """The result of one request. ``status`` is None without an answer, ``text`` then says why.
 
     ``retry_after`` is what the receiver asked for, in seconds; ``ms`` how long the request took.
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
         return self.status is None or self.status in (408, 429) or self.status >= 500
 
 
-def meaning(answer: Answer, dead_on: Collection[int]) -> Meaning:
+def meaning(answer: Response, dead_on: Collection[int]) -> Meaning:
     """Return what an answer means. ``dead_on``: which of 400, 404 and 422 make a task dead."""
     if answer.status is None:
         return Meaning.RETRY
@@ -80,7 +80,7 @@ def retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
         return None
 
 
-def told(status: int, body: bytes) -> str:
+def excerpt(status: int, body: bytes) -> str:
     """Return the text kept of an answer: the beginning of its body, else what its status means."""
     if not body:
         return _phrase(status)

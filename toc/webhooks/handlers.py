@@ -28,7 +28,7 @@ from toc.observe.metrics import WEBHOOK_BREAKERS, WEBHOOK_REQUESTS, WEBHOOK_SECO
 from toc.observe.tracing import traceparent
 from toc.store.records.target_book import TargetBook
 from toc.store.records.targets import TargetTable
-from toc.webhooks.answers import Answer, Meaning, meaning
+from toc.webhooks.answers import Meaning, Response, meaning
 from toc.webhooks.capacity import Full
 from toc.webhooks.connect import Lookup
 from toc.webhooks.limiter import Limiter
@@ -160,7 +160,7 @@ class Webhooks:
         except Full as full:
             self._postpone(bound.label, full.reason, full.seconds)
         era = capacity.breaker.era
-        answer: Answer | None = None
+        answer: Response | None = None
         try:
             bound = self._as_it_is(task, bound)
             answer = await self._send(task, bound, SENDS * max_runtime)
@@ -182,7 +182,7 @@ class Webhooks:
             return _own_url(route.url)
         name = route.target or task.topic
         if not route.target:
-            self._postpone(name, "no-target", self._look_again(name, "no-target"))
+            self._postpone(name, "no-target", self._retry_in(name, "no-target"))
         return self._at_target(task.topic, name, route.path)
 
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
@@ -202,25 +202,25 @@ class Webhooks:
         target = self._book.known(name)
         if target is None:
             why = "unknown" if self._book.ready else "targets-not-read"
-            self._postpone(name, why, self._look_again(name, why))
+            self._postpone(name, why, self._retry_in(name, why))
         if not target.serves(topic):
-            self._postpone(name, "not-for-topic", self._look_again(name, "not-for-topic"))
+            self._postpone(name, "not-for-topic", self._retry_in(name, "not-for-topic"))
         if target.paused or target.change_id in self._gone:
-            self._postpone(name, "paused", self._look_again(name, "paused"))
+            self._postpone(name, "paused", self._retry_in(name, "paused"))
         try:
             opened = self._book.secrets(target)
         except SecretsLocked as exc:
             if target.change_id not in self._locked:
                 self._locked.add(target.change_id)
                 log.warning("webhook_secrets_locked", target=name, error=str(exc))
-            self._postpone(name, "locked", self._look_again(name, "locked"))
+            self._postpone(name, "locked", self._retry_in(name, "locked"))
         try:
             url = url_of(target, path)
         except InvalidTarget as exc:
             raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
         return Bound(url, name, name, target, opened, opened.headers, path)
 
-    def _look_again(self, target: str, why: str) -> float:
+    def _retry_in(self, target: str, why: str) -> float:
         seconds = min(self._waits.waiting(target, why) / MOST_LOOKS, MOST_LOOK_SECONDS)
         return max(LOOK_SECONDS, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
 
@@ -232,7 +232,7 @@ class Webhooks:
 
     # --- sending, and judging the answer
 
-    async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Answer:
+    async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Response:
         body, content_type = body_of(task)
         now = self._clock.now_ms()
         headers = headers_of(
@@ -247,7 +247,7 @@ class Webhooks:
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
         sender = self._own_sender if bound.target is None else self._sender
         if self._in_flight.total() >= self._most or self._in_flight[bound.label] >= self._most // 2:
-            self._postpone(bound.label, "concurrency", self._look_again(bound.label, "concurrency"))
+            self._postpone(bound.label, "concurrency", self._retry_in(bound.label, "concurrency"))
         self._in_flight[bound.label] += 1
         try:
             answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
@@ -261,7 +261,7 @@ class Webhooks:
         WEBHOOK_SECONDS.of(label).observe_one(answer.ms / 1000)
         return answer
 
-    async def _judge(self, task: Task, bound: Bound, answer: Answer) -> Delivered:
+    async def _judge(self, task: Task, bound: Bound, answer: Response) -> Delivered:
         dead_on = bound.target.dead_on if bound.target is not None else ()
         found = meaning(answer, dead_on)
         sent = Sent(answer.status or 0, answer.ms)

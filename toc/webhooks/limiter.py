@@ -64,9 +64,9 @@ SLACK = 8
 """The least that a process asks for, so that a burst need not wait for more. It never asks for so much that
 nothing is left for another process, which would have to wait until the next renewal."""
 
-Asked = Mapping[str, PermitRequest]
-Answers = Mapping[str, Permits | IndexUnavailable]
-Ask = Callable[[Asked], Answers]
+PermitRequests = Mapping[str, PermitRequest]
+PermitReplies = Mapping[str, Permits | IndexUnavailable]
+RequestPermits = Callable[[PermitRequests], PermitReplies]
 
 
 class Limiter:
@@ -75,7 +75,7 @@ class Limiter:
     ``holder`` is the name of the process in Redis, ``members`` how many processes its host has.
     """
 
-    def __init__(self, ask: Ask, holder: str, members: Callable[[], int]) -> None:
+    def __init__(self, ask: RequestPermits, holder: str, members: Callable[[], int]) -> None:
         self._ask_redis = ask
         self._holder = holder
         self._members = members
@@ -89,7 +89,7 @@ class Limiter:
         self._lag = 0.0
         """Moving average of how late the event loop is, in seconds. A request that is slow because this
         process is busy says nothing about its target, and postponing tasks would make the process busier."""
-        self._look_at = 0.0
+        self._measure_at = 0.0
         """When that is measured next; 0: nothing is in flight."""
         self._asking: dict[str, Capacity] = {}
         """Capacities of which a share will be asked for."""
@@ -137,7 +137,7 @@ class Limiter:
         self._want(capacity, now)
         if not capacity.looks:
             capacity.looks = True
-            loop.call_at(waiter.look_at, self._look_at_waiting, capacity)
+            loop.call_at(waiter.look_at, self._check_waiting, capacity)
         try:
             admitted = await future
         except asyncio.CancelledError:
@@ -163,7 +163,7 @@ class Limiter:
         else:
             changed = opened = breaker.failed(asyncio.get_running_loop().time(), era)
         if changed:
-            self._ask(capacity)  # the other processes learn of it
+            self._request_share(capacity)  # the other processes learn of it
         return opened
 
     def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
@@ -184,7 +184,7 @@ class Limiter:
             capacity.last_return_at = 0.0
             idle = not capacity.in_flight and capacity.granted > 4 * SLACK
             if (idle or capacity.granted > self._spare(capacity)) and now >= capacity.ask_at:
-                self._ask(capacity)  # a burst is over: others need not wait for the renewal
+                self._request_share(capacity)  # a burst is over: others need not wait for the renewal
 
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
@@ -211,17 +211,17 @@ class Limiter:
 
     def _late(self, now: float) -> float:
         """How late the event loop is, in seconds."""
-        return max(self._lag, now - self._look_at) if self._look_at else 0.0
+        return max(self._lag, now - self._measure_at) if self._measure_at else 0.0
 
-    def _look(self) -> None:
+    def _measure_lag(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._lag += (max(now - self._look_at, 0.0) - self._lag) * 0.2
+        self._lag += (max(now - self._measure_at, 0.0) - self._lag) * 0.2
         if self._in_flight:
-            self._look_at = now + LOOK_SECONDS
-            loop.call_at(self._look_at, self._look)
+            self._measure_at = now + LOOK_SECONDS
+            loop.call_at(self._measure_at, self._measure_lag)
         else:
-            self._lag = self._look_at = 0.0
+            self._lag = self._measure_at = 0.0
 
     def _take(self, capacity: Capacity, now: float) -> bool:
         if now >= capacity.granted_until:
@@ -240,9 +240,9 @@ class Limiter:
             capacity.moved = now
         capacity.in_flight += 1
         self._in_flight += 1
-        if not self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            asyncio.get_running_loop().call_at(self._look_at, self._look)
+        if not self._measure_at:
+            self._measure_at = now + LOOK_SECONDS
+            asyncio.get_running_loop().call_at(self._measure_at, self._measure_lag)
         return True
 
     def _admit(self, capacity: Capacity) -> None:
@@ -258,7 +258,7 @@ class Limiter:
                 return
         self._queued.discard(capacity)
 
-    def _look_at_waiting(self, capacity: Capacity) -> None:
+    def _check_waiting(self, capacity: Capacity) -> None:
         """End the waits that have been long enough, unless who waits will go in a moment, or the event loop
         was held up. One timer for all who wait: one for each would cost more than the rest of their wait."""
         capacity.looks = False
@@ -277,7 +277,7 @@ class Limiter:
             following = min(following or waiter.look_at, waiter.look_at)
         if following:
             capacity.looks = True
-            loop.call_at(max(following, now + LOOK_SECONDS), self._look_at_waiting, capacity)
+            loop.call_at(max(following, now + LOOK_SECONDS), self._check_waiting, capacity)
 
     def _full(self, capacity: Capacity, now: float, waiting: int) -> Full:
         self._want(capacity, now)
@@ -324,7 +324,7 @@ class Limiter:
                 capacity.asks_later = True
                 asyncio.get_running_loop().call_later(min(wait, AGAIN_SECONDS), self._again, capacity)
             return
-        self._ask(capacity)
+        self._request_share(capacity)
 
     def _again(self, capacity: Capacity) -> None:
         capacity.asks_later = False
@@ -333,7 +333,7 @@ class Limiter:
         else:
             self._want(capacity, asyncio.get_running_loop().time())
 
-    def _ask(self, capacity: Capacity) -> None:
+    def _request_share(self, capacity: Capacity) -> None:
         capacity.ask_at = asyncio.get_running_loop().time() + AGAIN_SECONDS
         self._asking[capacity.name] = capacity
         self._send()
@@ -348,7 +348,7 @@ class Limiter:
         call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, asked)
         call.add_done_callback(lambda done: self._answered(capacities, done))
 
-    def _ask_unless_left(self, asked: Asked) -> Answers:
+    def _ask_unless_left(self, asked: PermitRequests) -> PermitReplies:
         return {} if self._left else self._ask_redis(asked)
 
     def _request(self, capacity: Capacity, now: float) -> PermitRequest:
@@ -376,7 +376,7 @@ class Limiter:
     def _answered(
         self,
         capacities: Mapping[str, Capacity],
-        done: asyncio.Future[Answers],
+        done: asyncio.Future[PermitReplies],
     ) -> None:
         now = asyncio.get_running_loop().time()
         if done.cancelled() or self._left:
@@ -387,7 +387,7 @@ class Limiter:
             answer = answers[name]
             capacity.away = isinstance(answer, IndexUnavailable)
             if isinstance(answer, IndexUnavailable):
-                self._tell_away(answer)
+                self._log_away(answer)
                 capacity.met = False
                 capacity.ask_at = now + RENEW_SECONDS
             else:
@@ -403,14 +403,14 @@ class Limiter:
                 capacity.ask_at = now if more else now + max(AGAIN_SECONDS, pause)
             self._admit(capacity)
             if capacity.breaker.give_back():
-                self._ask(capacity)
+                self._request_share(capacity)
         if self._away and not any(capacity.away for capacity in self._capacities.values()):
             self._away = False
             log.info("webhook_limits_shared")
         self._asked = {}  # only now, for give_up
         self._send()
 
-    def _tell_away(self, error: IndexUnavailable) -> None:
+    def _log_away(self, error: IndexUnavailable) -> None:
         if not self._away:
             self._away = True
             log.warning("webhook_limits_alone", error=str(error), parts=max(self._members(), 1))

@@ -25,7 +25,7 @@ from yarl import URL
 
 from toc.model.errors import InvalidTarget
 from toc.model.target import Allow, check_url, literal
-from toc.webhooks.answers import NO_RETRY, Answer, retry_after, told
+from toc.webhooks.answers import NO_RETRY, Response, excerpt, retry_after
 from toc.webhooks.connect import AddressRefused, Lookup, Resolver, check_address, connector
 
 MOST_BYTES = 1 << 16
@@ -70,7 +70,7 @@ class Sender:
         self._open: set[Connections] = set()
         """The present ones, and former ones that have requests."""
 
-    async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Answer:
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Response:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
         began = time.monotonic()
         try:
@@ -89,7 +89,7 @@ class Sender:
                         raise
                 return await self._exchange(self._new(), to, headers, body, began, reused)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
-            return Answer(None, reason(exc, seconds), _ms(began))
+            return Response(None, reason(exc, seconds), _ms(began))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -106,7 +106,7 @@ class Sender:
         body: bytes,
         began: float,
         reused: SimpleNamespace,
-    ) -> Answer:
+    ) -> Response:
         over.requests += 1
         data = io.BytesIO(body) if len(body) > MOST_BYTES else body  # which is not written as a whole
         text = bytearray()
@@ -124,9 +124,9 @@ class Sender:
             for former in [one for one in self._open if one is not self._present and not one.requests]:
                 self._open.discard(former)
                 await former.session.close()
-        return Answer(
+        return Response(
             answer.status,
-            told(answer.status, bytes(text)),
+            excerpt(answer.status, bytes(text)),
             _ms(began),
             retry_after(answer.headers, int(time.time() * 1000)),
             no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",

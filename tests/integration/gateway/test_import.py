@@ -23,7 +23,7 @@ from harness.system import System
 from toc.dev.local.servers import RedisServer
 from toc.dialects.importing.lmstfy import UNREADABLE
 from toc.dialects.importing.youzan import UNREADABLE as UNREADABLE_ID
-from toc.dialects.importing.youzan import _said
+from toc.dialects.importing.youzan import _fields
 from toc.dialects.lmstfy_wire import new_job_id
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
@@ -305,7 +305,7 @@ def youzan_job(
 def test_a_job_of_the_original_is_read_byte_for_byte() -> None:
     # What delay-queue v0.4 (putJob) writes: numbers as short as they can be.
     stored = b"\x85\xa11\xa5order\xa12\xa1j\xa13\xcekI\xd2\x00\xa14\x3c\xa15\xa1b"
-    assert _said(b"j", stored) == ("j", "order", 1_800_000_000, 60, "b")
+    assert _fields(b"j", stored) == ("j", "order", 1_800_000_000, 60, "b")
 
 
 def test_ids_whose_jobs_cannot_be_read_are_counted_and_fail_the_import(

@@ -23,7 +23,7 @@ from toc.model.errors import Busy, InvalidLease, NotPulled
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MOST_WAITING
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
 from toc.store.server import Statement
@@ -58,12 +58,12 @@ def run(steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(steps())
 
 
-async def one(gateway: Pulls, *, wait: float = 20.0, ttr: float = 30.0) -> Delivered:
+async def one(gateway: Pulls, *, wait: float = 20.0, ttr: float = 30.0) -> HandedOut:
     (delivered,) = await gateway.pull([TOPIC], wait=wait, ttr=ttr)
     return delivered
 
 
-def lease_end(delivered: Delivered) -> datetime:
+def lease_end(delivered: HandedOut) -> datetime:
     return from_ms(delivered.row.next_time)
 
 

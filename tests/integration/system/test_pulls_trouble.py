@@ -22,9 +22,9 @@ from toc.model.errors import StoreUnavailable
 from toc.model.pull import AckOutcome, PullRow
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, Slot
-from toc.pull.delivered import Delivered
+from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
-from toc.pull.waiting_pulls import WaitingPull, WaitingPulls, tell
+from toc.pull.waiting_pulls import WaitingPull, WaitingPulls, notify
 from toc.store.pulls import HandOut
 from toc.store.shards import Answers
 
@@ -133,7 +133,7 @@ def test_a_consumer_that_never_waits_gets_what_no_message_told_of(system: System
         taker._listens.join(60)
         taker._watch_loop.stop(30)
         job_id = system.center.submit(TOPIC, biz_id=1, delay=0.01)
-        got: list[Delivered] = []
+        got: list[HandedOut] = []
         async with asyncio.timeout(60):
             while not got:
                 got = await gateway.pull([TOPIC])
@@ -172,7 +172,7 @@ def test_an_event_loop_that_ends_breaks_nothing() -> None:
     waiting = WaitingPulls()
     assert waiting.enter(pull)
     waiting.close_all()
-    tell([pull])
+    notify([pull])
     del pull.loop.is_closed
 
 
@@ -206,7 +206,7 @@ def crowd(system: System, topics: int, rounds: int) -> int:
         submitted.update(job_ids)
         return job_ids
 
-    async def settle(pulls: Pulls, some: list[Delivered]) -> None:
+    async def settle(pulls: Pulls, some: list[HandedOut]) -> None:
         got.extend(one.task.job_id for one in some)
         assert set(await pulls.ack([one.lease for one in some])) <= {AckOutcome.ACKED}
 

@@ -121,7 +121,7 @@ class Importing:
         self._passed: set[str] = set()
         self._templates: set[str] = set()
 
-    def look(self) -> Report:
+    def survey(self) -> Report:
         """Count what would be taken over, and write nothing. Raises IndexUnavailable."""
         for _, found in self._pages():
             self._taken.update((one.key, 0) for one in found)

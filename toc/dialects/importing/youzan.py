@@ -96,7 +96,7 @@ class YouzanOriginal:
         return jobs
 
     def _job(self, key: bytes, stored: bytes | None, at: int | None, state: str, now: int) -> Found | Passed:
-        said = None if stored is None else _said(key, stored)
+        said = None if stored is None else _fields(key, stored)
         if said is None and state == "stray":
             return Passed(_text(key), OTHER)
         if said is None:
@@ -119,7 +119,7 @@ class YouzanOriginal:
         return Found(_text(key), state, task._replace(on_conflict=OnConflict.KEEP))
 
 
-def _said(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
+def _fields(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
     """Return id, topic, delay, ttr and body of a job; None if this is not a job."""
     try:
         values: Any = msgpack.unpack(stored)

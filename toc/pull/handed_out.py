@@ -13,7 +13,7 @@ TtrOf = Callable[[PullRow], int]
 """Tells for how long (ms) a task is handed out."""
 
 
-class Delivered(NamedTuple):
+class HandedOut(NamedTuple):
     """A task as a consumer gets it.
 
     ``row`` is its row as it was handed out: nobody else gets the task until its next_time. ``key`` is the

@@ -10,7 +10,7 @@ NO_FENCE = -1.0
 """The fence of a due row that was found without Redis."""
 
 
-class Entry(NamedTuple):
+class Candidate(NamedTuple):
     """An entry that this process has prepared, or a due row (``fence`` NO_FENCE). ``taken``: ms by Redis."""
 
     job_id: int
