@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,10 +17,9 @@ from pathlib import Path
 import pytest
 from contract.system import TOPICS, Contract
 from harness import forks, patience
-from harness.secured import migrating
 from harness.sessions import kill_session
 
-from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
+from toc import CancelOutcome, NewTask
 from toc.dev.local.servers import MariaDB, RedisServer
 
 
@@ -206,71 +204,6 @@ def test_db_check_says_which_shards_are_behind(
             assert f"{one.prefix}1" in done.stdout + done.stderr
         finally:
             one.stop()
-
-
-def test_an_upgrade_that_was_killed_half_way_goes_on_where_it_stopped(
-    contract: Contract, database_prefix: str
-) -> None:
-    env = {
-        **contract.env,
-        "TOC_DATABASE_URLS": migrating(contract.env["TOC_DATABASE_URLS"]),
-        "TOC_DATABASE_PREFIX": database_prefix,
-        "TOC_DATABASES": "4",
-        "TOC_TABLES": "256",
-    }
-    count = "SELECT COUNT(*) AS n FROM information_schema.tables WHERE table_schema LIKE %s"
-    pattern = database_prefix.replace("_", r"\_") + "%"
-
-    def made() -> int:
-        return int(contract.query(count, pattern)[0]["n"])
-
-    def was_killed(stop_at: int) -> bool:
-        upgrade = forks.start(["db", "upgrade"], env=env, streams={})
-        contract.wait(lambda: made() >= stop_at, "it is half-way")
-        upgrade.kill()
-        return upgrade.wait() == -signal.SIGKILL
-
-    for stop_at in (20, 120):
-        for _ in range(5):
-            if was_killed(stop_at):
-                break
-            for number in range(4):  # it came to its end before the signal did: once more from nothing
-                contract.query(f"DROP DATABASE `{database_prefix}{number}`")
-        behind = contract.toc("db", "check", env=env)
-        assert behind.returncode != 0
-    done = contract.toc("db", "upgrade", env=env)
-    assert done.returncode == 0, done.stderr
-    assert contract.toc("db", "check", env=env).returncode == 0
-    assert made() >= 257
-
-
-def test_settings_come_as_text_or_list_and_sqlite_serves_as_task_table(tmp_path: Path) -> None:
-    both = "mysql+pymysql://u:p@h1:3306,mysql+pymysql://u:p@h2:3306"
-    settings = Settings(database_urls=both, databases=8, tables=1024)
-    assert len(settings.need_database_urls()) == 2
-    with RedisServer(tmp_path / "redis") as own:
-        env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TOC_")},
-            "TOC_DATABASE_URLS": f"sqlite:///{tmp_path}/tasks.db",
-            "TOC_REDIS_URL": own.url,
-        }
-        for words in (["db", "upgrade"], ["topic", "create", "a", "--biz-type", "1", "--slots", "2"]):
-            assert forks.run(words, env=env).returncode == 0
-        lite = Settings(database_urls=[f"sqlite:///{tmp_path}/tasks.db"], redis_url=own.url)
-        with TimeoutCenter(lite) as center:
-            job_ids = center.submit_many([NewTask("a", n, delay=60) for n in range(50)])
-            job_ids.append(center.submit("a", biz_id="text", delay=60, dedup_key="k"))
-            assert center.submit("a", biz_id="text", delay=90, dedup_key="k") == job_ids[-1]
-            assert center.cancel(job_ids[0]) is CancelOutcome.CANCELLED
-        with sqlite3.connect(f"{tmp_path}/tasks.db") as raw:
-            tables = [
-                name
-                for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE name LIKE 'timeout_task_%'")
-            ]
-            stored = sum(raw.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in tables)
-        raw.close()
-        assert stored == 51
-        assert "timeout_task_0000" in tables
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -27,9 +26,8 @@ from harness import forks
 from harness.patience import PATIENCE
 from opentelemetry import trace
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
-from sqlalchemy.exc import IntegrityError
 
-from toc import CancelOutcome, Dead, Settings, TaskStatus, TimeoutCenter, Topic
+from toc import Settings, TimeoutCenter, Topic
 from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.model.topic import TopicType
 from toc.operate.admin import migrator
@@ -125,119 +123,6 @@ def shop() -> Iterator[Shop]:
 
 def _import(name: str) -> ModuleType:
     return importlib.import_module(name)
-
-
-def test_an_order_that_nobody_pays_is_closed_when_its_time_is_over_and_not_before(shop: Shop) -> None:
-    order_id = shop.new()
-    placed = time.time()
-    job_id = shop.service.place_order(order_id)
-    shop.wait(lambda: shop.state(order_id) == "closed", "the order is closed")
-    task = shop.service.center.get(job_id)
-    assert placed + PAY_WITHIN <= task.action_time.timestamp() <= time.time()
-    assert not shop.service.pay(order_id)
-    assert shop.state(order_id) == "closed"
-
-
-def test_a_paid_order_is_not_closed(shop: Shop) -> None:
-    paid, unpaid = shop.new(), shop.new()
-    job_id = shop.service.place_order(paid)
-    shop.service.place_order(unpaid)
-    assert shop.service.pay(paid)
-    assert shop.service.center.get(job_id).status is TaskStatus.CANCELLED
-    shop.wait(lambda: shop.state(unpaid) == "closed", "its neighbour is closed")
-    assert shop.state(paid) == "paid"
-    assert shop.service.center.get(job_id).attempt == 1
-
-
-def test_an_order_whose_payment_is_under_way_is_closed_only_if_it_fails(shop: Shop) -> None:
-    good, bad = shop.new(), shop.new()
-    tasks = {order_id: shop.service.place_order(order_id) for order_id in (good, bad)}
-    for order_id in tasks:
-        assert shop.service.begin_payment(order_id)
-    center = shop.service.center
-    shop.wait(lambda: all(center.get(job_id).attempt > 1 for job_id in tasks.values()), "both were tried")
-    assert shop.service.pay(good)
-    shop.service.payment_failed(bad)
-    shop.wait(lambda: shop.state(bad) == "closed", "the bad one is closed")
-    assert shop.state(good) == "paid"
-
-
-def test_an_order_and_its_deadline_are_stored_together_or_not_at_all(shop: Shop) -> None:
-    order_id = shop.new()
-    job_id = shop.service.place_order(order_id)
-    with pytest.raises(IntegrityError):
-        shop.service.place_order(order_id)
-    assert [task.job_id for task in shop.service.center.find(biz_id=order_id)] == [job_id]
-
-
-def test_delivered_orders_are_confirmed_and_a_second_report_adds_no_second_deadline(shop: Shop) -> None:
-    order_ids = [shop.new() for _ in range(20)]
-    for order_id in order_ids:
-        shop.service.place_order(order_id)
-        assert shop.service.deliver(order_id) is None, "it is not paid"
-        shop.service.pay(order_id)
-        assert shop.service.deliver(order_id) == shop.service.deliver(order_id)
-    shop.wait(lambda: all(shop.state(order_id) == "confirmed" for order_id in order_ids), "all are confirmed")
-
-
-def test_a_deadline_of_an_order_that_is_gone_is_dead_and_its_neighbours_are_not(shop: Shop) -> None:
-    center = shop.service.center
-    order_id = shop.new()
-    shop.service.place_order(order_id)
-    shop.service.pay(order_id)
-    good = shop.service.deliver(order_id)
-    lost = [center.submit(topic, biz_id=shop.new(), delay=0.3) for topic in ("order.close", "order.confirm")]
-    shop.wait(lambda: all(center.get(job_id).status is TaskStatus.DEAD for job_id in lost), "both are dead")
-    shop.wait(lambda: center.get(good).status is TaskStatus.PROCESSED, "the other is confirmed")
-
-
-def test_a_member_is_reminded_once_and_at_the_time_that_holds_at_last(shop: Shop) -> None:
-    remind_at = datetime.now(UTC) + timedelta(seconds=3)  # it is moved before that is over
-    ahead = timedelta(seconds=REMIND_AHEAD)
-    first = shop.service.change_membership("ann", remind_at + ahead)
-    again = shop.service.change_membership("ann", remind_at + timedelta(seconds=1.5) + ahead)
-    assert first == again
-    shop.wait(lambda: shop.messages("ann") > 0, "ann is reminded")
-    assert datetime.now(UTC) >= remind_at + timedelta(seconds=1)  # the shop keeps whole seconds
-    task = shop.service.center.get(first)
-    shop.wait(lambda: shop.service.center.get(first).status is TaskStatus.PROCESSED, "the task is over")
-    assert task.version == 1
-    renewed = shop.service.change_membership("ann", datetime.now(UTC) + timedelta(days=365))
-    assert renewed not in (None, first), "the next period has a reminder of its own"
-    assert shop.service.change_membership("ann", datetime.now(UTC) + timedelta(seconds=5)) is None
-    assert shop.service.center.cancel(renewed) is CancelOutcome.CANCELLED
-    assert shop.messages("ann") == 1
-
-
-def test_a_reminder_that_was_not_moved_with_its_membership_comes_back_in_time(shop: Shop) -> None:
-    remind_at = datetime.now(UTC) + timedelta(seconds=3)  # the row is changed before that is over
-    job_id = shop.service.change_membership("bob", remind_at + timedelta(seconds=REMIND_AHEAD))
-    later = int(remind_at.timestamp()) + 2
-    members = shop.database.members
-    with shop.database.engine().begin() as connection:  # prolonged by a service that died before it moved it
-        connection.execute(
-            update(members).where(members.c.member_id == "bob").values(expires_at=later + REMIND_AHEAD)
-        )
-    shop.wait(lambda: shop.service.center.get(job_id).attempt == 2, "it was tried")
-    assert shop.messages("bob") == 0 or time.time() >= later
-    shop.wait(lambda: shop.messages("bob") == 1, "bob is reminded")
-    assert time.time() >= later
-
-
-def test_handlers_that_run_twice_do_their_work_once(shop: Shop) -> None:
-    order_id = shop.new()
-    job_id = shop.service.place_order(order_id)
-    task = shop.service.center.get(job_id)
-    shop.deadlines.close_unpaid(task)
-    assert shop.state(order_id) == "closed"
-    shop.deadlines.close_unpaid(task)
-    shop.deadlines.send("key-1", "cid", "hello")
-    shop.deadlines.send("key-1", "cid", "hello")
-    assert shop.messages("cid") == 1
-    with pytest.raises(Dead):
-        shop.deadlines.close_unpaid(
-            shop.service.center.get(shop.service.center.submit("order.close", biz_id="no", delay=3600))
-        )
 
 
 # --- what the documentation shows

@@ -11,12 +11,10 @@ import pytest
 from rich.console import Console
 
 from toc.cli.output import ago, show, show_one, show_pages, table
-from toc.cli.top import _drawn
-from toc.cli.worker import WATCH_SPARE, _in_one_line
 from toc.config import Settings
 from toc.model.errors import StoreUnavailable
 from toc.operate.daemons import addresses
-from toc.operate.top import Picture, TopicNow, WorkerNow
+from toc.operate.top import WorkerNow
 
 SLOTS: list[dict[str, Any]] = [
     {
@@ -55,78 +53,6 @@ def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
         assert record["owner"] in line
         assert str(record["scheduled"]) in line
     assert "61.234" in "".join(lines)
-
-
-MOVING: list[dict[str, Any]] = [
-    record
-    | {
-        "moving_to": None if number % 3 else "host2-0-5e6f7a8b",
-        "why": "pinned to host2-0-5e6f7a8b by somebody@a-machine-with-a-long-name"
-        if number % 2
-        else "balance",
-        "prepared": 12,
-        "error": None if number % 4 else "127.0.0.1:24257: no connection: Connection refused",
-    }
-    for number, record in enumerate(SLOTS)
-]
-
-
-@pytest.mark.parametrize("name", ["order.close", "order.confirmation", "order.confirmation.reminder.of.x"])
-@pytest.mark.parametrize("width", [80, 100, 200])
-def test_a_watched_slot_takes_one_line_and_its_ids_and_lateness_are_whole(width: int, name: str) -> None:
-    records = [record | {"slot": f"{name}_{number}"} for number, record in enumerate(MOVING)]
-    drawn, _ = table([_in_one_line(record) for record in records], width, WATCH_SPARE, cut="why")
-    lines = printed(drawn, width)
-    assert max(map(len, lines)) <= width
-    found = [[line for line in lines if f"{record['slot']} " in line] for record in records]
-    assert [len(each) for each in found] == [1] * len(records)
-    assert len(lines) <= len(records) + (2 if width == 80 else 4)
-    for [line], record in zip(found, records, strict=True):
-        assert record["owner"] in line
-    assert "61.234" in found[0][0]
-    assert "127.0.0.1:2" in found[0][0]  # as much of it as there is room for
-    assert name != "order.close" or "1000" in found[0][0]
-    if width == 200:
-        assert "to host2-0-5e6f7a8b: balance" in found[6][0]
-
-
-def picture(topics: int, workers: int) -> Picture:
-    return Picture(
-        2.0,
-        [
-            TopicNow(
-                f"order.topic-{number:02}", False, 1000.0, 2.5, 0.0012, 0.034, 0.25, 12, 3, 100_000 + number,
-                17, 16, 4, 2.5 if number == topics - 1 else 0.0,
-            )
-            for number in range(topics)
-        ],
-        [
-            WorkerNow(f"host{number}-0-1a2b3c4d", f"host{number}", 40, 40 + (number == workers - 1))
-            for number in range(workers)
-        ],
-        workers,
-        ["127.0.0.1:9464: no answer (Connection refused)"],
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (80, 60)])
-@pytest.mark.parametrize(("topics", "workers"), [(2, 3), (30, 40), (1, 60), (60, 1), (0, 0)])
-def test_top_is_no_larger_than_the_screen_and_shows_what_is_urgent(
-    width: int, height: int, topics: int, workers: int
-) -> None:
-    to = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    lines = printed(_drawn(picture(topics, workers), "local", to, cut=True), width, height)
-    assert len(lines) <= height
-    assert max(map(len, lines)) <= width
-    seen = "\n".join(lines)
-    assert "no answer" in seen
-    if topics:
-        [late] = [line for line in lines if f"order.topic-{topics - 1:02}" in line]
-        assert "2.5 s" in late
-        assert "34 ms" in late
-        assert f"{100_000 + topics - 1:,}" in late
-        assert ("more topics" in seen) == (topics > sum("order.topic" in line for line in lines))
-        assert "slots are moving" in seen
 
 
 @pytest.mark.parametrize(
