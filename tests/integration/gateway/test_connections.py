@@ -316,27 +316,6 @@ def test_who_does_not_read_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, tl
     uvloop.run(steps())
 
 
-def test_of_clients_that_do_not_read_that_one_is_closed_that_has_read_nothing_for_longest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connections, "MOST_UNREAD", 70 << 20)
-
-    async def steps() -> None:
-        crowd = Crowd()
-        async with serving(large, crowd) as served:
-            clients = []
-            for number in range(1, 5):
-                clients.append(await served.connect(buffer=4096))
-                clients[-1][1].write(ASK)
-                await until(lambda: len(crowd.unread) == len(crowd.all) == min(number, 2))  # noqa: B023
-            left = {one.transport.get_extra_info("peername") for one in crowd.all}
-            assert left == {one.get_extra_info("sockname") for _, one in clients[2:]}, "the last two"
-            for _, writer in clients:
-                writer.transport.abort()
-
-    uvloop.run(steps())
-
-
 # --- answers that arrive
 
 

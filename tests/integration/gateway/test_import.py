@@ -16,12 +16,10 @@ import redis
 from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
-from harness.lmstfy import OPTIONS, Client, data_of, exchange, port_of
-from harness.patience import until
+from harness.lmstfy import exchange, port_of
 from harness.system import System
 
 from toc.dev.local.servers import RedisServer
-from toc.dialects.importing.lmstfy import UNREADABLE
 from toc.dialects.importing.youzan import UNREADABLE as UNREADABLE_ID
 from toc.dialects.importing.youzan import _fields
 from toc.dialects.lmstfy_wire import new_job_id
@@ -158,19 +156,6 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     task = system.center.get(rows["ready"].job_id)
     assert task is not None
     assert task.body == b"\x00\xff"
-
-
-def test_a_job_whose_body_is_nested_without_end_is_refused_and_holds_up_no_other(
-    system: System, other: redis.Redis
-) -> None:
-    data = LmstfyData(other)
-    for body in (None, b"[" * 200_000):
-        job_id = data.job("b", b"x", color="red")
-        data.listed("q", "b", job_id, 1)
-        if body is not None:
-            other.set(f"j/ns/b/{job_id}", body)
-    report = imported(system, "lmstfy", url_of(other), code=1)
-    assert (report["found"], report["imported"], report["refused"]) == ({"ready": 1}, 1, {UNREADABLE: 1})
 
 
 _JOBS = ("delayed", "running", "last", "ready", "dead", "stray")
@@ -388,41 +373,6 @@ def test_a_job_whose_id_was_pushed_to_the_new_port_meanwhile_is_left_as_it_is(
 
 
 # --- with the dialects
-
-
-def test_clients_of_both_go_on_with_their_jobs(system: System, other: redis.Redis) -> None:
-    data = LmstfyData(other)
-    job_id = data.job("moved", b"from there", color="red")
-    data.listed("q", "moved", job_id, 2)
-    buried = data.job("moved", b"buried")
-    data.listed("d", "moved", buried, 1)
-    with_youzan = other.connection_pool.connection_kwargs["port"]
-    one = redis.Redis(port=with_youzan, db=1)
-    youzan_job(one, "order-7", at=int(time.time()) - 5, body="pay")
-    one.rpush("dq_queue_order", "order-7")
-    one.close()
-    gateway = Gateway(system, *OPTIONS, "--youzan", "127.0.0.1:0")
-    try:
-        imported(system, "lmstfy", url_of(other))
-        imported(system, "youzan", url_of(other, 1))
-        client = Client(
-            port_of(gateway, "lmstfy"), gateway.make_token("ns", "admin", topics=("lmstfy.ns.*",))
-        )
-        job = client.consume("moved", ttr=60, timeout=30)
-        assert (job["job_id"], data_of(job), job["remain_tries"]) == (job_id, b"from there", 1)
-        assert job["attributes"] == {"color": "red"}
-        assert client.call("DELETE", f"/api/ns/moved/job/{job_id}").status == 204
-        assert client.call("GET", f"/api/ns/moved/job/{job_id}").status == 404
-        assert client.call("GET", "/api/ns/moved/deadletter").content["deadletter_head"] == buried
-        assert client.call("PUT", "/api/ns/moved/deadletter").content["count"] == 1
-        assert client.consume("moved", timeout=30)["job_id"] == buried
-        popped = youzan(gateway, "pop", {"topic": "order"})
-        assert popped == {"code": 0, "message": "操作成功", "data": {"id": "order-7", "body": "pay"}}
-        assert youzan(gateway, "finish", {"id": "order-7"})["code"] == 0
-        assert until(lambda: youzan(gateway, "get", {"id": "order-7"})["data"] is None, 10)
-        assert row_of(system, "order-7").status == TaskStatus.PROCESSED
-    finally:
-        gateway.stop()
 
 
 def youzan(gateway: Gateway, command: str, values: Mapping[str, Any]) -> Any:

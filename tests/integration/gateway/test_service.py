@@ -14,7 +14,6 @@ import pytest
 import structlog
 from harness.system import System
 
-from toc.gateway import service as module
 from toc.gateway.lines import MOST_WAITING, THREADS, Line
 from toc.gateway.service import Service
 from toc.model.access import Role, Token
@@ -24,57 +23,13 @@ from toc.model.errors import (
     SchemaBehind,
     StoreUnavailable,
     TocError,
-    UnknownTopic,
 )
 from toc.model.task import NewTask
-from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate import tokens
-from toc.operate.templates import ensure_topic
 from toc.operate.tokens import TokenBook
 from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher
-
-
-def test_submits_that_want_the_same_new_topic_ask_for_it_once(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    system.center.store.templates.create(Template("made.*", {"slot_amount": 1}, 5))
-    asked = []
-
-    def ensure(center: Any, name: str, *, by: str) -> Any:
-        asked.append(name)
-        return ensure_topic(center, name, by=by)
-
-    monkeypatch.setattr(module, "ensure_topic", ensure)
-
-    async def steps() -> None:
-        service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
-        try:
-            await asyncio.gather(*(service.ensure_topic("made.one", "test") for _ in range(200)))
-            assert asked == ["made.one"]
-            wanted = (service.ensure_topic("unmade.one", "test") for _ in range(3))
-            refused = await asyncio.gather(*wanted, return_exceptions=True)
-            assert [type(one) for one in refused] == [UnknownTopic] * 3
-            asked.clear()
-            with pytest.raises(UnknownTopic):
-                await service.ensure_topic("unmade.one", "test")
-            assert asked == ["unmade.one"], "an error is not kept"
-
-            planned: list[int] = []
-
-            async def check(topic: Topic) -> int:
-                planned.append(topic.biz_type)
-                return topic.biz_type
-
-            checks = (service.checked("made.two", "test", check) for _ in range(200))
-            (made,) = set(await asyncio.gather(*checks))
-            assert Counter(planned) == {0: 200, made: 200}, "before it is made, and of what was made"
-            assert asked[1:] == ["made.two"]
-        finally:
-            await service.close()
-
-    asyncio.run(steps())
 
 
 def test_callers_are_refused_while_the_process_can_start_no_thread(system: System) -> None:

@@ -174,25 +174,6 @@ def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, bi
     assert (mixed.status, mixed.body["field"]) == (422, "raw")
 
 
-def test_a_batch_carries_bodies_and_each_task_has_an_outcome_of_its_own(shared: Gateway, biz: int) -> None:
-    data = [secrets.token_bytes(10 ** (n % 6)) for n in range(60)]
-    tasks = [
-        {"biz_id": biz + n, "delay": 60, "body_base64": base64.b64encode(part).decode(), "dedup_key": "k"}
-        for n, part in enumerate(data)
-    ]
-    first = submit(shared, biz_id=biz + 7, body="another", dedup_key="k")
-    taken = submit(shared, biz_id=biz + 8, body="old", dedup_key="k")
-    tasks[8]["on_conflict"] = "replace"
-    reply = shared.call("POST", f"{TASKS}:batch", {"tasks": tasks})
-    assert reply.status == 200, reply
-    outcomes = reply.body["tasks"]
-    conflict = outcomes[7]["problem"]
-    assert (conflict["type"], conflict["job_id"]) == ("/docs#dedup-conflict", first.body["job_id"])
-    assert outcomes[8] == {"job_id": taken.body["job_id"], "outcome": "replaced"}
-    for n in (0, 1, 2, 3, 4, 5, 8, 59):
-        assert body_of(shared, outcomes[n]["job_id"])[0] == data[n]
-
-
 # --- names
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -16,11 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 from fault.kit.proxy import Proxy
-from harness import secured
 from harness.patience import until
 
-from toc.config import Settings
-from toc.dev.local.resp import Refused
 from toc.dev.local.servers import RedisServer
 from toc.index.calls import IndexBroken, IndexFull, ReplyLost
 from toc.index.connections import FRESH_SECONDS, RedisNode
@@ -30,7 +25,6 @@ from toc.index.wire import Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
 from toc.model.topic import Slot
-from toc.sdk.client import open_queues
 
 SLOT = Slot("order.close", 3)
 SLOTS = [Slot("order.close", number) for number in range(64)]
@@ -177,19 +171,6 @@ def test_connections_that_the_server_closed_while_idle_go_unnoticed(
     assert [job_id for job_id, _ in take(queues).entries] == [1]
 
 
-def test_a_connection_that_was_in_use_a_moment_ago_is_trusted(queues: Queues, server: RedisServer) -> None:
-    """It is not asked whether it stands: a prepare may learn that it does not, others are sent again."""
-    queues.add({SLOT: [(1, 1.0)]})
-    server.call("CLIENT", "KILL", "TYPE", "normal")
-    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
-    take(queues, limit=1)
-    server.call("CLIENT", "KILL", "TYPE", "normal")
-    with contextlib.suppress(ReplyLost):  # surely, if not more than FRESH_SECONDS went by
-        take(queues, limit=1)
-    server.call("CLIENT", "KILL", "TYPE", "normal")
-    assert [job_id for job_id, _ in take(queues).entries] in ([], [2]), "one that broke: the others are asked"
-
-
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)
@@ -228,23 +209,6 @@ def test_what_may_be_repeated_is_sent_once_more_when_its_reply_is_lost(
     assert state()[STORE] == {1: 1.0, 2: 2.0}
 
 
-@pytest.mark.skipif(secured.SECURED, reason="with TLS the driver keeps the time-outs, not the kernel")
-def test_the_time_outs_of_the_settings_are_those_of_redis(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOC_REDIS_URL", redis_server.url)
-    monkeypatch.setenv("TOC_CONNECT_TIMEOUT", "0.28")
-    monkeypatch.setenv("TOC_READ_TIMEOUT", "0.36")
-    queues = open_queues(Settings())
-    node = queues.nodes.master(0)
-    wire = node.take()
-    told = wire._sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
-    seconds, microseconds = struct.unpack("@ll", told)
-    assert seconds + microseconds / 1e6 == pytest.approx(0.36, abs=0.02)  # the kernel counts in ticks
-    node.give(wire)
-    queues.close()
-
-
 def test_a_server_that_hangs_costs_its_timeouts_once_and_is_sent_nothing_more(launch: Launch) -> None:
     server = launch(RedisServer)
     queues = Queues(server.url, connect_timeout=1.5, read_timeout=1.5)
@@ -268,16 +232,6 @@ def test_a_server_that_hangs_costs_its_timeouts_once_and_is_sent_nothing_more(la
 # --- refusals --------------------------------------------------------------------------------------------
 
 
-def test_a_missing_permission_is_an_error_that_says_so(launch: Launch) -> None:
-    server = launch(RedisServer)
-    server.call("ACL", "SETUSER", "toc", "on", ">canary", "+info", "~*")
-    queues = Queues(f"redis://toc:canary@127.0.0.1:{server.port}")
-    refused = queues.add({SLOT: [(1, 1.0)]})[SLOT]
-    assert isinstance(refused, IndexUnavailable)
-    assert "permission" in str(refused)
-    queues.close()
-
-
 def test_a_publish_that_is_refused_does_not_fail_the_script(launch: Launch) -> None:
     server = launch(RedisServer)
     server.call("ACL", "SETUSER", "toc", "on", ">x", "+@all", "~*", "resetchannels")
@@ -299,18 +253,6 @@ def test_a_call_that_must_not_be_sent_any_more_ends_with_the_reason_and_raises_n
     assert "another task table" in str(queues.peek([SLOT])[SLOT])
 
 
-def test_a_replica_is_refused_by_name(launch: Launch) -> None:
-    master = launch(RedisServer)
-    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
-    queues = Queues(replica.url)
-    refused = queues.add({SLOT: [(1, 1.0)]})[SLOT]
-    assert isinstance(refused, IndexUnavailable)
-    assert "READONLY" in str(refused)
-    replica.call("REPLICAOF", "NO", "ONE")
-    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
-    queues.close()
-
-
 def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) -> None:
     server = launch(RedisServer, config=["save 3600 1"])
     queues = Queues(server.url)
@@ -327,31 +269,6 @@ def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) 
     assert until(lambda: "rdb_last_bgsave_status:ok" in str(server.call("INFO", "persistence")), 60)
     assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
     queues.close()
-
-
-def test_a_server_blocked_by_a_script_of_somebody_else_is_waited_for_and_named(launch: Launch) -> None:
-    server = launch(RedisServer, config=["busy-reply-threshold 10"])
-    used, fresh = Queues(server.url), Queues(server.url)
-    used.add({SLOT: [(1, 1.0)]})
-
-    def block() -> None:
-        with contextlib.suppress(Refused):  # it is killed
-            server.call("EVAL", "while true do end", 0)
-
-    blocker = threading.Thread(target=block)
-    blocker.start()
-    try:
-        assert until(lambda: isinstance(used.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable), 60)
-        for queues in (used, fresh):
-            refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
-            assert "(BUSY)" in str(refused)
-            assert "SCRIPT KILL" in str(refused)
-    finally:
-        server.call("SCRIPT", "KILL")
-        blocker.join()
-    for queues in (used, fresh):
-        assert until(lambda: isinstance(queues.add({SLOT: [(2, 2.0)]})[SLOT], int), 60)  # noqa: B023 - called at once
-        queues.close()
 
 
 # --- threads and processes -------------------------------------------------------------------------------
@@ -439,32 +356,3 @@ def test_without_threads_a_node_that_must_be_connected_to_is_out_of_reach(
     assert "no thread" in str(reply)
     queues.nodes.look_again_within(0.05)
     assert isinstance(queues.peek([SLOT])[SLOT], Peek), "who waits needs no thread"
-
-
-def test_a_unix_socket_works(launch: Launch) -> None:
-    server = launch(RedisServer, unixsocket=True)
-    queues = Queues(server.url)
-    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
-    assert repr(queues.nodes) == f"Nodes({server.socket})"
-    queues.close()
-
-
-def test_a_server_with_all_the_clients_that_it_takes_is_used_over_the_connections_that_are_open(
-    launch: Launch,
-) -> None:
-    server = launch(RedisServer)
-    queues, late = Queues(server.url), Queues(server.url)
-    with contextlib.closing(queues), contextlib.closing(late), contextlib.ExitStack() as stack:
-        assert not isinstance(queues.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable)  # one is open
-        server.call("CONFIG", "SET", "maxclients", 4)
-        while True:
-            other = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
-            other.sendall(b"PING\r\n")
-            if b"max number of clients" in other.recv(100):
-                break
-        with ThreadPoolExecutor(8) as threads:
-            replies = list(threads.map(lambda n: queues.add({SLOT: [(n, 1.0)]})[SLOT], range(2, 400)))
-        assert not [reply for reply in replies if isinstance(reply, IndexUnavailable)]
-        refused = late.add({SLOT: [(400, 1.0)]})[SLOT]
-        assert isinstance(refused, IndexUnavailable)
-        assert 'said "max number of clients reached": raise its maxclients' in str(refused)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +30,7 @@ from toc.store import mysql_connection
 from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
 from toc.store.pulls import HandOut
-from toc.store.server import Locked, Lost, Result, Statement
+from toc.store.server import Lost, Statement
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -44,19 +41,6 @@ def root(mariadb: MariaDB) -> Iterator[Engine]:
     engine = create_engine(root_url(mariadb), isolation_level="AUTOCOMMIT")
     yield engine
     engine.dispose()
-
-
-def test_a_store_that_is_closed_while_a_server_is_away_works_again(
-    through_proxy: Store, proxy: Proxy, new_row: NewRow
-) -> None:
-    row = new_row()
-    insert(through_proxy, row)
-    proxy.refuse()
-    for _ in range(2):  # the second one only reads the mark
-        assert through_proxy.read_each([row.job_id]).unanswered
-    through_proxy.close()
-    proxy.accept()
-    assert through_proxy.read_each([row.job_id])[row.job_id] == row
 
 
 def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
@@ -85,40 +69,6 @@ def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
             assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)
     assert "database_away" not in told(logs)
     store.close()
-
-
-def test_a_store_that_is_closed_while_a_table_is_probed_is_not_marked_by_that_probe(
-    mysql_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toc.store.health.JOIN_SECONDS", 0.1)
-    server = mysql_store._shards.servers[0]
-    begun, answer = threading.Event(), threading.Event()
-    outcomes: Iterator[Exception | None] = iter([Locked("locked"), Lost("gone"), None])
-    ends: list[threading.ExceptHookArgs] = []
-
-    def probed(*_args: object, **_how: object) -> list[Result]:
-        begun.set()
-        answer.wait(60)
-        if (outcome := next(outcomes)) is not None:
-            raise outcome
-        return []
-
-    monkeypatch.setattr(threading, "excepthook", ends.append)
-    monkeypatch.setattr(server, "run", probed)
-    for _ in range(3):
-        health = mysql_store._shards.health[server]
-        health._aside[0] = Locked("locked")
-        health._look_after()
-        assert begun.wait(60)
-        thread = health._thread
-        mysql_store.close()
-        answer.set()
-        assert thread
-        thread.join(60)
-        assert not thread.is_alive()
-        assert (health.away, health.troubled, ends) == (None, False, [])
-        begun.clear()
-        answer.clear()
 
 
 def test_failures_that_are_no_packet_together_are_written_in_parts(launch: Any, new_row: NewRow) -> None:
@@ -398,51 +348,6 @@ def test_a_write_that_the_old_primary_refuses_goes_to_the_new_one(launch: Any, n
     switched_over(launch, new_row, lambda store, row: store.finish([(row.job_id, 0)]).whole())
 
 
-def test_a_wrong_password_is_named_by_server_and_not_shown(mysql_place: Any) -> None:
-    url = make_url(mysql_place.urls[0]).set(password="s3cret")
-    store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
-    with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{url.port}") as caught:
-        store.get(1)
-    error: BaseException | None = caught.value
-    while error is not None:
-        assert "s3cret" not in str(error)
-        error = error.__cause__
-    store.close()
-
-
-def test_the_clocks_of_the_servers_are_compared_with_this_machines(
-    store: Store, mysql_place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = time.time
-    assert [round(one) for one in store.clocks().values() if isinstance(one, float)] == [0]
-    monkeypatch.setattr(time, "time", lambda: right() + 90)  # this machine's is ahead
-    assert [round(one) for one in store.clocks().values() if isinstance(one, float)] == [-90]
-    monkeypatch.undo()
-    with closing(mysql_place.open(urls=["mysql+pymysql://toc:x@127.0.0.1:1/"])) as away:
-        assert [type(one) for one in away.clocks().values()] == [StoreUnavailable]
-
-
-def test_one_table_is_locked_and_another_missing_and_the_others_are_written(
-    mysql_place: Any, root: Engine, new_row: NewRow
-) -> None:
-    store: Store = mysql_place.open()
-    rows = [new_row(biz_id=number) for number in range(64)]
-    insert_many(store, rows)
-    by_table: dict[int, set[int]] = {}
-    for row in rows:
-        by_table.setdefault(table_of_job(row.job_id, mysql_place.tables), set()).add(row.job_id)
-    sick = sorted(by_table.keys() & store.tables_of_server()[0])[:2]
-    locked, missing = (store._shards.names[table] for table in sick)
-    with ThreadPoolExecutor(4) as pool:  # whoever asks what fails has a connection of its own to do so
-        list(pool.map(store.get, [row.job_id for row in rows]))
-    with root.connect() as holder, mysql_place.without(missing):
-        holder.exec_driver_sql(f"LOCK TABLES {locked} WRITE")
-        finished = store.finish([(row.job_id, 0) for row in rows])
-        holder.exec_driver_sql("UNLOCK TABLES")
-    assert finished.unanswered.keys() == by_table[sick[0]] | by_table[sick[1]]
-    store.close()
-
-
 def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
     store = place.open(pool_size=1, connect_timeout=1, read_timeout=1)
     row = new_row(dedup_key="k")
@@ -451,47 +356,6 @@ def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
         with pytest.raises(DedupConflict):
             insert(store, new_row(row.biz_id, dedup_key="k", attribute='{"x":1}'))
     assert store.get(row.job_id) == row
-    store.close()
-
-
-WORK = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from toc.model.clock import Clock
-from toc.model.sharding import BizId, JobIds
-from toc.store.batch import Finish
-from toc.store.store import Store
-from toc.model.task import Submission, TaskRow
-url, me = sys.argv[1], int(sys.argv[2])
-clock = Clock()
-store, ids = Store([url], databases=1, tables=4, clock=clock), JobIds(clock)
-def one(n):
-    biz, now = BizId.of(me * 1000 + n), clock.now_ms()
-    job_id = ids.make(biz.crc)
-    row = TaskRow(job_id, biz.number, None, 77, 0, now, now, "{}", 0, 0, 0, biz.crc, 16, None, None, now, now)
-    assert store.put(Submission(row)).put.job_id == job_id
-    assert store.finish([(job_id, 0)]) == {job_id: Finish.DONE}
-with ThreadPoolExecutor(4) as threads:
-    list(threads.map(one, range(150)))
-store.close()
-"""
-
-
-def test_several_processes_use_one_sqlite_file_at_once(sqlite_place: Any) -> None:
-    url = sqlite_place.urls[0]
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", WORK, url, str(n)], stderr=subprocess.PIPE, text=True
-        )
-        for n in range(4)
-    ]
-    errors = [program.communicate(timeout=120)[1] for program in programs]
-    assert [program.returncode for program in programs] == [0] * 4, errors
-    store = sqlite_place.open()
-    now = Clock().now_ms() + 60_000
-    places = {(table, int(TaskStatus.PROCESSED)): (0, 0) for table in range(4)}
-    # Only what has ended by the server's own clock is listed: not yet the last moment.
-    assert until(lambda: len(store.ended.page(places, now=now, keep=0, limit=10_000)[0]) == 600, 10)
     store.close()
 
 

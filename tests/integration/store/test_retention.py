@@ -6,25 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fault.kit.proxy import Proxy
 from harness.patience import until
 from harness.rows import insert_many
-from sqlalchemy.engine import make_url
 
 from toc.maintenance.retention import (
     CYCLE_SECONDS,
     FORGET_SECONDS,
     LARGE_PAGE,
     LEAST_SECONDS,
-    PAGE,
-    REST,
     TABLES,
     Retention,
 )
 from toc.model.body import Content
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.metrics import PURGED
@@ -147,116 +142,12 @@ def test_rows_that_others_keep_are_passed_even_if_thousands_ended_in_one_instant
     assert purging.looks - looks == 2 * groups, "they are not read again"
 
 
-def test_a_retention_that_is_altered_applies_to_rows_that_were_passed(
-    fresh_store: Store, old_row: NewRow
-) -> None:
-    purging = Purging(fresh_store, first=3600, second=100 * 3600)
-    rows = [old_row(hours * HOUR, biz_type=8) for hours in (2, 5, 20)]
-    insert_many(fresh_store, rows)
-    purging.cycle()
-    purging.topics[1] = Topic("second", 8, 1, retention=10 * 3600)
-    purging.catalog.refresh()
-    purging.cycle()
-    assert purging.left(rows) == ids(rows[0], rows[1])
-    purging.topics[1] = Topic("second", 8, 1, retention=3600)  # as long as the first: one pass for both
-    purging.catalog.refresh()
-    purging.cycle()
-    assert purging.left(rows) == set()
-
-
 def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, none=0)
     rows = [old_row((LEAST_SECONDS - 5) * 1000, biz_type=7), old_row((LEAST_SECONDS + 1) * 1000, biz_type=7)]
     insert_many(fresh_store, rows)
     purging.cycle()
     assert purging.left(rows) == ids(rows[0])
-
-
-def test_a_step_is_small_and_followed_by_a_long_rest_and_idle_tables_are_looked_at_once_a_minute(
-    fresh_store: Store, old_row: NewRow
-) -> None:
-    purging = Purging(fresh_store, topic=3600)
-    rows = [old_row(2 * HOUR, biz_type=7, biz_id=1) for _ in range(1000)]
-    insert_many(fresh_store, rows)
-    steps: list[int] = []
-
-    def ended(*args: Any, **kwargs: Any) -> Any:
-        purging.clock.now += 100  # it takes this long
-        found = look(*args, **kwargs)
-        steps.append(len(found[0]))
-        return found
-
-    look = fresh_store.ended.page
-    fresh_store.ended.page = ended  # type: ignore[method-assign]
-    waits = []
-    while purging.left(rows):
-        waits.append(purging.retention.run_once())
-    assert min(waits) >= 0.0999 * REST
-    assert max(steps) <= max(LARGE_PAGE * 2, PAGE * TABLES * 2)
-    purging.cycle()
-    looks = purging.looks
-    purging.clock.now += int(CYCLE_SECONDS * 1000)
-    purging.cycle()
-    assert purging.looks - looks == sum(-(-len(part) // TABLES) for part in fresh_store.tables_of_server())
-
-
-def test_tables_that_are_another_workers_are_left_alone(fresh_store: Store, old_row: NewRow) -> None:
-    purging = Purging(fresh_store, topic=3600)
-    rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
-    insert_many(fresh_store, rows)
-    mine = purging.tables[0]
-    purging.mine = frozenset([mine])
-    purging.cycle()
-    left = purging.left(rows)
-    assert left == {row.job_id for row in rows if table_of_job(row.job_id, len(purging.tables)) != mine}
-    assert len(left) < 50
-
-
-def test_a_server_that_is_out_of_reach_does_not_keep_the_others_from_being_purged(
-    mysql_place: Any, proxy: Proxy, old_row: NewRow
-) -> None:
-    away = make_url(mysql_place.urls[0]).set(port=proxy.port).render_as_string(hide_password=False)
-    store: Store = mysql_place.open(urls=[away, mysql_place.urls[1]], connect_timeout=1.0)
-    purging = Purging(store, topic=3600)
-    rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
-    insert_many(store, rows)
-    down = set(store.tables_of_server()[0])
-    proxy.refuse()
-    proxy.cut()
-    purging.cycle()
-    assert proxy.stats.refused
-    proxy.accept()
-    left = purging.left(rows)
-    assert left == {row.job_id for row in rows if table_of_job(row.job_id, 16) in down}
-    assert 0 < len(left) < 50
-
-    began = purging.clock.now
-
-    def purged() -> bool:
-        purging.cycle()
-        return not purging.left(rows)
-
-    assert until(purged, 60), "the server is asked again until it answers"
-    days = (purging.clock.now - began) / 1000 / FORGET_SECONDS
-    assert days < 0.5, "what was not read is looked at again, not only by the pass of the next day"
-    store.close()
-
-
-def test_a_missing_table_ends_no_loop_and_what_needs_it_is_purged_when_it_is_back(
-    place: Any, fresh_store: Store, old_row: NewRow
-) -> None:
-    purging = Purging(fresh_store, topic=3600)
-    content = Content("a/b", b"")
-    body = {"body_length": 0, "body_sha256": content.fingerprint()}
-    rows = [old_row(2 * HOUR, biz_type=7, biz_id=n, **body) for n in range(50)]
-    insert_many(fresh_store, rows, {content.fingerprint(): content})
-    shards, table = fresh_store._shards, table_of_job(rows[0].job_id, len(purging.tables))
-    with place.without(shards.body_names[table]), place.without(shards.first("timeout_retired")):
-        purging.cycle()
-        assert ids(rows[0]) <= purging.left(rows) < ids(*rows), "only what needs the table is left"
-    purging.cycle()
-    purging.cycle()
-    assert purging.left(rows) == set()
 
 
 def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_row: NewRow) -> None:

@@ -12,10 +12,10 @@ from harness.rows import insert
 from sqlalchemy import create_engine
 
 from toc.model.clock import Clock
-from toc.model.errors import InvalidSchedule, ScheduleExists
+from toc.model.errors import InvalidSchedule
 from toc.model.schedule import Definition, new_state, step
 from toc.model.sharding import BizId
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskRow
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.store import schedules
@@ -41,25 +41,6 @@ def new(store: Store, name: str, schedule_id: int = 11, now: int = NOW, **option
 def take(store: Store, stored: StoredSchedule, now: int) -> Move:
     ended = store.schedules.occurrences.ended(stored)
     return store.schedules.move(stored, step(stored.definition, stored.state, now, ended=ended), TOPIC)
-
-
-def test_a_row_is_read_as_it_was_written(store: Store) -> None:
-    stored = new(store, "read", attribute={"a": "%s é 'x'"}, jitter=2)
-    assert store.schedules.get("read") == stored
-    move = take(store, stored, NOW)
-    assert len(move.rows) == 3
-    moved = store.schedules.advance([move])
-    assert [done.stored.name for done in moved.done] == ["read"]
-    seen = store.schedules.get("read")
-    assert seen is not None
-    assert seen.state._replace(modified=0) == move.state._replace(version=1, modified=0)
-    rows = made(store, "read")
-    assert [row._replace(gmt_create=0, gmt_modified=0) for row in rows] == [
-        row._replace(gmt_create=0, gmt_modified=0) for row in move.rows
-    ]
-    assert store.schedules.named(["read", "none"])[0] == {"read": seen}
-    with pytest.raises(ScheduleExists):
-        new(store, "read", schedule_id=12)
 
 
 def test_a_topic_has_at_most_so_many_schedules_in_a_table(
@@ -126,17 +107,6 @@ def test_an_occurrence_that_a_backfill_has_made_is_left_alone(store: Store) -> N
     assert (seen.state.fired, seen.state.last_job_id) == (2, rows[-1].job_id)
 
 
-def test_a_job_id_that_is_taken_costs_no_occurrence(store: Store) -> None:
-    stored = new(store, "clash")
-    move = take(store, stored, NOW)
-    insert(store, move.rows[-1]._replace(dedup_key=None, attribute='{"other":1}'))
-    assert len(store.schedules.advance([move]).done) == 1
-    assert len([row for row in made(store, "clash") if row.dedup_key]) == len(move.rows)
-    seen = store.schedules.get("clash")
-    assert seen is not None
-    assert seen.state.last_job_id in {row.job_id for row in made(store, "clash") if row.dedup_key}
-
-
 @pytest.mark.parametrize("trouble", ["locked", "refused"])
 def test_a_schedule_that_is_locked_or_refused_holds_up_no_other_of_its_table(
     mysql_store: Store, mysql_place: Any, trouble: str
@@ -167,37 +137,6 @@ def test_a_schedule_that_is_locked_or_refused_holds_up_no_other_of_its_table(
     assert {name for name in names if made(mysql_store, name)} == others
     if trouble == "locked":
         assert [move.stored.name for move in table.advance(moves).done] == [bad], "each once"
-
-
-def test_a_change_replaces_only_what_has_not_started(store: Store) -> None:
-    stored = new(store, "edit")
-    moved = store.schedules.advance([take(store, stored, NOW)]).done[0]
-    stored = store.schedules.get("edit") or stored
-    first, second, third = moved.rows
-    store.cancel_many([second.job_id])
-    assert [each.job_id for each in store.schedules.occurrences.planned(stored, 7, NOW + 9000)] == [
-        first.job_id,
-        third.job_id,
-    ]
-    planned = store.schedules.occurrences.planned(stored, 7, NOW + 11_000)
-    assert [each.job_id for each in planned] == [third.job_id]
-    other = stored.definition.changed(attribute={"new": 1})
-    assert store.schedules.change(stored, other, stored.state._replace(after=NOW), planned) is not None
-    statuses = {row.job_id: (row.status, row.dedup_key) for row in made(store, "edit")}
-    assert statuses[third.job_id] == (TaskStatus.CANCELLED, None)
-    assert statuses[second.job_id] == (TaskStatus.CANCELLED, second.dedup_key)
-    assert statuses[first.job_id] == (TaskStatus.PENDING, first.dedup_key)
-    # One that read it before changes nothing.
-    assert store.schedules.change(stored, other, stored.state, planned) is None
-    assert not store.schedules.delete(stored, planned)
-    late = take(store, stored, NOW + 20_000)
-    assert late.rows
-    assert not store.schedules.advance([late]).done
-    assert len(made(store, "edit")) == 3, "its tasks are written only with its row"
-    fresh = store.schedules.get("edit")
-    assert fresh is not None
-    assert store.schedules.delete(fresh)
-    assert store.schedules.get("edit") is None
 
 
 @pytest.mark.parametrize("meanwhile", ["moved", "cancelled", "tried"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import groupby
-from math import ceil
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from structlog.testing import capture_logs
 
 from toc import TimeoutCenter
 from toc.dev.local.servers import RedisServer
-from toc.index.messages import Generation, Prepared
+from toc.index.messages import Prepared
 from toc.maintenance import dead_entries as deadqueues
 from toc.model.clock import Clock
 from toc.model.task import TryRow
@@ -22,10 +21,7 @@ from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.worker.slots import OwnedSlot, SlotBook
-from toc.worker.stages.agenda import BEHIND_LOOK_MS, ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
-from toc.worker.stages.finish import MAX_UNWRITTEN
-from toc.worker.stages.flush import GATHER_BUSY_SECONDS, GATHER_SECONDS
-from toc.worker.stages.index_watch import PROBE_SECONDS, look_seconds
+from toc.worker.stages.agenda import ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
 
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"
@@ -158,37 +154,6 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
     assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
 
 
-@pytest.mark.parametrize("owned", [1, 16, 1000])
-def test_each_generation_is_looked_at_in_time_and_few_at_once(
-    owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch, owned: int
-) -> None:
-    watch, clock, asked = owner.worker.watch, owner.center.clock, list[list[Slot]]()
-    assert isinstance(clock, PushedClock)
-
-    def whole(slots: Iterable[Slot]) -> dict[Slot, Generation]:
-        asked.append(list(slots))
-        return dict.fromkeys(asked[-1], Generation("run", "run"))
-
-    monkeypatch.setattr(watch.queues, "generations", whole)
-    one = owner.book.owned[SLOT]
-    monkeypatch.setattr(owner.book, "owned", {Slot(TOPIC, number): one for number in range(owned)})
-    monkeypatch.setattr(owner.book, "wanted", dict.fromkeys(owner.book.owned, 0.0))
-    watch.run_once()
-    assert set(asked[0]) >= set(owner.book.owned), "new ones are looked at at once"
-    asked.clear()
-    clock.pushed += look_seconds(owned)
-    looks = round(look_seconds(owned) / PROBE_SECONDS)
-    for _ in range(looks):
-        watch.run_once()
-        clock.pushed += PROBE_SECONDS
-    assert {slot for some in asked for slot in some} >= set(owner.book.owned)
-    assert max(map(len, asked)) <= ceil(owned / looks) + 1, "a part of them, and one of each node"
-
-
-def test_who_owns_many_slots_looks_less_often() -> None:
-    assert [look_seconds(owned) for owned in (0, 8, 100, 200, 400, 10_000)] == [1, 1, 1, 2, 4, 5]
-
-
 class Unwritten:
     """What the agenda sees of the finisher."""
 
@@ -211,35 +176,6 @@ def agenda_of(owner: WorkerAtRest, finisher: Any) -> Agenda:
         dispatcher=owner.dispatcher,
         pressure=owner.pipeline.pressure,
     )
-
-
-def test_a_burst_waits_for_the_finisher_sooner_than_what_others_have_due(owner: WorkerAtRest) -> None:
-    """And nothing is taken while far too much has yet to be written, or of slots where moves fail."""
-    owner.own([OTHER])
-    burst, other = owner.book.owned[SLOT], owner.book.owned[OTHER]
-    finisher = Unwritten()
-    agenda = agenda_of(owner, finisher)
-    now = 1000
-
-    def chosen() -> set[OwnedSlot]:
-        return {member for member, _ in agenda.choose(now)}
-
-    for member in (burst, other):
-        agenda.look(member, now)
-    burst.left = 1
-    finisher.backlog = ENOUGH_UNWRITTEN + 1
-    assert chosen() == {other}
-    agenda.look(other, now)
-    finisher.backlog = MAX_UNWRITTEN + 1
-    assert chosen() == set()
-    finisher.backlog = 0
-    now += BEHIND_LOOK_MS
-    finisher.slots = {SLOT}
-    assert chosen() == {other}, "the moves of one slot fail"
-    agenda.look(other, now)
-    finisher.slots = ()
-    now += BEHIND_LOOK_MS
-    assert chosen() == {burst, other}
 
 
 @pytest.mark.parametrize("put_off_every", [10**9, TURN + TURN // 2])
@@ -271,16 +207,3 @@ def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_ea
     turns = [(slot, len(list(some))) for slot, some in groupby(taken)]
     assert {slot for slot, _ in turns[:3]} == {slot for slot, _ in turns[3:6]} == set(slots)
     assert all(TURN <= length < TURN + TAKE_LIMIT for _, length in turns[:6])
-
-
-@pytest.mark.parametrize(("crowded", "gathered"), [(False, GATHER_SECONDS), (True, GATHER_BUSY_SECONDS)])
-def test_finishes_are_gathered_longer_while_more_is_due_than_can_start(
-    owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch, crowded: bool, gathered: float
-) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(owner.finisher.loops[0], "pause", pauses.append)
-    owner.pipeline.pressure.backlogged = crowded
-    for flusher in 2 * owner.finisher.flushers:
-        flusher.run_once()
-    assert 0 < pauses[1] <= gathered
-    assert pauses[1] > gathered - GATHER_SECONDS, "since the flush before"

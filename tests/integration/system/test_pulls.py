@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from harness.patience import PATIENCE, in_a_moment
+from harness.patience import PATIENCE
 from harness.system import System
 
-from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, Topic
+from toc import NewTask, TaskStatus, Topic
 from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.index.queues import Queues
@@ -193,28 +193,6 @@ def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_en
         assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
         await gateway.extend([got[0].lease], ttr=30)  # on its thread after it: the index was told, if at all
         answered.set()
-        await settled(pulled, {})
-
-    run(steps)
-
-
-def test_leases_of_a_cancelled_or_moved_task_end_nothing(pulled: System, gateway: Pulls) -> None:
-    async def steps() -> None:
-        cancelled = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        lease = (await one(gateway, ttr=1)).lease  # a cancel may overtake the move: the entry stays till then
-        assert pulled.center.cancel(cancelled) is CancelOutcome.MAY_HAVE_STARTED
-        assert await gateway.ack([lease]) == [AckOutcome.CANCELLED]
-        moved = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        held = await one(gateway, ttr=5)
-        lease, until = held.lease, lease_end(held)
-        outcome = in_a_moment(lambda soon: pulled.center.reschedule(moved, action_time=soon))
-        assert outcome is RescheduleOutcome.MAY_HAVE_STARTED
-        assert await gateway.ack([lease]) == [AckOutcome.REPLACED]
-        assert await gateway.nack([lease]) == [LeaseOutcome.GONE]
-        again = await one(gateway)
-        assert (again.task.job_id, again.attempt, again.task.version) == (moved, 1, 1)
-        assert datetime.now(UTC) >= until > again.task.action_time, "its consumer had it until then"
-        assert await gateway.ack([again.lease, lease]) == [AckOutcome.ACKED, AckOutcome.REPLACED]
         await settled(pulled, {})
 
     run(steps)

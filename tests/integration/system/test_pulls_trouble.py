@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,15 @@ from typing import Any
 import pytest
 from harness.system import System, small_system
 
-from toc import NewTask, TimeoutCenter, Topic
+from toc import NewTask, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index import queues
-from toc.index.messages import Peek
-from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable
-from toc.model.pull import AckOutcome, PullRow
+from toc.model.pull import AckOutcome
 from toc.model.sharding import BizId
-from toc.model.topic import Delivery, Slot
+from toc.model.topic import Delivery
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls, notify
-from toc.store.pulls import HandOut
-from toc.store.shards import Answers
 
 TOPIC, OTHER = "test.pulled", "test.other"
 LONG = 60.0
@@ -252,57 +247,3 @@ def crowd(system: System, topics: int, rounds: int) -> int:
             pulls.stop()
     assert sorted(got) == sorted(submitted), "each once"
     return len(got)
-
-
-class PushedClock(Clock):
-    """The machine's clocks, the monotonic one pushed forward."""
-
-    pushed = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.pushed
-
-
-def test_tasks_of_a_server_that_answers_between_failures_are_not_left_alone_ever_longer(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As while somebody ends its statements over and over. Each hand-out fails once, 5 s after the last."""
-    clock = PushedClock()
-    with opened(system) as first:
-        first.stop()
-    center = TimeoutCenter(system.settings, clock=clock)
-    gateway, slots = Pulls(center), [Slot(TOPIC, number) for number in range(4)]
-    statements = center.store.pulls
-    hand_out = statements.hand_out
-    refused: set[int] = set()
-    away: list[bool] = []
-
-    def once(items: Sequence[HandOut], now_ms: int) -> Answers[PullRow]:
-        some = {item.job_id for item in items}
-        if some <= refused and not away:
-            return hand_out(items, now_ms)
-        refused.update(some)
-        clock.pushed += 5
-        return Answers({}, dict.fromkeys(some, StoreUnavailable("the statement was ended")))
-
-    def due_in() -> float:
-        peeks = [peek for peek in center.queues.peek(slots).values() if isinstance(peek, Peek)]
-        return max(peek.next_due - peek.redis_now_ms for peek in peeks if peek.next_due is not None) / 1000
-
-    async def steps() -> None:
-        monkeypatch.setattr(statements, "hand_out", once)
-        for n in range(5):
-            job_id = system.center.submit(TOPIC, biz_id=n, delay=0.01)
-            got = await gateway.pull([TOPIC], wait=LONG, ttr=LONG)
-            assert [one.task.job_id for one in got] == [job_id]
-            assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
-        away.append(True)
-        system.center.submit(TOPIC, biz_id=6, delay=0.01)
-        assert await gateway.pull([TOPIC], wait=1) == []
-        assert due_in() > 1, "a server that is away is left alone for longer"
-
-    try:
-        run(steps)
-    finally:
-        gateway.stop()
-        center.close()

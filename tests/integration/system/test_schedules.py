@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from harness.system import System
-from sqlalchemy import create_engine
-from structlog.testing import capture_logs
 
 from toc import CancelOutcome, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
@@ -230,36 +228,6 @@ def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> N
     assert counted.fired == 5
 
 
-@pytest.mark.parametrize("overlap", ["skip", "allow"])
-def test_an_edit_gives_an_occurrence_that_was_moved_by_hand_its_new_content_at_its_new_time(
-    bench: Bench, overlap: str
-) -> None:
-    schedules = bench.center.schedules
-    schedules.create("moved", topic="test.sync", every=HOUR, overlap=overlap)
-    bench.until(2 * HOUR - timedelta(seconds=10))
-    moved = bench.tasks("moved")[1]
-    at = START + 3.25 * HOUR
-    bench.center.reschedule(moved.job_id, action_time=at)
-    bench.until(2.5 * HOUR)
-    schedules.backfill("moved", START - 1.5 * HOUR, START, rate=0.001)
-    schedules.alter("moved", topic="test.async", attribute={"new": True})
-    [replaced] = [task for task in bench.tasks("moved") if task.action_time == at]
-    assert (replaced.topic, replaced.attribute["new"]) == ("test.async", True)
-    assert replaced.scheduled_for == START + 2 * HOUR
-    assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
-    bench.until(3.1 * HOUR)
-    later = [] if overlap == "skip" else [3]
-    assert bench.hours("moved") == [-1, 0, 1, 2, *later], (
-        "what runs is judged by the moved one, and not made twice"
-    )
-    assert {task.topic for task in bench.tasks("moved")[:2]} == {"test.sync"}, "a backfill is not replaced"
-    bench.until(4.5 * HOUR)
-    assert bench.hours("moved") == [-1, 0, 1, 2, *later, 4]
-    seen = schedules.get("moved")
-    assert seen is not None
-    assert seen.fired == 3 + len(later)
-
-
 @pytest.mark.parametrize("end", ["pause", "delete"])
 def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Bench, end: str) -> None:
     schedules = bench.center.schedules
@@ -271,44 +239,6 @@ def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Benc
     getattr(schedules, end)("moved")
     assert bench.hours("moved") == [1]
     assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("to", ["cancelled", "started"])
-def test_an_edit_of_the_topic_makes_no_occurrence_again_that_has_a_task_on_the_former_topic(
-    bench: Bench, to: str
-) -> None:
-    schedules = bench.center.schedules
-    schedules.create("often", topic="test.sync", every=10, overlap="allow")
-    _, second, third = bench.tasks("often")
-    if to == "cancelled":
-        assert bench.center.cancel(second.job_id) is CancelOutcome.CANCELLED
-    else:  # moved to now by hand, and it runs
-        bench.center.reschedule(second.job_id, action_time=START + timedelta(milliseconds=1))
-    for change in ({"topic": "test.async"}, {"attribute": {"later": "edit"}}):
-        assert schedules.alter("often", **change).fired == 3
-    assert bench.center.get(third.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
-    bench.until(timedelta(seconds=35), ended=False)
-    seen = [
-        (round(task.action_time.timestamp() - START.timestamp()), task.topic) for task in bench.tasks("often")
-    ]
-    early = [(0, "test.sync")] if to == "started" else []
-    assert seen == [(10, "test.async"), *early, *((at, "test.async") for at in (30, 40, 50, 60))]
-    schedules.alter("often", topic="test.sync")
-    bench.until(timedelta(seconds=55), ended=False)
-    assert [task.scheduled_for for task in bench.tasks("often")] == [
-        START + timedelta(seconds=at) for at in (10, *([20] if early else []), 30, 40, 50, 60, 70, 80)
-    ]
-    assert {task.topic for task in bench.tasks("often")[-4:]} == {"test.sync"}
-
-
-def test_a_task_that_borrows_the_key_of_a_schedule_stands_in_the_way_of_no_change(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    number = schedules.create("p", topic="test.sync", every=HOUR).schedule_id
-    for key in ("x", "2024-03-30", "2024-03-30T00:00:00Z"):
-        bench.center.submit("test.sync", biz_id="p", delay=HOUR, dedup_key=f"{number}/{key}")
-    assert schedules.pause("p").paused
-    assert len(bench.tasks("p")) == 3
-    assert schedules.delete("p")
 
 
 def test_pause_resume_and_delete(bench: Bench) -> None:
@@ -362,30 +292,6 @@ def test_the_clock_of_the_host_that_creates_or_changes_a_schedule_skips_and_doub
     assert [(task.action_time - START) / period for task in ran] == [1, 2, 3, 4, 7]
     assert [task.attribute.get("edit") for task in ran] == [None, None, 2, 2, 2]
     assert [task.scheduled_for for task in ran] == [task.action_time for task in ran]
-
-
-@pytest.mark.parametrize("change", ["alter", "pause", "delete"])
-def test_an_occurrence_that_is_moved_during_a_change_is_changed_as_it_is_then(
-    bench: Bench, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedules, occurrences = bench.center.schedules, bench.center.store.schedules.occurrences
-    schedules.create("moved", topic="test.sync", every=HOUR)
-    bench.until(2 * HOUR - timedelta(seconds=10))
-    at = START + 3.25 * HOUR
-    planned = occurrences.planned
-
-    def and_then_moved(*args: Any) -> Any:
-        found = planned(*args)
-        monkeypatch.setattr(occurrences, "planned", planned)
-        bench.center.reschedule(found[0].job_id, action_time=at)
-        return found
-
-    monkeypatch.setattr(occurrences, "planned", and_then_moved)
-    getattr(schedules, change)("moved", **({"attribute": {"new": 1}} if change == "alter" else {}))
-    assert occurrences.planned == planned
-    pending = [task for task in bench.tasks("moved") if task.status is TaskStatus.PENDING]
-    wanted = [(at, 1, START + 2 * HOUR)] if change == "alter" else []
-    assert [(one.action_time, one.attribute["new"], one.scheduled_for) for one in pending] == wanted
 
 
 DAMAGE = {
@@ -470,59 +376,6 @@ def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
     bench.until(timedelta(seconds=65))
     assert round(bench.hours("before")[0] * 3600) == 10, "late, but not lost"
     assert len(bench.hours("before")) >= 6
-
-
-@pytest.mark.parametrize(
-    ("change", "made", "missed"),
-    [
-        ({"topic": "test.async"}, [3, 4], 2),
-        ({"topic": "test.async", "window": 24 * HOUR}, [1, 2, 3, 4], 0),
-        ({"topic": "test.async", "cron": "15 * * * *"}, [4.25], 3),
-        ({}, [], 3),
-    ],
-    ids=["topic", "window", "times", "pause"],
-)
-def test_what_a_closed_topic_has_held_up_is_not_lost_uncounted_by_a_change(
-    bench: Bench, change: dict[str, Any], made: list[float], missed: int
-) -> None:
-    schedules, topics = bench.center.schedules, bench.center.store.topics
-    schedules.create("held", topic="test.sync", every=HOUR, overlap="allow", window=timedelta(minutes=20))
-    topics.alter("test.sync", paused=True)
-    assert topics.close("test.sync", topics.get_with_version("test.sync")[1])
-    bench.center.catalog.refresh()
-    bench.until(3.5 * HOUR)
-    changed = schedules.alter("held", **change) if change else schedules.pause("held")
-    assert (changed.missed, changed.missed_at) == (missed, START + 3.5 * HOUR if missed else None)
-    bench.until(4.5 * HOUR)
-    assert bench.hours("held") == made
-    seen = schedules.get("held")
-    assert seen is not None
-    assert (seen.fired, seen.missed) == (len(made), missed)
-
-
-@pytest.mark.parametrize("number", [1, 8])
-def test_a_schedule_whose_row_is_refused_is_named_and_no_sound_one(bench: Bench, number: int) -> None:
-    table = bench.center.store.schedules.table_of
-    names = [name for name in (f"s{each}" for each in range(2000)) if table(name) == 0][: number + 4]
-    for name in names:
-        bench.center.schedules.create(name, topic="test.sync", every=10)
-    damaged, sound = names[:number], names[number:]
-    rows = f"{bench.settings.database_prefix}0.timeout_schedule_0000"
-    engine = create_engine(bench.settings.database_urls[0])
-    with engine.begin() as connection:
-        for name in damaged:
-            harm = f"UPDATE {rows} SET fired=18446744073709551615 WHERE name='{name}'"
-            connection.exec_driver_sql(harm)
-    engine.dispose()
-    with capture_logs() as told:
-        bench.until(timedelta(seconds=25))
-    said = [one for one in told if one["event"] == "schedule_refused"]
-    assert said
-    assert {one["schedule"] for one in said} <= set(damaged)
-    assert "a value was refused" in said[0]["error"]
-    if number == 1:
-        for name in sound:
-            assert [round(hours * 3600) for hours in bench.hours(name)] == [10, 20, 30]
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable
 from itertools import pairwise
 from math import inf
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import structlog
 from harness.rows import insert, insert_many
 from harness.system import System, buried
-from sqlalchemy.engine import make_url
 
-from toc import NewTask, TimeoutCenter, Topic
-from toc.dev.local.servers import MariaDB, RedisServer
-from toc.index.messages import Peek
+from toc import NewTask, Topic
+from toc.dev.local.servers import RedisServer
 from toc.maintenance.known_entries import KNOWN_SECONDS, KnownEntries
-from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts, sweep_all
+from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts
 from toc.maintenance.sweeper import (
     CRAWL_ROWS,
     SOON_EVERY,
     Sweeper,
 )
 from toc.model.clock import Clock
-from toc.model.errors import SchemaBehind
-from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow
 from toc.observe.metrics import SWEEP_ADDED
-from toc.operate import admin
 from toc.sdk.submission import RowMaker
 from toc.store.store import Store
 
@@ -170,21 +161,6 @@ def test_a_transaction_may_commit_seconds_after_the_time_of_its_row(bench: Bench
     assert bench.indexed([job_id]) == {job_id}
 
 
-def test_what_stands_in_the_index_is_asked_for_once_until_all_is_forgotten(
-    bench: Bench, clean_redis: RedisServer
-) -> None:
-    bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=1) for n in range(50)))
-    bench.run(SOON_EVERY + 0.1)
-    assert sum(bench.added) == 50
-    bench.run(2 * SOON_EVERY)
-    assert sum(bench.added) == 50
-    clean_redis.call("FLUSHALL")
-    bench.sweeper.forget()
-    bench.run(SOON_EVERY + 0.1)
-    assert bench.indexed(job_ids) == set(job_ids)
-
-
 def test_an_entry_that_vanished_unseen_comes_back_when_what_is_known_has_aged(
     bench: Bench, clean_redis: RedisServer
 ) -> None:
@@ -223,19 +199,6 @@ def test_what_others_postpone_just_after_a_server_is_back_is_found_as_well(bench
     assert [bench.score(row) for row in rows] == [row.next_time for row in rows]
 
 
-def test_the_first_pass_rests_longer_while_more_is_due_than_can_start(bench: Bench) -> None:
-    """Between the pages of one round, where no period is waited for."""
-    bench.settled()
-    bench.store(*(NewTask("test.sync", 7, delay=1) for _ in range(12 * ROWS_PER_STEP)))
-    rests: dict[bool, float] = {}
-    for bench.busy in (False, True):
-        bench.added.clear()
-        while len(bench.added) < 3:  # in the midst of the round
-            pause = bench.step()
-        rests[bench.busy] = pause
-    assert rests[True] > 2 * rests[False] > 0, rests
-
-
 def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
     bench.settled()
     (job_id,) = bench.store(NewTask("test.sync", 1, delay=2.0))
@@ -258,14 +221,6 @@ def test_a_burst_of_one_instant_is_indexed_to_the_last_in_small_steps(bench: Ben
     bench.run(4)
     assert bench.indexed(job_ids) == set(job_ids)
     assert max(bench.added) <= ROWS_PER_STEP
-
-
-def test_many_busy_tables_share_the_rows_of_a_step(bench: Bench) -> None:
-    bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(3000)))
-    bench.run(4)
-    assert bench.indexed(job_ids) == set(job_ids)
-    assert max(bench.added) <= max(ROWS_PER_STEP, 8 * LEAST_PAGE)
 
 
 def test_overdue_rows_come_back_within_seconds_however_old(bench: Bench) -> None:
@@ -366,17 +321,6 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
     raise AssertionError("not all are indexed")
 
 
-def test_while_the_topic_table_is_missing_rows_of_topics_that_are_known_are_indexed(bench: Bench) -> None:
-    bench.settled()
-    store, known = bench.center.store, bench.row(NewTask("test.sync", 1, delay=1.0))
-    wide = bench.row(NewTask("test.sync", 2, delay=1.0))._replace(slot_amount=64)  # of a former slot_amount
-    insert_many(store, [bench.row(NewTask("test.sync", 3, delay=1.0))._replace(biz_type=99), wide, known])
-    name = store._shards.first("timeout_topic")
-    with _without(bench, name):
-        bench.run(5)
-    assert bench.indexed([known.job_id, wide.job_id]) == {known.job_id, wide.job_id}
-
-
 def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
     bench: Bench, clean_redis: RedisServer
 ) -> None:
@@ -398,125 +342,6 @@ def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
     assert bench.indexed(job_ids) == set(job_ids)
 
 
-def test_a_server_that_hangs_does_not_hold_up_the_others(
-    system: System, mariadb: MariaDB, database_prefix: str
-) -> None:
-    """The second server takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        bench = Bench(system, Clock())
-        urls = [mariadb.url, f"mysql+pymysql://root:x@127.0.0.1:{port}"]
-        store = Store(
-            urls,
-            databases=2,
-            tables=8,
-            prefix=database_prefix,
-            clock=Clock(),
-            connect_timeout=100,  # longer than anybody waits below
-            read_timeout=100,
-        )
-        sweep = Sweep(store, system.center.queues, system.center.catalog, Clock())
-        layout = store.tables_of_server()
-        sweepers = [Sweeper(sweep) for _ in layout]
-        for sweeper, tables in zip(sweepers, layout, strict=True):
-            sweeper.add(tables)
-        stop = threading.Event()
-
-        def run(sweeper: Sweeper) -> None:
-            while not stop.is_set():
-                stop.wait(sweeper.run_once())
-
-        threads = [threading.Thread(target=run, args=[sweeper]) for sweeper in sweepers]
-        for thread in threads:
-            thread.start()
-        try:
-            rows = [bench.row(NewTask("test.sync", n, delay=2)) for n in range(60)]
-            insert_many(system.center.store, rows)
-            reachable = {row.job_id for row in rows if not row.job_id >> 12 & 1}
-            queues, topic = system.center.queues, system.center.catalog.get("test.sync")
-
-            def waiting() -> int:
-                peeks = queues.peek(topic.slots()).values()
-                return sum(peek.store for peek in peeks if isinstance(peek, Peek))
-
-            system.wait(lambda: waiting() == len(reachable), "the first server's rows are indexed", 3)
-        finally:
-            stop.set()
-            silent.close()
-            for thread in threads:
-                thread.join()
-            store.close()
-
-
-def test_one_pass_over_everything_indexes_everything_and_counts(bench: Bench) -> None:
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=10 + 20 * (n % 9)) for n in range(2500)))
-    other = bench.store(*(NewTask("test.async", n, delay=10) for n in range(50)))
-    parts: list[float] = []
-    tables = range(8)
-
-    def progress(part: float, _: SweepCounts) -> None:
-        parts.append(part)
-
-    counts = sweep_all(bench.sweep, tables, where=" AND biz_type=1", progress=progress)
-    assert counts == (2500, 2500, 0, 0)
-    assert bench.indexed(job_ids + other) == set(job_ids)
-    assert parts == sorted(parts)
-    assert parts[-1] == 1
-    assert sweep_all(bench.sweep, tables) == (2550, 50, 0, 0)
-
-
-def test_one_pass_over_everything_goes_on_without_the_tables_that_do_not_answer(bench: Bench) -> None:
-    tables = bench.center.store.tables
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=10) for n in range(200)))
-    seen = SweepCounts()
-
-    def progress(_part: float, counts: SweepCounts) -> None:
-        nonlocal seen
-        seen = counts
-
-    gone = {0, 3}  # the first of the first step, and one in the middle
-    with ExitStack() as stack:
-        for table in gone:
-            stack.enter_context(_without(bench, bench.center.store._shards.names[table]))
-        with pytest.raises(SchemaBehind, match="timeout_task_0000"):
-            sweep_all(bench.sweep, tables, progress=progress)
-    others = {job_id for job_id in job_ids if table_of_job(job_id, len(tables)) not in gone}
-    assert seen == (len(others), len(others), 0, 0)
-    assert bench.indexed(job_ids) == others
-
-
-def test_a_sweep_of_which_a_thread_dies_ends_with_its_error(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def defect(_sweeper: Sweeper) -> float:
-        raise LookupError("a defect")
-
-    monkeypatch.setattr(Sweeper, "run_once", defect)
-    ended: SimpleQueue[BaseException] = SimpleQueue()
-
-    def sweep() -> None:
-        try:
-            admin.sweep_on(bench.center)
-        except BaseException as exc:
-            ended.put(exc)
-
-    threading.Thread(target=sweep, daemon=True).start()
-    assert isinstance(ended.get(timeout=60), LookupError)
-
-
-@contextmanager
-def _without(bench: Bench, name: str) -> Iterator[None]:
-    """While a table, named as in SQL, is missing."""
-    server = bench.center.store._shards.servers[0]._connect_within(5)
-    kept = name.replace("timeout_", "kept_")
-    try:
-        server.batch([f"RENAME TABLE {name} TO {kept}"])
-        yield
-        server.batch([f"RENAME TABLE {kept} TO {name}"])
-    finally:
-        server.close()
-
-
 def _die(store: Store, rows: Any) -> None:
     from toc.model.verdict import Failure
 
@@ -535,17 +360,6 @@ class Interrupting(FastClock):
         return super().monotonic()
 
 
-def test_tables_that_are_taken_away_in_the_middle_of_a_step_end_no_process(bench: Bench) -> None:
-    clock = bench.sweep.clock = Interrupting()
-    tables = bench.center.store.tables
-    sweeper = Sweeper(bench.sweep)
-    for _ in range(8):  # steps of all passes
-        sweeper.add(tables)
-        sweeper.refill()
-        clock.do = partial(sweeper.remove, tables)
-        clock.ahead += sweeper.run_once()
-
-
 def test_what_is_forgotten_while_it_is_learned_is_unknown() -> None:
     clock = Interrupting()
     known = KnownEntries(clock)
@@ -559,20 +373,3 @@ def test_what_is_forgotten_while_it_is_learned_is_unknown() -> None:
     known.learn({1: 5}, known.epoch)
     forget.join()
     assert known.without([(1, 5)]) == {1: 5}
-
-
-def test_a_worker_that_sweeps_no_table_of_a_server_finds_out_whether_it_answers(bench: Bench) -> None:
-    settings = bench.center.settings
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
-        url = make_url(settings.database_urls[0]).set(host="127.0.0.1", port=nobody.getsockname()[1])
-        urls = [url.render_as_string(hide_password=False)]
-        center = TimeoutCenter(settings.model_copy(update={"database_urls": urls}))
-        try:
-            sweep = Sweep(center.store, center.queues, center.catalog, bench.clock)
-            Sweeper(sweep, every=center.store.tables).run_once()
-            assert center.store.away(0)
-        finally:
-            center.close()
-    Sweeper(bench.sweep, every=bench.center.store.tables).run_once()
-    assert bench.center.store.away(0) is None
