@@ -183,7 +183,7 @@ def run(
     ("how", "which", "slots", "seconds"),
     [
         pytest.param(hanging, 1, 8, 6, id="hangs"),
-        pytest.param(killed, 0, 2, 6, id="topic table's is killed, slots span both"),
+        pytest.param(killed, 0, 2, 6, id="topic table's is killed, slots span both", marks=pytest.mark.slow),
         pytest.param(hanging, 1, 1, 30, id="hangs, slots span both", marks=pytest.mark.slow),
         pytest.param(hanging, 0, 8, 30, id="topic table's hangs", marks=pytest.mark.slow),
         pytest.param(killed, 1, 8, 30, id="is killed", marks=pytest.mark.slow),
@@ -254,6 +254,7 @@ def test_a_locked_table_makes_no_task_of_another_table_late(
     run(system, locked, lambda number: number == 2, line, seconds=seconds, at_begin=3.0)
 
 
+@pytest.mark.slow
 def test_a_table_whose_file_is_lost_makes_no_task_of_another_table_late(
     build: Build, clean_redis: RedisServer, servers: tuple[MariaDB, MariaDB], verdict: Verdict
 ) -> None:
@@ -419,7 +420,7 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
 @pytest.mark.parametrize(
     ("delay", "at_start"),
     [
-        pytest.param(0.08, False, id="80 ms, suddenly"),
+        pytest.param(0.08, False, id="80 ms, suddenly", marks=pytest.mark.slow),
         pytest.param(0.3, True, id="300 ms, always", marks=pytest.mark.slow),
     ],
 )

@@ -76,7 +76,7 @@ def calls(system: System, center: TimeoutCenter, count: int) -> tuple[Counter[st
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["cut", "flip"])
+@pytest.mark.parametrize("kind", ["cut", pytest.param("flip", marks=pytest.mark.slow)])
 def test_calls_of_the_sdk_over_broken_answers_raise_named_errors_alone(
     damaged: tuple[System, TimeoutCenter, list[Proxy]], verdict: Verdict, kind: str, count: int
 ) -> None:

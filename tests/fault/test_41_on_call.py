@@ -125,6 +125,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     assert not judged.duplicates
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
     line = verdict(41, "nobody starts what is due", "somebody has locked its table")
     daemon = system.start(processes=1, env=ANY_ADDRESS)

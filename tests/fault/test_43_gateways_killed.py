@@ -87,6 +87,7 @@ def test_a_gateway_that_dies_between_two_writes_loses_no_task(
     assert judged.breaches["R"] <= CONSUMERS * MOST, str(judged)
 
 
+@pytest.mark.slow
 def test_gateways_killed_in_a_loop_under_load(pulled: System, verdict: Verdict) -> None:
     """Consumers fail, lose tasks and answer late; gateways are killed at any time; the checker judges."""
     line = verdict(43, "gateways killed in a loop", "consumers fail, lose tasks, answer late")

@@ -853,7 +853,7 @@ _SETTINGS = settings(
 )
 
 
-@pytest.fixture(params=["mariadb", "sqlite"])
+@pytest.fixture(params=["mariadb", pytest.param("sqlite", marks=pytest.mark.slow)])
 def machine(
     request: pytest.FixtureRequest, tmp_path: Path, clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[type[Machine]]:
