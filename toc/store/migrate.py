@@ -162,19 +162,15 @@ class Migrator:
     def _connection(self, url: URL, name: str) -> Iterator[Connection]:
         """Open a connection in autocommit mode that holds the lock of its server."""
         if self._layout.sqlite:
-            connect = sqlite.connector(url, LOCK_SECONDS)
+            opened: Callable[[], Any] = sqlite.connector(url, LOCK_SECONDS)
             take, give = "BEGIN IMMEDIATE", "COMMIT"  # all of SQLite's DDL is one transaction
         else:
             # No read timeout: changing a big table is slow.
             opened = connector(url, self._connect_timeout, None, self._write_timeout, name)
-
-            def connect() -> Any:
-                return opened().driver
-
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
         engine = create_engine(
             url.set(database=name) if not self._layout.sqlite else url,
-            creator=connect,
+            creator=lambda: opened().driver,
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",
         )

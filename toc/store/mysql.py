@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 import pymysql
-from pymysql.converters import escape_string
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.sockets import KEEPALIVE_SECONDS
-from toc.store.mysql_connection import connector, server_name
-from toc.store.pool import Pool, PooledConnection
+from toc.store.mysql_connection import LOST, MySqlConnection, connector, error_code, server_name
+from toc.store.pool import Pool
 from toc.store.server import (
     DatabaseServer,
     Duplicate,
     Locked,
     Lost,
-    Param,
     ReadOnly,
     Refused,
-    Result,
-    Statement,
     Transient,
 )
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
-_LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
-"""Gone away, lost, killed, shut down, malformed answer, or failed at COMMIT: the outcome of the batch is
-unknown."""
 _TRANSIENT = frozenset({1020, 1040, 1203, 1213})
 """Deadlock, too many connections: certainly rolled back."""
 _READ_ONLY = frozenset({1290, 1792, 1836})
@@ -48,12 +40,6 @@ _BEHIND = frozenset({1049, 1054, 1146})
 _DUPLICATE = 1062
 _OF_DRIVER = 2000
 """The first of the thousand codes of errors that no server has sent."""
-
-_ANSWER_SECONDS = 0.0001
-_MOST_ANSWER_SECONDS = 0.003
-"""A patient caller waits before it reads the answers: _ANSWER_SECONDS for each statement, and at
-most _MOST_ANSWER_SECONDS in all. Every answer is a packet of its own, and a caller that reads at
-once wakes up for each."""
 
 TABLE_LOCK_SECONDS = 1
 """Seconds a batch waits for a locked table (LOCK TABLES, a long ALTER); the server's default is a year."""
@@ -89,7 +75,7 @@ class MySqlServer(DatabaseServer):
         self._url = url
         self._keepalive = keepalive
 
-        def connected() -> Any:
+        def connected() -> MySqlConnection:
             connection = connect()
             self.first_answer = connection.first_answer
             return connection
@@ -97,55 +83,14 @@ class MySqlServer(DatabaseServer):
         pool = Pool(connected, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
 
-    def _connect_within(self, seconds: float) -> Any:
+    def _connect_within(self, seconds: float) -> MySqlConnection:
         return connector(self._url, seconds, seconds, seconds, keepalive=self._keepalive)()
-
-    def _execute(
-        self,
-        connection: Any,
-        statements: Sequence[Statement],
-        transaction: bool,
-        patient: bool,
-    ) -> list[Result]:
-        parts = _with_parameters(statements)
-        transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
-        if transaction:
-            parts = ["START TRANSACTION", *parts, "COMMIT"]
-        after = min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS) if patient else 0.0
-        try:
-            results: list[Result] = connection.batch(parts, after)
-        except pymysql.err.MySQLError as exc:
-            # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
-            # would release the locks only when the server notices.
-            if transaction and _code(exc) not in _LOST:
-                with contextlib.suppress(pymysql.err.MySQLError):
-                    connection.batch(["ROLLBACK"])
-            raise
-        return results[1:-1] if transaction else results
-
-    def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
-        link.driver.ask(_with_parameters(statements))
-        link.answers = len(statements)
-
-    def _answered(self, link: PooledConnection, seconds: float) -> bool:
-        ready: bool = link.driver.readable(seconds)
-        return ready
-
-    def _answers(self, link: PooledConnection) -> list[Result]:
-        results: list[Result] = link.driver.answers(link.answers)
-        return results
-
-    def _hung_up(self, connection: Any) -> bool:
-        # A server sends nothing on an idle connection: a readable socket means that it has closed it.
-        # Checking before a batch is sent keeps "not sent" apart from "unknown".
-        ready: bool = connection.readable(0.0)
-        return ready
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
         """Translate a driver's error by its code. Omits texts of codes that quote data."""
         if not isinstance(exc, pymysql.err.MySQLError):
             return exc
-        code = _code(exc)
+        code = error_code(exc)
         if code == _DUPLICATE:
             return Duplicate(f"{self.name}: duplicate key")
         text = (
@@ -161,7 +106,7 @@ class MySqlServer(DatabaseServer):
             return ReadOnly(text)
         if code in _TRANSIENT:
             return Transient(text)
-        if code in _LOST and sent:
+        if code in LOST and sent:
             return Lost(text if code else f"{self.name}: the connection is closed")
         if isinstance(exc, (pymysql.err.DataError, pymysql.err.IntegrityError)):
             return Refused(f"{self.name}: a value was refused (MySQL error {code})")
@@ -228,23 +173,7 @@ class MySqlServer(DatabaseServer):
         return "(" + ") UNION ALL (".join(selects) + ")"
 
 
-def _with_parameters(statements: Sequence[Statement]) -> list[str]:
-    """The statements as sent to the server."""
-    return [sql % tuple(map(_literal, params)) if params else sql for sql, params in statements]
-
-
-def _literal(value: Param) -> str:
-    if value is None:
-        return "NULL"
-    return f"'{escape_string(value)}'" if isinstance(value, str) else f"X'{value.hex()}'"
-
-
 @lru_cache(4096)
 def _second(second: int) -> str:
     """A second as SQL text. Rows that are written together share few."""
     return str(_EPOCH + timedelta(seconds=second))
-
-
-def _code(exc: BaseException) -> int:
-    code: Any = exc.args[0] if exc.args else 0
-    return code if isinstance(code, int) else 0

@@ -7,6 +7,7 @@ toc.store.mysql_answers reads the answers.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -18,14 +19,14 @@ from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT, CR, ER
-from pymysql.converters import decoders
+from pymysql.converters import decoders, escape_string
 from sqlalchemy.engine import URL
 
 from toc import sockets
 from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError, StoreUnavailable
 from toc.store.mysql_answers import read_answers
-from toc.store.server import Result
+from toc.store.server import Connection, Param, Result, Statement
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
@@ -36,6 +37,14 @@ _READ_BYTES = 1 << 16
 _WHOLE = 0xFFFFFF
 """A packet of this size continues in the next one."""
 _COM_QUERY = b"\x03"
+_ANSWER_SECONDS = 0.0001
+_MOST_ANSWER_SECONDS = 0.003
+"""A patient caller waits before it reads the answers: _ANSWER_SECONDS for each statement, and at
+most _MOST_ANSWER_SECONDS in all. Every answer is a packet of its own, and a caller that reads at
+once wakes up for each."""
+LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
+"""Codes of errors after which the outcome of a batch is unknown: gone away, lost, killed, shut down, a
+malformed answer, or failed at COMMIT."""
 
 LEAST_PACKET = 4 << 20
 """Least max_allowed_packet, in bytes. A longer batch is of one body alone."""
@@ -277,7 +286,7 @@ def _options(url: URL) -> dict[str, Any]:
     return options
 
 
-class MySqlConnection:
+class MySqlConnection(Connection):
     """A connection that runs batches of statements. The kernel keeps its timeouts, if it can.
 
     ``driver`` is the driver's, which has logged in and closes it.
@@ -299,19 +308,38 @@ class MySqlConnection:
         self._sock = sock
         self._read_timeout, self._write_timeout = read_timeout, write_timeout
         self._kernel = read_timeout is not None and sockets.keep_timeouts(sock, read_timeout, write_timeout)
-        self._sent = 1
-        """Number of packets of the last batch."""
+        self._sent = (0, 0)
+        """Numbers of statements and packets of the last batch."""
 
-    def batch(self, statements: Sequence[str], answers_after: float = 0.0) -> list[Result]:
-        """Send statements and return their results, read after ``answers_after`` seconds. Raises the driver's
-        errors."""
-        self.ask(statements)
-        if answers_after:
-            time.sleep(answers_after)
-        return self.answers(len(statements))
+    def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:
+        """Run the statements; on an error roll back as far as still possible."""
+        parts = _with_parameters(statements)
+        transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
+        if transaction:
+            parts = ["START TRANSACTION", *parts, "COMMIT"]
+        try:
+            results = self.batch(parts, patient=patient)
+        except pymysql.err.MySQLError as exc:
+            # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
+            # would release the locks only when the server notices.
+            if transaction and error_code(exc) not in LOST:
+                with contextlib.suppress(pymysql.err.MySQLError):
+                    self.batch(["ROLLBACK"])
+            raise
+        return results[1:-1] if transaction else results
 
-    def ask(self, statements: Sequence[str]) -> None:
-        """Send statements; ``answers`` reads their results."""
+    def batch(self, parts: Sequence[str], *, patient: bool = False) -> list[Result]:
+        """Send statements without parameters and return their results."""
+        self._send(parts)
+        if patient:
+            time.sleep(min(len(parts) * _ANSWER_SECONDS, _MOST_ANSWER_SECONDS))
+        return self.answers()
+
+    def ask(self, statements: Sequence[Statement]) -> None:
+        """Send statements whose results ``answers`` returns."""
+        self._send(_with_parameters(statements))
+
+    def _send(self, statements: Sequence[str]) -> None:
         query = _COM_QUERY + ";".join(statements).encode()
         if len(query) > self.max_packet:
             # Otherwise the server would hang up halfway, which looks like a broken connection.
@@ -320,7 +348,7 @@ class MySqlConnection:
                 f"a batch of {len(query)} bytes is larger than its max_allowed_packet ({self.max_packet})",
             )
         parts = [query[at : at + _WHOLE] for at in range(0, len(query) + 1, _WHOLE)]
-        self._sent = len(parts)
+        self._sent = len(statements), len(parts)
         packets = [struct.pack("<I", len(part) | (n & 0xFF) << 24) + part for n, part in enumerate(parts)]
         try:
             if not self._kernel:
@@ -331,13 +359,13 @@ class MySqlConnection:
                 CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({exc!r})"
             ) from exc
 
-    def answers(self, count: int) -> list[Result]:
-        """Read the results of the ``count`` statements that were sent."""
+    def answers(self) -> list[Result]:
+        """Return the results of the statements that were sent."""
         if not self._kernel:
             self._sock.settimeout(self._read_timeout)
-        return read_answers(self._receive, decoders, count, self._sent)
+        return read_answers(self._receive, decoders, *self._sent)
 
-    def readable(self, seconds: float) -> bool:
+    def answered(self, seconds: float) -> bool:
         """Whether the server sends data or hangs up within ``seconds``."""
         return sockets.readable(self._sock, seconds)
 
@@ -363,3 +391,20 @@ class MySqlConnection:
 def server_name(url: URL) -> str:
     """Return host:port, for messages."""
     return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
+
+
+def error_code(exc: BaseException) -> int:
+    """Return the code of an error of the driver; 0 if it has none."""
+    code: Any = exc.args[0] if exc.args else 0
+    return code if isinstance(code, int) else 0
+
+
+def _with_parameters(statements: Sequence[Statement]) -> list[str]:
+    """Return the statements as sent to the server."""
+    return [sql % tuple(map(_literal, params)) if params else sql for sql, params in statements]
+
+
+def _literal(value: Param) -> str:
+    if value is None:
+        return "NULL"
+    return f"'{escape_string(value)}'" if isinstance(value, str) else f"X'{value.hex()}'"

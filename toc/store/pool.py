@@ -27,17 +27,15 @@ class Busy(Exception):
 
 
 class PooledConnection:
-    """A driver's connection and its place in the pool."""
+    """A connection and its place in the pool."""
 
-    __slots__ = ("__weakref__", "answers", "driver", "opened", "place", "used")
+    __slots__ = ("__weakref__", "connection", "opened", "place", "used")
 
     def __init__(self) -> None:
-        self.driver: Any = None
+        self.connection: Any = None
         self.place: weakref.ref[PooledConnection] | None = None
         self.opened = time.monotonic()
         """When it began to be opened (monotonic)."""
-        self.answers: Any = None
-        """A server's note of answers to be read later."""
         self.used: float | None = None
         """When it was last given back, on the monotonic clock; None if it is new."""
 
@@ -79,7 +77,7 @@ class Pool:
             link = self._new()
             if link is not None:
                 try:
-                    link.driver = self._connect()
+                    link.connection = self._connect()
                 except BaseException:
                     self.drop(link)
                     raise
@@ -113,10 +111,10 @@ class Pool:
     def drop(self, link: PooledConnection) -> None:
         """Close a connection in any state."""
         self._places.discard(link.place)
-        driver, link.driver = link.driver, None
-        if driver is not None:
+        connection, link.connection = link.connection, None
+        if connection is not None:
             with contextlib.suppress(Exception):
-                driver.close()
+                connection.close()
         self._tell()
 
     def renew(self) -> None:

@@ -82,6 +82,31 @@ class Duplicate(Exception):
     """A unique key refused the batch, which was rolled back."""
 
 
+class Connection(ABC):
+    """A connection to a server, for one thread at a time. Its methods raise the driver's errors."""
+
+    @abstractmethod
+    def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:
+        """Run the statements; on an error roll back as far as still possible. ``patient``: see
+        ``DatabaseServer.run``."""
+
+    @abstractmethod
+    def ask(self, statements: Sequence[Statement]) -> None:
+        """Send statements whose results ``answers`` returns."""
+
+    @abstractmethod
+    def answered(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` until the server says something, or hangs up. Returns whether it does."""
+
+    @abstractmethod
+    def answers(self) -> list[Result]:
+        """Return the results of the statements that ``ask`` sent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
+
+
 class DatabaseServer(ABC):
     """A server, its databases, and a pool of connections to it. Thread-safe."""
 
@@ -142,7 +167,7 @@ class DatabaseServer(ABC):
                 return None
             if self._is_usable(link, trust_fresh=True):
                 try:
-                    self._ask(link, statements)
+                    link.connection.ask(statements)
                 except BaseException as exc:
                     self._break_off(link, exc)
                 return Exchange(self, link)
@@ -157,7 +182,8 @@ class DatabaseServer(ABC):
         try:
             connection = self._connect_within(seconds)
             sent = True
-            return self._execute(connection, [statement], transaction=False, patient=False)[0]
+            result: Result = connection.execute([statement], transaction=False, patient=False)[0]
+            return result
         except Exception as exc:
             error = self.translate(exc, sent=sent)
             try:
@@ -206,7 +232,7 @@ class DatabaseServer(ABC):
         # closed.
         link = self._checkout(trust_fresh)
         try:
-            results = self._execute(link.driver, statements, transaction, patient)
+            results: list[Result] = link.connection.execute(statements, transaction, patient)
         except BaseException as exc:
             self._break_off(link, exc, over=not transaction)
         self._pool.give(link)
@@ -255,7 +281,8 @@ class DatabaseServer(ABC):
         """Whether a connection is usable; otherwise drop it."""
         if link.used is None or (trust_fresh and link.idle < FRESH_SECONDS):
             return True
-        if self._hung_up(link.driver):
+        # Before anything is sent, so that "not sent" and "unknown" are kept apart.
+        if link.connection.answered(0.0):  # a server says nothing on an idle connection: it has hung up
             self._pool.drop(link)
         elif link.idle < IDLE_SECONDS or self._answers_ping(link):
             return True
@@ -266,9 +293,9 @@ class DatabaseServer(ABC):
 
     def _answers_ping(self, link: PooledConnection) -> bool:
         try:
-            self._ask(link, [Statement("SELECT 1")])
-            if self._answered(link, PING_SECONDS):
-                self._answers(link)
+            link.connection.ask([Statement("SELECT 1")])
+            if link.connection.answered(PING_SECONDS):
+                link.connection.answers()
                 return True
         except Exception as exc:
             if self.translate(exc, sent=True) is exc:
@@ -277,33 +304,7 @@ class DatabaseServer(ABC):
 
     @abstractmethod
     def _connect_within(self, seconds: float) -> Any:
-        """Open a driver's connection; no step waits longer than ``seconds``."""
-
-    @abstractmethod
-    def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
-        """Send statements whose answers ``_answers`` reads."""
-
-    @abstractmethod
-    def _answered(self, link: PooledConnection, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the first answer. Returns whether it is there."""
-
-    @abstractmethod
-    def _answers(self, link: PooledConnection) -> list[Result]:
-        """Read the answers to the statements that ``_ask`` sent."""
-
-    @abstractmethod
-    def _execute(
-        self,
-        connection: Any,
-        statements: Sequence[Statement],
-        transaction: bool,
-        patient: bool,
-    ) -> list[Result]:
-        """Run the statements on this connection; on an error roll back as far as still possible."""
-
-    @abstractmethod
-    def _hung_up(self, connection: Any) -> bool:
-        """Whether the server has closed this idle connection (restart, wait_timeout)."""
+        """Open a connection; no step waits longer than ``seconds``."""
 
     @abstractmethod
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
@@ -385,7 +386,8 @@ class Exchange:
 
     def answered(self, seconds: float) -> bool:
         """Wait at most ``seconds``. Returns whether the answers have begun to arrive."""
-        return self._server._answered(self._link, seconds)
+        answered: bool = self._link.connection.answered(seconds)
+        return answered
 
     def abandon(self) -> None:
         """Give up the answers and the connection."""
@@ -394,7 +396,7 @@ class Exchange:
     def results(self) -> list[Result]:
         """Read the answers, waiting as long as the timeouts allow. Call it once. Raises as ``run``."""
         try:
-            results = self._server._answers(self._link)
+            results: list[Result] = self._link.connection.answers()
         except BaseException as exc:
             self._server._break_off(self._link, exc)
         self._server._pool.give(self._link)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.store.pool import Pool, PooledConnection
-from toc.store.server import DatabaseServer, Duplicate, Result, Statement, Transient
+from toc.store.pool import Pool
+from toc.store.server import Connection, DatabaseServer, Duplicate, Result, Statement, Transient
 
 
 def path_of(url: URL) -> Path:
@@ -32,23 +31,85 @@ def path_of(url: URL) -> Path:
     return Path(url.database)
 
 
-def connector(url: URL, busy_timeout: float) -> Callable[[], Any]:
-    """A function that opens a connection in autocommit mode, with ``busy_timeout`` seconds for locks."""
+def connector(url: URL, busy_timeout: float) -> Callable[[], SqliteConnection]:
+    """Return a function that opens a connection, in autocommit mode, that waits ``busy_timeout`` s for locks."""
     path = path_of(url)
 
-    def connect() -> Any:
-        connection = sqlite3.connect(
-            path, timeout=busy_timeout, isolation_level=None, check_same_thread=False
-        )
+    def connect() -> SqliteConnection:
+        driver = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode=WAL").fetchall()
-            connection.execute("PRAGMA synchronous=FULL")
+            driver.execute("PRAGMA journal_mode=WAL").fetchall()
+            driver.execute("PRAGMA synchronous=FULL")
         except BaseException:
-            connection.close()
+            driver.close()
             raise
-        return connection
+        return SqliteConnection(driver, busy_timeout)
 
     return connect
+
+
+class SqliteConnection(Connection):
+    """A connection to the file. ``driver`` is the driver's."""
+
+    def __init__(self, driver: sqlite3.Connection, busy_timeout: float) -> None:
+        self.driver = driver
+        self._busy_timeout = busy_timeout
+        self._results: list[Result] | None = None
+
+    def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:  # noqa: ARG002
+        """Run the statements, in a transaction if they write."""
+        if not transaction and all(sql.startswith("SELECT") for sql, _ in statements):
+            return self._loop(statements)
+        try:
+            self._begin()
+            results = self._loop(statements)
+            self.driver.commit()
+        except sqlite3.Error:
+            self.driver.rollback()
+            raise
+        return results
+
+    def ask(self, statements: Sequence[Statement]) -> None:
+        """Run statements: there is no server to wait for."""
+        self._results = self._loop(statements)
+
+    def answered(self, seconds: float) -> bool:  # noqa: ARG002
+        """Whether statements were asked."""
+        return self._results is not None
+
+    def answers(self) -> list[Result]:
+        """Return the results of what was asked."""
+        results, self._results = self._results or [], None
+        return results
+
+    def close(self) -> None:
+        """Close it."""
+        self.driver.close()
+
+    def _begin(self) -> None:
+        # SQLite itself would poll for the lock after 1, 2, 5, 10, ... 100 ms: others overtake it, and tasks
+        # are late. Here all who wait poll every millisecond.
+        deadline = time.monotonic() + self._busy_timeout
+        self.driver.execute("PRAGMA busy_timeout = 0")
+        while True:
+            try:
+                self.driver.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as exc:
+                if "locked" not in str(exc) or time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(0.0005, 0.0015))  # noqa: S311 - spreads load, guards nothing
+            else:
+                break
+        self.driver.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout * 1000)}")
+
+    def _loop(self, statements: Sequence[Statement]) -> list[Result]:
+        cursor = self.driver.cursor()
+        results = []
+        for sql, params in statements:
+            cursor.execute(sql.replace("%s", "?"), params)
+            results.append(Result(cursor.fetchall(), cursor.rowcount))
+        cursor.close()
+        return results
 
 
 class SqliteServer(DatabaseServer):
@@ -60,82 +121,11 @@ class SqliteServer(DatabaseServer):
     read_only = ""
 
     def __init__(self, url: URL, *, busy_timeout: float, pool_size: int) -> None:
-        self._path = path_of(url)
-        self._busy_timeout = busy_timeout
         self._url = url
-        pool = Pool(connector(url, busy_timeout), pool_size, busy_timeout)
-        super().__init__(str(self._path), [0], pool)
-        self._writing = threading.RLock()
+        super().__init__(str(path_of(url)), [0], Pool(connector(url, busy_timeout), pool_size, busy_timeout))
 
-    def _connect_within(self, seconds: float) -> Any:
+    def _connect_within(self, seconds: float) -> SqliteConnection:
         return connector(self._url, seconds)()
-
-    def after_fork(self) -> None:
-        """In a forked child: leave the parent's connections alone, and replace a lock that a lost thread may
-        hold."""
-        super().after_fork()
-        self._writing = threading.RLock()
-
-    def _execute(
-        self,
-        connection: Any,
-        statements: Sequence[Statement],
-        transaction: bool,
-        patient: bool,  # noqa: ARG002 - it has no network to wait for
-    ) -> list[Result]:
-        if not transaction and all(sql.startswith("SELECT") for sql, _ in statements):
-            return self._loop(connection, statements)
-        # Writers of one process queue here, so that only one of them polls for SQLite's lock.
-        with self._writing:
-            try:
-                self._begin(connection)
-                results = self._loop(connection, statements)
-                connection.commit()
-            except sqlite3.Error:
-                connection.rollback()
-                raise
-            return results
-
-    def _ask(self, link: PooledConnection, statements: Sequence[Statement]) -> None:
-        link.answers = self._loop(link.driver, statements)  # a local file: no wait for a server
-
-    def _answered(self, link: PooledConnection, seconds: float) -> bool:  # noqa: ARG002
-        return True
-
-    def _answers(self, link: PooledConnection) -> list[Result]:
-        results: list[Result] = link.answers
-        link.answers = None
-        return results
-
-    def _begin(self, connection: Any) -> None:
-        # SQLite itself would poll for the lock after 1, 2, 5, 10, ... 100 ms: others overtake it, and tasks
-        # are late. Here every waiting process polls every millisecond.
-        cursor = connection.cursor()
-        deadline = time.monotonic() + self._busy_timeout
-        cursor.execute("PRAGMA busy_timeout = 0")
-        while True:
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as exc:
-                if "locked" not in str(exc) or time.monotonic() > deadline:
-                    raise
-                time.sleep(random.uniform(0.0005, 0.0015))  # noqa: S311 - spreads load, guards nothing
-            else:
-                break
-        cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout * 1000)}")
-        cursor.close()
-
-    def _loop(self, connection: Any, statements: Sequence[Statement]) -> list[Result]:
-        cursor = connection.cursor()
-        results = []
-        for sql, params in statements:
-            cursor.execute(sql.replace("%s", "?"), params)
-            results.append(Result(cursor.fetchall(), cursor.rowcount))
-        cursor.close()
-        return results
-
-    def _hung_up(self, connection: Any) -> bool:  # noqa: ARG002 - there is no other end
-        return False
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:  # noqa: ARG002 - nothing is sent
         """The named error for an error of sqlite3."""

@@ -20,7 +20,7 @@ from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.pulls import HandOut
 from toc.store.server import Lost
-from toc.store.sqlite import SqliteServer
+from toc.store.sqlite import SqliteConnection
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -251,17 +251,17 @@ def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_d
     row = new_row(dedup_key="k")
     put(one, row)
     wanted = named(new_row, row)
-    execute = SqliteServer._execute
+    execute = SqliteConnection.execute
     broken: list[str] = []
 
-    def breaks_once(server: SqliteServer, link: Any, statements: Any, *how: Any, **more: Any) -> Any:
+    def breaks_once(connection: SqliteConnection, statements: Any, *how: Any) -> Any:
         if not broken and any("version=version+1" in statement.sql for statement in statements):
             broken.append("the connection, before the server had it")
             put(other, wanted)
             raise Lost(broken[0])
-        return execute(server, link, statements, *how, **more)
+        return execute(connection, statements, *how)
 
-    monkeypatch.setattr(SqliteServer, "_execute", breaks_once)
+    monkeypatch.setattr(SqliteConnection, "execute", breaks_once)
     expires = wanted.action_time + 60_000
     assert put(one, wanted._replace(tries=1, expires_at=expires)).put == (row.job_id, REPLACED)
     now = as_stored(one, row.job_id)
