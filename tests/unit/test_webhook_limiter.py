@@ -61,36 +61,6 @@ async def entered(limiter: Limiter, capacity: Capacity, count: int) -> tuple[int
     return got.count(None), refused
 
 
-def test_no_more_are_let_in_than_the_target_allows_and_the_others_are_told_when_to_come_back() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 3, None)
-        inside, refused = await entered(limiter, capacity, 20)
-        assert inside == capacity.in_flight == 3
-        assert {full.reason for full in refused} == {"concurrency"}
-        waits = sorted(full.seconds for full in refused)
-        assert waits[0] > 0
-        assert waits[-1] > waits[0], "they do not come back all at once"
-        limiter.leave(capacity, 0.01)
-        await limiter.enter(capacity, 0)
-        assert capacity.in_flight == 3
-
-    run(Redis(), test)
-
-
-def test_who_waits_gets_the_place_of_who_leaves() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 1, None)
-        await limiter.enter(capacity, 0)
-        waiting = asyncio.ensure_future(limiter.enter(capacity, 0))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        limiter.leave(capacity, 0.01)
-        await waiting
-        assert capacity.in_flight == 1
-
-    run(Redis(), test)
-
-
 def test_a_cancelled_wait_keeps_no_place() -> None:
     async def test(limiter: Limiter) -> None:
         capacity = limiter.of("shop", 1, None)
@@ -155,35 +125,6 @@ def test_a_rate_is_kept_while_redis_is_away() -> None:
     run(Redis(away=True), test)
 
 
-def test_with_a_rate_only_those_begin_that_may() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 100, 5.0)
-        inside, refused = await entered(limiter, capacity, 10)
-        assert inside == 2
-        assert {full.reason for full in refused} == {"rate"}
-        assert max(full.seconds for full in refused) > 1.0, "8 more at 5 a second"
-
-    run(Redis(tokens=2), test)
-
-
-def test_an_open_breaker_lets_one_in_after_its_time() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 100, None)
-        for _ in range(FAILURES):
-            await limiter.enter(capacity, 0)
-            capacity.breaker.failed(asyncio.get_running_loop().time(), capacity.breaker.era)
-            limiter.leave(capacity, 0.01)
-        with pytest.raises(Full, match="breaker") as full:
-            await limiter.enter(capacity, 0)
-        assert 0 < full.value.seconds < 2.5
-        assert limiter.open_breakers() == {"shop": True}
-        capacity.breaker._until = 0.0  # its time is over
-        inside, refused = await entered(limiter, capacity, 5)
-        assert (inside, {one.reason for one in refused}) == (1, {"breaker"})
-
-    run(Redis(), test)
-
-
 def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_one() -> None:
     redis = Redis()
 
@@ -231,21 +172,6 @@ def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_pr
         limiter.leave(capacity, 0.001)
         await waiting
         assert limiter.waiting_remotely() == 2
-
-    run(Redis(), test)
-
-
-def test_who_waits_for_a_target_that_answers_is_not_put_off() -> None:
-    async def test(limiter: Limiter) -> None:
-        capacity = limiter.of("shop", 1, None)
-        await limiter.enter(capacity, 0)
-        capacity.seconds = 0.01
-        waiting = [asyncio.ensure_future(limiter.enter(capacity, 0)) for _ in range(20)]
-        for one in waiting:  # together they take more than PATIENCE_SECONDS
-            await asyncio.sleep(MOVES_SECONDS / 5)
-            limiter.leave(capacity, 0.01)
-            await one
-        assert capacity.in_flight == 1
 
     run(Redis(), test)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +14,11 @@ from harness import secured
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
 from toc.coordination import leader, session
-from toc.coordination import zookeeper as coordination
 from toc.coordination.address import Address
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.leader import GATHER
 from toc.coordination.operator import Operator
-from toc.coordination.presence import LocalNames, Presence
 from toc.coordination.session import Session
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.dev.local.servers import ZooKeeper
@@ -218,10 +215,6 @@ class Daemons:
         path = f"/toc/{self.cluster}/{name}"
         return self.onlooker.get(path) if self.onlooker.exists(path) else None
 
-    def created_worker(self, worker_id: str) -> int:
-        """Which change made the node of this worker."""
-        return int(self.onlooker.get(f"/toc/{self.cluster}/workers/{worker_id}")[1].czxid)
-
     def created(self, slot: Slot) -> int:
         """Which change made the claim of this slot."""
         return int(self.onlooker.get(f"/toc/{self.cluster}/slots/{slot}")[1].czxid)
@@ -305,26 +298,6 @@ def suspended(daemon: Daemon) -> bool:
 # --- sharing ----------------------------------------------------------------------------------------------
 
 
-def test_daemons_share_every_slot_and_every_table_evenly(daemons: Daemons) -> None:
-    for host in ("a", "b"):
-        daemons.start(host, workers=2)
-    daemons.until(daemons.calm)
-    assert [len(held) for daemon in daemons.all for held in daemon.held.values()] == [7, 7, 7, 7]
-    assert {slot.topic for slot in daemons.all[0].held["a-0"]} == set(TOPICS)
-
-
-def test_a_daemon_that_starts_takes_its_fair_share_and_moves_nothing_else(daemons: Daemons) -> None:
-    first, second = daemons.start("a", workers=2), daemons.start("b", workers=2)
-    daemons.until(daemons.calm)
-    before = {worker: set(held) for daemon in (first, second) for worker, held in daemon.held.items()}
-    third = daemons.start("c", workers=2)
-    daemons.until(lambda: daemons.calm() and bool(third.slots))
-    assert [len(held) for held in third.held.values()] == [4, 4]
-    for daemon in (first, second):
-        for worker_id, held in daemon.held.items():
-            assert held < before[worker_id]
-
-
 def test_a_slot_is_taken_over_only_after_its_owner_has_released_it(daemons: Daemons) -> None:
     first = daemons.start("a")
     daemons.until(daemons.calm)
@@ -357,68 +330,6 @@ def test_slots_of_a_daemon_that_stops_are_taken_over_before_its_session_would_en
     daemons.stop(first)
     daemons.until(daemons.calm, seconds=50.0)
     assert second.slots == daemons.every_slot()
-
-
-def test_workers_that_join_together_cost_few_assignments(daemons: Daemons) -> None:
-    daemons.start("a", workers=8)
-    daemons.until(daemons.calm)
-    node = daemons.read("assignment/order.close")
-    assert node is not None
-    assert node[1].version <= 4, "not one for each"
-
-
-def test_a_topic_goes_only_to_who_handles_it(daemons: Daemons) -> None:
-    first = daemons.start("a", handles=["order.close"])
-    second = daemons.start("b", handles=["order.close", "order.remind"])
-    daemons.until(daemons.calm)
-    assert {slot.topic for slot in first.slots} == {"order.close", "~tables"}
-    assert {slot for slot in second.slots if slot.topic == "order.remind"} == {
-        Slot("order.remind", number) for number in range(8)
-    }
-    assert (len(first.slots), len(second.slots)) == (14, 14)
-
-
-def test_a_host_of_more_weight_takes_more_slots(daemons: Daemons) -> None:
-    first, second = daemons.start("a", weight=3), daemons.start("b")
-    daemons.until(daemons.calm)
-    assert (len(first.slots), len(second.slots)) == (21, 7)
-
-
-def test_a_worker_that_does_not_reach_a_server_says_so_and_keeps_its_slots(daemons: Daemons) -> None:
-    first, _ = daemons.start("a"), daemons.start("b")
-    daemons.until(daemons.calm)
-    before, since = daemons.holders(), daemons.workers()[0].joined
-    first.join("a-0", out_of_reach=["database 0"])
-    daemons.until(
-        lambda: [set(each.member.out_of_reach) for each in daemons.workers()] == [{"database 0"}, set()]
-    )
-    third = daemons.start("c")  # the leader has assigned anew by then
-    daemons.until(lambda: bool(third.slots) and daemons.calm())
-    assert first.slots
-    assert {slot for slot, owner in daemons.holders().items() if owner == "a-0"} <= {
-        slot for slot, owner in before.items() if owner == "a-0"
-    }
-    assert daemons.workers()[0].joined == since, "it is a member since when it was"
-
-
-def test_more_slots_of_a_topic_are_assigned_while_the_others_stay(daemons: Daemons) -> None:
-    first, second = daemons.start("a"), daemons.start("b")
-    daemons.until(daemons.calm)
-    before = set(first.slots)
-    daemons.topics["order.close"] = 32
-    for daemon in daemons.all:
-        daemon.coordinator.set_topics(daemons.topics)
-    daemons.until(daemons.calm)
-    assert before < first.slots
-    assert (len(first.slots), len(second.slots)) == (22, 22)
-
-
-def test_a_topic_that_is_gone_is_assigned_to_nobody_and_its_node_goes(daemons: Daemons) -> None:
-    first = daemons.start("a")
-    daemons.until(daemons.calm)
-    del daemons.topics["order.remind"]
-    first.coordinator.set_topics(daemons.topics)
-    daemons.until(lambda: daemons.calm() and daemons.read("assignment/order.remind") is None)
 
 
 # --- deaths -----------------------------------------------------------------------------------------------
@@ -699,30 +610,6 @@ def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
 # --- nothing there is truth ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["", "/workers", "/assignment", "/slots", "/leader", "/drain", "/dead", "/slots/*", "/workers/*"]
-)
-def test_what_somebody_deletes_is_made_again_and_no_slot_is_given_up_for_it(
-    daemons: Daemons, name: str
-) -> None:
-    for host in ("a", "b"):
-        daemons.start(host, workers=2, gather=GATHER)
-    daemons.until(lambda: daemons.calm() and daemons.settled())
-    before = daemons.holders()
-    daemons.delete(name)
-
-    def there_again() -> bool:
-        assert daemons.holders() == before
-        return daemons.settled()
-
-    daemons.until(there_again)
-    newcomer = daemons.start("c", gather=GATHER)
-    daemons.until(lambda: bool(newcomer.slots))
-    daemons.until(lambda: daemons.calm() and daemons.settled())
-    kept = [worker for slot, worker in daemons.holders().items() if before[slot] == worker]
-    assert len(kept) == 28 - 28 // 5
-
-
 def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemons) -> None:
     daemons.start("a")
     daemons.until(lambda: daemons.calm() and daemons.settled())
@@ -733,98 +620,3 @@ def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemo
         daemons.onlooker.set(path, value)
         daemons.until(lambda: daemons.onlooker.get(path)[0] == written)
     assert daemons.holders() == before
-
-
-def test_a_daemon_that_starts_after_all_was_deleted_takes_its_share_and_no_more(daemons: Daemons) -> None:
-    """Though it is the first to register, and leads."""
-    for host in ("a", "b"):
-        daemons.start(host, workers=2, gather=GATHER)
-    daemons.until(lambda: daemons.calm() and daemons.settled())
-    before = daemons.holders()
-    asleep, daemons.all = daemons.all, []
-    daemons.delete("")
-    newcomer = daemons.start("c", gather=GATHER)
-    daemons.until(lambda: newcomer.coordinator.leading)
-    daemons.all += asleep
-    daemons.until(lambda: bool(newcomer.slots))
-    daemons.until(lambda: daemons.calm() and daemons.settled())
-    after = daemons.holders()
-    assert {after[slot] for slot in after if after[slot] != before[slot]} == {"c-0"}
-    assert len(newcomer.slots) == 28 // 5
-
-
-def test_a_zookeeper_that_starts_with_an_empty_disk_is_filled_again(
-    outage: tuple[Daemons, ZooKeeper],
-) -> None:
-    daemons, server = outage
-    for host in ("a", "b"):
-        daemons.start(host, workers=2, gather=GATHER)
-    daemons.until(lambda: daemons.calm() and daemons.settled())
-    before = daemons.holders()
-    server.kill()
-    shutil.rmtree(server.directory / "data")
-    server.start()
-
-    def there_again() -> bool:
-        assert daemons.holders() == before
-        return not any(map(suspended, daemons.all)) and daemons.settled()
-
-    daemons.until(there_again)
-
-
-def test_a_zookeeper_that_comes_back_with_an_older_state_is_told_how_things_are(
-    outage: tuple[Daemons, ZooKeeper],
-) -> None:
-    """Our session is known there, with a worker that has died since, and no other one."""
-    daemons, server = outage
-    first = daemons.start("a", workers=2, gather=GATHER)
-    daemons.start("b", gather=GATHER)
-    daemons.until(lambda: daemons.calm() and daemons.settled())
-    data, older = server.directory / "data", server.directory / "older"
-    server.kill()
-    shutil.copytree(data, older)
-    server.start()
-    daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.settled())
-    first.worker_died("a-1")
-    first.join("a-2")
-    daemons.until(lambda: bool(first.held["a-2"]) and daemons.calm() and daemons.settled())
-    server.kill()
-    shutil.rmtree(data)
-    older.rename(data)
-    server.start()
-    daemons.until(lambda: not any(map(suspended, daemons.all)) and daemons.calm() and daemons.settled())
-
-
-def test_what_a_killed_daemon_left_is_taken_out_at_once_by_the_next_one_on_its_host(
-    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its session stands for seconds yet, with its workers, their claims and its candidacy."""
-    here = LocalNames.of("a")
-    names = [here.name("a-0"), here.name("a-1")]
-    held = [Presence(name) for name in names]
-    names_of_daemons: list[Presence] = []
-
-    def present(name: str) -> Presence:
-        names_of_daemons.append(Presence(name))
-        return names_of_daemons[-1]
-
-    monkeypatch.setattr(coordination, "Presence", present)
-    killed, other = daemons.start("a", workers=0), daemons.start("b")
-    for name in names:
-        killed.join(name)
-    daemons.until(lambda: daemons.calm() and killed.coordinator.leading)
-    before = killed.session
-    daemons.all.remove(killed)
-    names_of_daemons[0].close()
-    held[0].close()
-    half = daemons.start("a")
-    daemons.until(lambda: half.coordinator.dead_workers() == {names[0]})
-    daemons.until(lambda: not half.coordinator.desired()["a-0"].isdisjoint(half.slots))
-    assert daemons.read(f"workers/{names[1]}") is not None, "it lives"
-    assert {row.owner for row in daemons.rows() if row.owner} == {"a-0", "b-0", names[1]}
-
-    held[1].close()
-    daemons.until(daemons.calm)
-    assert other.coordinator.dead_workers() == set(names)
-    assert killed.session == before
-    killed.stop()

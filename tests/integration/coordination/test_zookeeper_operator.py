@@ -18,7 +18,7 @@ from toc.coordination.znodes import DIRECTORIES
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.dev.local.process import free_port
 from toc.dev.local.servers import ZooKeeper
-from toc.model.errors import CoordinationUnavailable, InvalidInput
+from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import configure
 
@@ -132,30 +132,6 @@ def test_a_slot_that_nobody_handles_is_shown_as_unassigned(pair: Cluster) -> Non
 # --- what they ask for ------------------------------------------------------------------------------------
 
 
-def test_a_drained_host_gives_all_its_slots_away_and_gets_them_back_when_undrained(pair: Cluster) -> None:
-    before = int(time.time() * 1000)
-    with pair.operator() as operator:
-        operator.drain("h1", by="ann")
-        pair.until(lambda: pair.load("h1") == 0 and pair.load("h2") == 12)
-        [drain] = list(operator.intents().drains.values())
-        assert (drain.host, drain.by) == ("h1", "ann")
-        assert before <= drain.at <= time.time() * 1000
-        assert [row.drained for row in operator.workers()] == [True, False]
-        pair.until(lambda: drained(pair) == {"h1"})
-        assert operator.undrain("h1")
-        assert not operator.undrain("h1")
-    pair.until(lambda: pair.load("h1") == pair.load("h2") == 6 and not drained(pair))
-
-
-def test_a_host_that_is_drained_before_it_starts_gets_nothing(cluster: Cluster) -> None:
-    with cluster.operator() as operator:
-        operator.drain("h2", by="ann")
-    cluster.start("h1")
-    cluster.start("h2")
-    cluster.until(lambda: cluster.load("h1") == 12 and cluster.load("h2") == 0)
-    cluster.until(lambda: drained(cluster) == {"h2"})  # its daemon knows it, though it does not lead
-
-
 def drained(cluster: Cluster) -> set[str]:
     """The hosts whose daemons know that they are drained."""
     return {host for host, coordinator in cluster.running.items() if coordinator.drained()}
@@ -190,22 +166,6 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewher
         assert operator.unpin(slot)
         assert not operator.unpin(slot)
         assert list(operator.intents().pins.values()) == []
-
-
-def test_a_host_weighs_what_an_operator_says_until_that_is_taken_back(pair: Cluster) -> None:
-    with pair.operator() as operator:
-        operator.weigh("h2", 2, by="ann")
-        pair.until(lambda: pair.load("h1") == 4 and pair.load("h2") == 8)
-        [weight] = list(operator.intents().weights.values())
-        assert (weight.host, weight.weight, weight.by) == ("h2", 2, "ann")
-        assert [(row.weight, row.weighed_by) for row in operator.workers()] == [(1, None), (2, "ann")]
-        assert operator.rebalance(by="ann", dry_run=True) == []  # reckons with it, too
-        for nonsense in (0, -1, float("nan"), float("inf"), 1001):
-            with pytest.raises(InvalidInput, match="weight"):
-                operator.weigh("h2", nonsense, by="ann")
-        assert operator.unweigh("h2")
-        assert not operator.unweigh("h2")
-    pair.until(lambda: pair.load("h1") == pair.load("h2") == 6)
 
 
 def test_intents_outlive_every_daemon(cluster: Cluster) -> None:
@@ -332,14 +292,6 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
         assert "canary" not in written
     finally:
         cluster.running["h1"].stop()
-
-
-def test_stop_is_fine_without_start_and_twice(zookeeper: ZooKeeper, zookeeper_root: str) -> None:
-    coordinator = ZooKeeperCoordinator(zookeeper.url, cluster=zookeeper_root, host="h")
-    coordinator.stop()
-    coordinator.start()
-    coordinator.stop()
-    coordinator.stop()
 
 
 @contextmanager

@@ -38,12 +38,6 @@ class Split:
         with self.operator() as operator:
             operator.drain("host-a", by="test")
 
-    def shared(self) -> bool:
-        """Whether both hosts have slots, and tables to sweep."""
-        with self.operator() as operator:
-            workers = operator.workers()
-        return len(workers) == 2 and all(worker.owned and worker.tables for worker in workers)
-
     def operator(self) -> Operator:
         zookeeper = self.system.settings.zookeeper
         assert zookeeper is not None
