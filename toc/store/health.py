@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
-from toc.store.server import DatabaseServer, Locked, PoolExhausted, Refused, Statement, Transient
+from toc.store.server import ALIVE, DatabaseServer, Locked, PoolExhausted, Refused, Statement, Transient
 
 log = get_logger(__name__)
 
@@ -47,7 +47,6 @@ AGAIN_SECONDS = 0.25
 """Seconds between questions to what is marked."""
 JOIN_SECONDS = 2.0
 """Most seconds that ``close`` waits for a question under way."""
-_ALIVE = Statement("SELECT 1")
 
 
 class Health:
@@ -150,10 +149,10 @@ class Health:
         began = time.monotonic()
         error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
         try:
-            question = self._server.begin([_ALIVE])
+            question = self._server.begin([ALIVE])
             if question is None:  # all connections are lent, or none is open yet: its state is unknown
                 if not answered(APART_SECONDS):
-                    self._server.ask_apart(_ALIVE, max(patience, APART_SECONDS))
+                    self._server.ask_apart(max(patience, APART_SECONDS))
                 return False
             if question.answered(patience):
                 question.results()
@@ -238,9 +237,9 @@ class Health:
     def _ask_server(self, closed: threading.Event) -> None:
         try:
             began = time.monotonic()
-            alive = self._server.begin([_ALIVE])
+            alive = self._server.begin([ALIVE])
             if alive is None:
-                self._server.ask_apart(_ALIVE, MOST_PATIENCE_SECONDS)
+                self._server.ask_apart(MOST_PATIENCE_SECONDS)
             else:
                 alive.results()
                 self.answered(time.monotonic() - began)

@@ -46,6 +46,10 @@ class Statement(NamedTuple):
     params: Sequence[Param] = ()
 
 
+ALIVE = Statement("SELECT 1")
+"""Asks whether a server answers."""
+
+
 class Result(NamedTuple):
     """The result of one statement: the rows of a SELECT, or the number of rows that a write matched."""
 
@@ -173,8 +177,8 @@ class DatabaseServer(ABC):
                 return Exchange(self, link)
         return None
 
-    def ask_apart(self, statement: Statement, seconds: float) -> Result:
-        """Run a statement over a new connection of its own; each step may take ``seconds``.
+    def ask_apart(self, seconds: float) -> None:
+        """Ask the server over a new connection of its own; each step may take ``seconds``.
 
         It tests the server independently of the connections of the pool.
         """
@@ -182,8 +186,7 @@ class DatabaseServer(ABC):
         try:
             connection = self._connect_within(seconds)
             sent = True
-            result: Result = connection.execute([statement], transaction=False, patient=False)[0]
-            return result
+            connection.execute([ALIVE], transaction=False, patient=False)
         except Exception as exc:
             error = self.translate(exc, sent=sent)
             try:
@@ -293,7 +296,7 @@ class DatabaseServer(ABC):
 
     def _answers_ping(self, link: PooledConnection) -> bool:
         try:
-            link.connection.ask([Statement("SELECT 1")])
+            link.connection.ask([ALIVE])
             if link.connection.answered(PING_SECONDS):
                 link.connection.answers()
                 return True

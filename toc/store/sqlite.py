@@ -32,7 +32,7 @@ def path_of(url: URL) -> Path:
 
 
 def connector(url: URL, busy_timeout: float) -> Callable[[], SqliteConnection]:
-    """Return a function that opens a connection, in autocommit mode, that waits ``busy_timeout`` s for locks."""
+    """Return a function that opens connections in autocommit mode. They wait ``busy_timeout`` s for locks."""
     path = path_of(url)
 
     def connect() -> SqliteConnection:
