@@ -1,7 +1,7 @@
 """Real servers for tests: started when the first test wants one, shared by the run, gone after it.
 
-A server whose program is not on this machine is run as a container where a Docker engine has its image;
-else the tests that want it are skipped with the reason, but fail where CI is set.
+Tests that want a server whose program is not on this machine are skipped with the reason; where CI is set they
+fail.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def server_directory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def redis_server(server_directory: Path) -> Iterator[RedisServer]:
     """The shared Redis. Take ``clean_redis`` to find it empty."""
-    yield from _shared(secured.redis_server(server_directory / "redis"), "REDIS")
+    yield from _shared(secured.redis_server(server_directory / "redis"))
 
 
 @pytest.fixture(scope="session")
@@ -139,13 +139,13 @@ def redis_cluster(server_directory: Path) -> Iterator[RedisCluster]:
 @pytest.fixture(scope="session")
 def mariadb(server_directory: Path) -> Iterator[MariaDB]:
     """The shared MariaDB. Use databases under ``database_prefix`` only."""
-    yield from _shared(secured.mariadb(server_directory / "mariadb"), "MYSQL")
+    yield from _shared(secured.mariadb(server_directory / "mariadb"))
 
 
 @pytest.fixture(scope="session")
 def zookeeper(server_directory: Path) -> Iterator[ZooKeeper]:
     """The shared ZooKeeper. Take ``zookeeper_root`` for a place of one's own."""
-    yield from _shared(secured.zookeeper(server_directory / "zookeeper"), "ZOOKEEPER")
+    yield from _shared(secured.zookeeper(server_directory / "zookeeper"))
 
 
 @pytest.fixture
@@ -272,29 +272,15 @@ def fresh_logging() -> None:
     structlog.reset_defaults()
 
 
-def _shared(server: AnyServer, container: str | None = None) -> Iterator[AnyServer]:
+def _shared(server: AnyServer) -> Iterator[AnyServer]:
     try:
         server.start()
     except MissingServer as exc:
-        yield from _contained(str(exc), container)
-        return
+        _missing(str(exc))
     try:
         yield server
     finally:
         server.stop()
-
-
-def _contained(reason: str, name: str | None) -> Iterator[Any]:
-    import containers
-
-    spec = getattr(containers, name) if name else None
-    if spec is None or not containers.available(spec[0]):
-        _missing(reason)
-    container = containers.Container(*spec)
-    try:
-        yield container.start()
-    finally:
-        container.remove()
 
 
 def _missing(reason: str) -> NoReturn:
@@ -304,9 +290,8 @@ def _missing(reason: str) -> NoReturn:
 
 
 def _empty(server: RedisServer) -> None:
-    if isinstance(server, RedisServer):  # no container: a test that failed may have left it dead or stopped
-        server.resume()
-        server.start()
+    server.resume()  # a test that failed may have left it dead or stopped
+    server.start()
     server.call("FLUSHALL")
     server.call("SCRIPT", "FLUSH")
 
