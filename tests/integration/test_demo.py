@@ -92,7 +92,6 @@ def test_orders_from_a_file_come_out_on_configured_servers_as_the_file_says(
     assert (report["orders"], report["submitted"]) == (70, 101)
     assert abs(report["cancelled"] - 31) <= report["raced"]
     assert abs(report["fired"] - (30 + 9 + 31)) <= report["raced"]
-    assert report["stretched"] == 6  # 28:00 to 32:01: the margin is two and a half minutes of the orders
 
 
 @pytest.mark.skipif(not REAL_ORDERS.exists(), reason=f"there is no {REAL_ORDERS.name} beside the checkout")
@@ -187,18 +186,16 @@ def test_a_local_cluster_runs_the_demo_and_shows_itself(
     at = ("--directory", cluster)
     parts = json.loads(toc(environment, tmp_path, "cluster", "status", *at, "--json").stdout)
     assert all(part["running"] for part in parts)
-    words = ("--cluster", *at, "--count", 60, "--speed", 10)
-    assert demo(environment, tmp_path, *words)["orders"] == 60
     environment["TOC_CONFIG"] = str(cluster / "toc.toml")
     workers = json.loads(toc(environment, tmp_path, "workers", "--json").stdout)
     assert {worker["host"] for worker in workers} == {"host1", "host2"}
     slots = json.loads(toc(environment, tmp_path, "slots", "--json").stdout)
     assert len(slots) == 16
     assert {slot["owner"] for slot in slots} == {worker["worker"] for worker in workers}
+    words = ("--configured", "--count", 60, "--speed", 10)
+    assert demo(environment, tmp_path, *words)["orders"] == 60
 
 
 def test_no_cluster_is_said_plainly(environment: dict[str, str], tmp_path: Path) -> None:
     ended = toc(environment, tmp_path, "cluster", "status")
     assert (ended.returncode, "no cluster runs" in ended.stderr) == (1, True)
-    ended = toc(environment, tmp_path, "demo", "--cluster")
-    assert (ended.returncode, "toc cluster start" in ended.stderr) == (2, True)

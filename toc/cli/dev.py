@@ -23,7 +23,7 @@ from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
 from toc.cli.worker import check_webhooks
 from toc.model.access import Role
-from toc.model.errors import ConfigError, InvalidInput, shown
+from toc.model.errors import ConfigError
 from toc.model.topic import Topic, check_native
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def demo(
     speed: float = option(
         "N", "At 1, 30 minutes and 7 days each take 30 seconds; at 10, 3 seconds.", default=1.0
     ),
-    on_cluster: bool = flag("--cluster", "Run on the cluster that `toc cluster start` started."),
-    configured: bool = flag("--configured", "Run on the servers of your settings, with its own worker."),
-    directory: Directory = CLUSTER,
+    configured: bool = flag("--configured", "Run on the servers of your settings, with a worker of its own."),
     as_json: Json = False,
 ) -> None:
     """Run a thousand orders and check every outcome.
@@ -76,15 +74,12 @@ def demo(
     from toc.dev.local.process import tail
     from toc.observe import log
 
-    if on_cluster and configured:
-        raise InvalidInput("give --cluster or --configured, not both")
     chosen = orders_module.read_orders(orders) if orders else orders_module.synthetic_orders(count, seed)
-    late_margin = orders_module.FAILOVER_MARGIN if on_cluster else orders_module.MIN_MARGIN
-    plan = orders_module.plan(chosen, speed, late_margin=late_margin)
+    plan = orders_module.plan(chosen, speed)
     log.configure("warning")
     _clean_up_when_terminated()
     with ExitStack() as stack:
-        stage = stack.enter_context(_stage(on_cluster, configured, directory))
+        stage = stack.enter_context(_stage(configured))
         await_workers(stage.center, stage.history, stage.alive)
         say(
             f"{len(chosen)} orders, {len(plan.deadlines)} deadlines; 30 minutes and 7 days take "
@@ -97,14 +92,8 @@ def demo(
             bar(now.elapsed / now.seconds, f"{now.elapsed:5.0f} s of {now.seconds:.0f}  {done}")
 
         observed = drive(stage.center, plan, stage.history, progress)
-        report = judge(
-            observed,
-            stage.history.starts,
-            stage.history.cut_off(),
-            orders=len(chosen),
-            stretched=plan.stretched,
-        )
-        if not report.right and stage.log is not None:
+        report = judge(observed, stage.history.starts, stage.history.cut_off(), orders=len(chosen))
+        if not report.right:
             say(f"the worker's log ends with:\n{tail(stage.log)}")
     _print_report(report, as_json)
     raise typer.Exit(0 if report.right else 1)
@@ -116,24 +105,17 @@ def _clean_up_when_terminated() -> None:
 
 
 @contextmanager
-def _stage(on_cluster: bool, configured: bool, directory: Path) -> Iterator[Stage]:
+def _stage(configured: bool) -> Iterator[Stage]:
     from toc.dev.demo import stage
 
-    with ExitStack() as stack:
-        if on_cluster:
-            config = directory.absolute() / "toc.toml"
-            if not config.is_file():
-                raise InvalidInput(
-                    f"no cluster in {shown(str(directory))}; start one with `toc cluster start`"
-                )
-            yield stack.enter_context(stage.of_cluster(config))
-        elif configured:
-            load_settings()
-            own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toc-demo-")))
-            yield stack.enter_context(stage.configured(own, 2))
-        else:
-            say("starting a private Redis, SQLite and a worker ...")
-            yield stack.enter_context(stage.embedded(2))
+    if configured:
+        load_settings()
+        with tempfile.TemporaryDirectory(prefix="toc-demo-") as own, stage.configured(Path(own), 2) as found:
+            yield found
+    else:
+        say("starting a private Redis, SQLite and a worker ...")
+        with stage.embedded(2) as found:
+            yield found
 
 
 def _print_report(report: Report, as_json: bool) -> None:
@@ -153,7 +135,6 @@ def _print_report(report: Report, as_json: bool) -> None:
             "cancels that met their deadline": report.raced,
             "otherwise wrong": report.wrong,
             "faults of the driver": report.driver_faults,
-            "margins stretched": report.stretched,
             "lateness": f"p50 {late['p50']:.1f} ms   p99 {late['p99']:.1f} ms   max {late['max']:.1f} ms",
         }
         show([{"": name, "tasks": str(value)} for name, value in rows.items()], as_json=False, empty="")
@@ -293,7 +274,7 @@ def start(
     ),
     directory: Directory = CLUSTER,
 ) -> None:
-    """Start the cluster in the background; its daemons run the demo's handlers. Then: toc demo --cluster
+    """Start the cluster in the background; its daemons run the demo's handlers. Load: toc demo --configured
 
     With NAMEs: restart killed or stopped parts, or add a host.
 

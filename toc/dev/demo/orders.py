@@ -27,12 +27,6 @@ MIN_MARGIN = 0.25
 """The least distance of a payment from its deadline, in seconds of the run: real clocks race."""
 LATE_CAP = 10.0
 """A payment after its deadline, often days later, is made at most this many seconds after it, at speed 1."""
-FAILOVER_MARGIN = 8.0
-"""The least distance, in seconds, of a payment after its deadline on a cluster.
-
-Hosts may be killed while it runs. Their slots stop until ZooKeeper has ended the session (2 s), and their
-running tasks wait until PREPARE_TIMEOUT is over.
-"""
 PREPARE_TIMEOUT = 3
 """In seconds; the shortest that a topic can have."""
 EVENTS_PER_SECOND = 150
@@ -70,10 +64,9 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run: its deadlines in the order of their submits, and how many payments the margins moved."""
+    """A run: its deadlines in the order of their submits."""
 
     deadlines: list[Deadline]
-    stretched: int
     seconds: float
 
 
@@ -139,8 +132,8 @@ def synthetic_orders(count: int, seed: int) -> list[Order]:
 def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MIN_MARGIN) -> Plan:
     """Plan the run: purchases are in the first half of the window, deliveries in the second.
 
-    A payment after its deadline is made at least ``late_margin`` seconds of the run after it. Raises
-    InvalidInput.
+    A payment is made at least MIN_MARGIN before its deadline or ``late_margin`` after it, in seconds of the
+    run. Raises InvalidInput.
     """
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise InvalidInput(f"--speed must be {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
@@ -149,7 +142,6 @@ def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MI
     events = sum(1 + (order.paid_after is not None) + order.delivered for order in orders)
     window = max(length, events / EVENTS_PER_SECOND) / 2
     deadlines = []
-    stretched = 0
     for number, order in enumerate(orders):
         start = window * number / len(orders)
         cancel_at = None
@@ -159,11 +151,10 @@ def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MI
                 moved = min(offset, length - MIN_MARGIN)
             else:
                 moved = min(max(offset, length + late_margin), length + late_cap)
-            stretched += -MIN_MARGIN < offset - length < (late_margin if order.closes else MIN_MARGIN)
             cancel_at = start + moved
         deadlines.append(Deadline(order.order_id, CLOSE, start, start + length, cancel_at, order.closes))
         if order.delivered:
             begin = window + start
             deadlines.append(Deadline(order.order_id, CONFIRM, begin, begin + length, None, True))
     deadlines.sort(key=lambda deadline: deadline.submit_at)
-    return Plan(deadlines, stretched, 2 * window + length + late_cap)
+    return Plan(deadlines, 2 * window + length + late_cap)

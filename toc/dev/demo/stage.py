@@ -1,4 +1,4 @@
-"""Where a demo runs: on embedded servers, the local cluster, or the servers of the settings."""
+"""Where a demo runs: on embedded servers, or on those of the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from toc.config import Settings
+from toc.config import Settings, config_file
 from toc.dev.demo.history import History, history_directory
 from toc.dev.demo.run import create_topics
 from toc.dev.local.embedded import EmbeddedStack, write_config
@@ -26,15 +26,15 @@ STOP_SECONDS = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A TimeoutCenter whose tasks some worker runs.
+    """A TimeoutCenter, and a worker that runs its tasks.
 
-    ``alive`` raises Unavailable when that worker has ended; ``log`` is its log, None for a worker of others.
+    ``alive`` raises Unavailable when that worker has ended; ``log`` is its log.
     """
 
     center: TimeoutCenter
     history: History
     alive: Callable[[], None]
-    log: Path | None
+    log: Path
 
 
 @contextmanager
@@ -52,8 +52,11 @@ def embedded(processes: int) -> Iterator[Stage]:
 
 @contextmanager
 def configured(directory: Path, processes: int) -> Iterator[Stage]:
-    """Use the servers of the settings, with a new worker that keeps its files in ``directory``."""
-    history = directory / "demo-history"
+    """Use the servers of the settings, with a new worker that keeps its files in ``directory``.
+
+    Other workers of the same settings file run tasks too, as those of ``toc cluster`` do.
+    """
+    history = history_directory() if config_file() else directory / "demo-history"
     with TimeoutCenter() as center:
         create_topics(center)
         log = directory / "worker.log"
@@ -72,14 +75,6 @@ def configured(directory: Path, processes: int) -> Iterator[Stage]:
             yield Stage(center, History(history), alive, log)
         finally:
             worker.stop(STOP_SECONDS)
-
-
-@contextmanager
-def of_cluster(config: Path) -> Iterator[Stage]:
-    """Use the local cluster with these settings; its own daemons run the demo."""
-    with only_config(config), TimeoutCenter() as center:
-        create_topics(center)
-        yield Stage(center, History(history_directory()), lambda: None, None)
 
 
 @contextmanager
