@@ -98,39 +98,27 @@ def test_a_killed_host_is_replaced(
     line.judge(system, within=TAKEN_OVER, at_most=len(running) + UNWRITTEN * len(workers))
 
 
-@pytest.mark.slow
-def test_processes_that_outlive_their_daemon_and_the_new_owners_of_their_slots_run_nothing_twice(
+def test_processes_that_outlive_their_daemon_finish_what_they_run_and_leave(
     build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, verdict: Verdict
 ) -> None:
-    """Redis hangs and comes back meanwhile: who takes from it and who takes from the table must not meet."""
-    line = verdict(24, "kill -9 of a daemon", "its processes work on, Redis hangs for 3 s")
+    line = verdict(24, "kill -9 of a daemon", "its processes leave in good order")
     system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=SESSION)
-    first, second = (system.start(host, processes=2) for host in ("host-a", "host-b"))
+    first, _ = (system.start(host, processes=2) for host in ("host-a", "host-b"))
     orphans = set(first.workers())
-    system.client.submit_many(tasks(4000, ahead=(1.0, 15.0)))
-    system.client.submit_many(
-        [NewTask("test.async", 10_000 + n, 1 + n / 70, attribute={"sleep": 0.3}) for n in range(1000)]
-    )
-    system.wait(lambda: orphans <= {event.pid for event in system.history()}, "both run tasks", 10)
-    assigned = second.told().count("assignment_written")
+    system.client.submit_many(tasks(1000, ahead=(1.0, 10.0)))
+    system.client.submit_many(_long(40, 10))
+    system.wait(lambda: all(_held(system, pid) for pid in orphans), "both run tasks", 10)
     with system.recorder.fault("other", note="a daemon was killed"):
         first.process.kill()
         first.process.wait()
-    killed = time.monotonic()
-    system.wait(lambda: second.told().count("assignment_written") > assigned, "its slots are given away", 10)
-    with system.recorder.fault("redis_down"):
-        clean_redis.pause()
-        time.sleep(3)
-        clean_redis.resume()
-    back, took = time.time_ns(), time.monotonic() - killed
+        killed = time.time_ns()
     line.judge(system, within=TAKEN_OVER)
-    beside = sum(
-        event.pid in orphans and event.event == "start" and event.at > back for event in system.history()
+    ended = sum(
+        event.pid in orphans and event.event == "end" and event.at > killed for event in system.history()
     )
     line.prove(
-        beside > 0 and "daemon_gone" in first.told() and "index_unreachable" in second.told(),
-        f"Redis was back {took:.1f} s after the kill; after that the processes without a daemon ran {beside} "
-        "tasks beside the new owners",
+        ended > 0 and "daemon_gone" in first.told(),
+        f"the processes without a daemon ended {ended} tries after that, and left",
     )
 
 

@@ -38,11 +38,6 @@ from toc.worker.table_services import TableServices
 log = get_logger(__name__)
 
 BUSY_TICK_SECONDS = 0.05
-ORPHAN_SECONDS = 12.0
-"""How long a process continues to work after its daemon has ended. Its slots get no other owner
-until the daemon's ZooKeeper session has ended (10 s at most). Two owners for a while after that are
-harmless: by then the one without a daemon starts nothing without a lease, and takes nothing without
-Redis."""
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
 PROBE_TIMEOUT_SECONDS = 0.5
@@ -69,7 +64,6 @@ class Worker:
         self._keys = [key_mark(key.get_secret_value()) for key in settings.secret_key]
         self._turn_at = clock.monotonic()
         """When the main thread was last active (monotonic)."""
-        self._orphaned_at = float("inf")
         self._signals = 0
         self._stopping = False
         self._stop_by = float("inf")
@@ -280,13 +274,10 @@ class Worker:
                         self._obey(message)
                     if self._link.closed:
                         selector.unregister(self._link)
-                        self._orphaned_at = now
+                        self._stopping = True
                         self._shared(float("inf"))
-                        log.warning("daemon_gone", leaving_in_seconds=ORPHAN_SECONDS)
-            orphan = self._link.closed
-            if now - self._orphaned_at > ORPHAN_SECONDS or (orphan and self._signals):
-                self._stopping = True
-            elif self._signals and not self._stopping:
+                        log.warning("daemon_gone")
+            if self._signals and not self._stopping:
                 self._recycle("SIGTERM was sent to it")
 
     def _shared(self, until: float) -> None:

@@ -29,7 +29,7 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     hosts: System, tmp_path: Path
 ) -> None:
     hosts.create_topics(slots=4)
-    daemon = hosts.start(processes=1)
+    hosts.start(processes=1)
     center, client = hosts.center, hosts.client
     with pytest.raises(TopicInUse, match="not paused"):
         topics.change_delivery(center, "test.sync", Delivery.PULL)
@@ -61,7 +61,6 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     assert [topic.delivery for topic in changed] == [Delivery.PULL]
     assert not hosts.pending([running])
 
-    hosts.wait(lambda: len(daemon.events("handler_not_used")) == 1, "it says so", 10)
     _resume(hosts, "test.sync")
     left = [client.submit("test.sync", biz_id=n, delay=0.05) for n in range(20)]
     # Its slots are nobody's: no member serves pulls. Other topics run on.
@@ -77,7 +76,6 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     _resume(hosts, "test.sync")
     hosts.wait(lambda: not hosts.pending(left), "handlers have it again", 20)
     assert hosts.not_run_once(left) == {}
-    assert len(daemon.events("handler_not_used")) == 1
     assert hosts.verdict().clean, hosts.logs()
 
 

@@ -7,6 +7,7 @@ from toc.index.preflight import check
 from toc.loop import watch_threads
 from toc.model.errors import ConfigError, UnfitServer
 from toc.model.finding import Level
+from toc.model.topic import Delivery
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
@@ -78,6 +79,9 @@ def _check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
         check_topics(center)
     else:
         center.catalog.refresh()
+    for name, topic in center.catalog.known().items():
+        if name in center.handlers and topic.delivery is not Delivery.HANDLER:
+            log.warning("handler_not_used", topic=name, delivery=topic.delivery.value)
     refused = []
     for finding in check(center.queues):
         if finding.level is Level.REFUSE:

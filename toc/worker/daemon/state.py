@@ -21,8 +21,6 @@ class State:
     """How many processes there should be."""
     workers: Mapping[str, int] = field(default_factory=dict)
     """How many there are, by state: ready, starting, leaving."""
-    dying: Mapping[int, int] = field(default_factory=dict)
-    """Numbers of processes that keep dying soon after their start -> how many did in a row."""
     stuck: Mapping[str, list[str]] = field(default_factory=dict)
     """worker_id -> its internal loops that hang."""
     owned: frozenset[Slot] = frozenset()
@@ -57,8 +55,6 @@ def lacks(state: State) -> list[str]:
         found.append("it is stopping")
     if (ready := state.workers.get("ready", 0)) < state.processes:
         found.append(f"{ready} of {state.processes} worker processes are ready")
-    for number, times in state.dying.items():
-        found.append(f"worker process {number} has ended {times} times in a row soon after its start")
     if state.missing:
         found.append(f"{state.missing} slots or tables are not claimed yet")
     if state.zookeeper is False:

@@ -14,8 +14,6 @@ SERVED_CAP_SECONDS = 1.0
 """Longest backoff if it has served: tasks wait, and one that ends its worker can do so only a few times."""
 LIVED_SECONDS = 10.0
 """A process that served for this long is replaced at once when it dies."""
-MOST_DEATHS = 3
-"""More deaths in a row, each soon after the start, are no task's fault: after three, a task runs alone."""
 
 
 class Successors:
@@ -48,15 +46,6 @@ class Successors:
     def next_at(self) -> float:
         """When to start the next one (monotonic); infinite if none is missing."""
         return min(self._at.values(), default=float("inf"))
-
-    def lived(self, index: int) -> None:
-        """Record that the present process with this index has served for LIVED_SECONDS."""
-        self._deaths[index] = 0
-
-    def keep_dying(self) -> dict[int, int]:
-        """Return how many processes in a row died soon after their start, for the indexes where it is too
-        many."""
-        return {index: deaths for index, deaths in self._deaths.items() if deaths > MOST_DEATHS}
 
     def backoff(self, ended: WorkerProcess) -> float | None:
         """Return the seconds before the successor of a process starts. None: only an operator can help.

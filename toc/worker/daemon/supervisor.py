@@ -39,7 +39,7 @@ from toc.worker.daemon.alone import Alone
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start
 from toc.worker.daemon.state import State
-from toc.worker.daemon.successors import LIVED_SECONDS, RESTART_CAP_SECONDS, Successors
+from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.silence import SILENT_SECONDS
 
 log = get_logger(__name__)
@@ -78,8 +78,6 @@ class Daemon:
         """How many processes there should be: the workers, and after them the processes of
         ``beside``."""
         self._reported_at = float("-inf")
-        self._left_alone: set[str] = set()
-        """Topics that have a handler here and are not delivered to handlers."""
         self._missing: set[Slot] = set()
         """Slots and tables that our workers should have and have not claimed yet."""
         self._selector = selectors.DefaultSelector()
@@ -126,7 +124,6 @@ class Daemon:
                 signal.signal(number, self._on_signal)
         self._coordinator.start()
         self._coordinator.set_topics(self._amounts(), self._deliveries())
-        self._look_at_deliveries()
         self._catalog_loop.start()
         self.monitor.start()
         log.info(
@@ -171,7 +168,6 @@ class Daemon:
             self._topics_seen, self._topics_read_at = seen, now
             if (self._amounts(), self._deliveries()) != before:
                 self._wake()
-                self._look_at_deliveries()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
@@ -188,13 +184,6 @@ class Daemon:
         return {
             topic.name: topic.delivery.value for topic in topics if topic.delivery is not Delivery.HANDLER
         }
-
-    def _look_at_deliveries(self) -> None:
-        """Log once each topic that has a handler here and is not delivered to handlers."""
-        deliveries = self._deliveries()
-        for topic in sorted(self.topics & deliveries.keys() - self._left_alone):
-            log.warning("handler_not_used", topic=topic, delivery=deliveries[topic])
-        self._left_alone = set(self.topics & deliveries.keys())
 
     def _wait(self) -> None:
         timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
@@ -339,7 +328,6 @@ class Daemon:
                 now,
                 self._processes,
                 workers=Counter(doing(one) for one in children if one.index != self._alone_index),
-                dying=self._successors.keep_dying(),
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=owned,
                 moving=_without_tables(moving),
@@ -451,8 +439,6 @@ class Daemon:
             log.info("worker_left", **about)
         elif child.unfit is None:
             log.error("worker_died", exit_code=code, again_in_seconds=again, **about)
-            if times := self._successors.keep_dying().get(child.index):
-                log.error("workers_keep_dying", number=child.index, times=times, exit_code=code)
         else:
             log.error("worker_unfit", error=child.unfit["error"], again_in_seconds=again, **about)
         if self._stop_at is not None:
@@ -478,8 +464,6 @@ class Daemon:
         late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
         for child in self._children.values():
             silent = child.silence.look() if child.heard else 0.0  # not yet heard: it loads the application
-            if child.heard and now - child.born > LIVED_SECONDS:
-                self._successors.lived(child.index)
             if late:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
