@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -57,21 +56,6 @@ def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
     peek = system.center.queues.peek([slot])[slot]
     assert not isinstance(peek, Exception)
     assert (peek.store, peek.prepared) == (1, 0)
-
-
-def test_worker_processes_work_on_for_a_while_when_their_daemon_is_killed_and_then_leave(
-    system: System,
-) -> None:
-    system.create_topics()
-    daemon = system.start(processes=2)
-    workers = daemon.workers()
-    first = system.center.submit("test.sync", biz_id=1, delay=0.1)
-    system.wait(lambda: system.row(first).status == TaskStatus.PROCESSED, "the slots are taken", 5)
-    os.kill(daemon.process.pid, signal.SIGKILL)
-    daemon.process.wait()
-    job_id = system.center.submit("test.sync", biz_id=1, delay=1)
-    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it has run", 5)
-    system.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "they are gone", 20)
 
 
 def test_an_idle_daemon_costs_next_to_no_cpu(cluster: System) -> None:
