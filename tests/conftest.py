@@ -1,7 +1,6 @@
 """Real servers for tests: started when the first test wants one, shared by the run, gone after it.
 
-Tests that want a server whose program is not on this machine are skipped with the reason; where CI is set they
-fail.
+Tests that want a server whose program is not here are skipped with the reason; where CI is set, they fail.
 """
 
 from __future__ import annotations
@@ -91,11 +90,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+LONGEST = ("spec", "property", "fault", "system", "coordination", "integration")
+"""Folders of long tests, the longest first (right under integration/ are those of demo and examples)."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first (right under integration/ are those of demo and examples), those of quick tests
-    last (they are already): no process of xdist ends long after the others."""
-    longest = ("spec", "property", "system", "coordination", "integration")
-    items.sort(key=lambda item: item.path.parent.name not in longest)
+    """Long tests first, those of quick ones last: no process of xdist ends long after the others."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
 
 
 def _in_memory() -> bool:
