@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Self
 
 from toc.model.errors import InvalidInput, NotGranted, shown
 from toc.model.pattern import any_matches, check_pattern, covers, match_everything
@@ -38,95 +39,70 @@ class Role(StrEnum):
     """Everything, also creating and deleting topics and handing out tokens."""
 
 
-class Action(StrEnum):
-    """What a token may be used for."""
+_P, _C, _R, _O = Role.PRODUCE, Role.CONSUME, Role.READ, Role.OPERATE
 
-    SUBMIT = "submit"
-    CANCEL = "cancel"
-    RESCHEDULE = "reschedule"
-    GET_TASK = "get-task"
-    GET_BODY = "get-body"
-    FIND_TASKS = "find-tasks"
-    PULL = "pull"
-    END_LEASE = "end-lease"
+
+class Action(StrEnum):
+    """What a token may be used for: the name of the right, and the roles that have it beside admin.
+
+    ``cluster``: it concerns the whole cluster, names no topic, and needs a token for all topics.
+    """
+
+    def __new__(cls, name: str, roles: Collection[Role] = (), cluster: str = "") -> Self:
+        """Make a member."""
+        self = str.__new__(cls, name)
+        self._value_ = name
+        self.roles = frozenset({*roles, Role.ADMIN})
+        self.cluster = cluster == "cluster"
+        return self
+
+    roles: frozenset[Role]
+    cluster: bool
+
+    SUBMIT = "submit", {_P}
+    CANCEL = "cancel", {_P, _O}
+    RESCHEDULE = "reschedule", {_P, _O}
+    GET_TASK = "get-task", {_P, _C, _R, _O}
+    GET_BODY = "get-body", {_C, _R, _O}
+    FIND_TASKS = "find-tasks", {_P, _R, _O}
+    PULL = "pull", {_C}
+    END_LEASE = "end-lease", {_C}
     """ack, nack and extend."""
-    READ_TOPICS = "read-topics"
-    CHANGE_TOPIC = "change-topic"
+    READ_TOPICS = "read-topics", {_R, _O}
+    CHANGE_TOPIC = "change-topic", {_O}
     """Alter, pause, resume."""
     CREATE_TOPIC = "create-topic"
     DELETE_TOPIC = "delete-topic"
-    READ_DEAD = "read-dead"
-    REDRIVE = "redrive"
-    PURGE = "purge"
-    READ_SCHEDULES = "read-schedules"
-    RUN_SCHEDULE = "run-schedule"
+    READ_DEAD = "read-dead", {_R, _O}
+    REDRIVE = "redrive", {_O}
+    PURGE = "purge", {_O}
+    READ_SCHEDULES = "read-schedules", {_R, _O}
+    RUN_SCHEDULE = "run-schedule", {_O}
     """Pause, resume, trigger, backfill."""
     CHANGE_SCHEDULE = "change-schedule"
     """Create, alter, delete."""
-    READ_TARGETS = "read-targets"
-    RUN_TARGET = "run-target"
+    READ_TARGETS = "read-targets", {_R, _O}, "cluster"
+    RUN_TARGET = "run-target", {_O}, "cluster"
     """Test, pause, resume."""
-    CHANGE_TARGET = "change-target"
+    CHANGE_TARGET = "change-target", (), "cluster"
     """Create, alter, rotate, delete."""
     SUBMIT_URL = "submit-url"
     """Submit a task with a URL of its own, for a webhook."""
-    READ_TEMPLATES = "read-templates"
-    CHANGE_TEMPLATES = "change-templates"
-    READ_CLUSTER = "read-cluster"
+    READ_TEMPLATES = "read-templates", {_R, _O}, "cluster"
+    CHANGE_TEMPLATES = "change-templates", (), "cluster"
+    READ_CLUSTER = "read-cluster", {_R, _O}, "cluster"
     """Slots, workers, intents, health, overview."""
-    CHANGE_CLUSTER = "change-cluster"
+    CHANGE_CLUSTER = "change-cluster", {_O}, "cluster"
     """Drain, pin, weight, rebalance."""
-    READ_AUDIT = "read-audit"
+    READ_AUDIT = "read-audit", (), "cluster"
     READ_TOKENS = "read-tokens"
     CHANGE_TOKENS = "change-tokens"
     """Create and revoke. ``check_grant`` also limits what a new token may be allowed to do."""
 
 
-_P, _C, _R, _O, _A = Role.PRODUCE, Role.CONSUME, Role.READ, Role.OPERATE, Role.ADMIN
-
-MATRIX: Mapping[Action, frozenset[Role]] = MappingProxyType(
-    {
-        Action.SUBMIT: frozenset({_P, _A}),
-        Action.SUBMIT_URL: frozenset({_A}),
-        Action.CANCEL: frozenset({_P, _O, _A}),
-        Action.RESCHEDULE: frozenset({_P, _O, _A}),
-        Action.GET_TASK: frozenset({_P, _C, _R, _O, _A}),
-        Action.GET_BODY: frozenset({_C, _R, _O, _A}),
-        Action.FIND_TASKS: frozenset({_P, _R, _O, _A}),
-        Action.PULL: frozenset({_C, _A}),
-        Action.END_LEASE: frozenset({_C, _A}),
-        Action.READ_TOPICS: frozenset({_R, _O, _A}),
-        Action.CHANGE_TOPIC: frozenset({_O, _A}),
-        Action.CREATE_TOPIC: frozenset({_A}),
-        Action.DELETE_TOPIC: frozenset({_A}),
-        Action.READ_DEAD: frozenset({_R, _O, _A}),
-        Action.REDRIVE: frozenset({_O, _A}),
-        Action.PURGE: frozenset({_O, _A}),
-        Action.READ_SCHEDULES: frozenset({_R, _O, _A}),
-        Action.RUN_SCHEDULE: frozenset({_O, _A}),
-        Action.CHANGE_SCHEDULE: frozenset({_A}),
-        Action.READ_TARGETS: frozenset({_R, _O, _A}),
-        Action.RUN_TARGET: frozenset({_O, _A}),
-        Action.CHANGE_TARGET: frozenset({_A}),
-        Action.READ_TEMPLATES: frozenset({_R, _O, _A}),
-        Action.CHANGE_TEMPLATES: frozenset({_A}),
-        Action.READ_CLUSTER: frozenset({_R, _O, _A}),
-        Action.CHANGE_CLUSTER: frozenset({_O, _A}),
-        Action.READ_AUDIT: frozenset({_A}),
-        Action.READ_TOKENS: frozenset({_A}),
-        Action.CHANGE_TOKENS: frozenset({_A}),
-    }
-)
+MATRIX: Mapping[Action, frozenset[Role]] = MappingProxyType({action: action.roles for action in Action})
 """Which roles allow which action."""
-
-CLUSTER_ACTIONS = frozenset(
-    {
-        Action.READ_TARGETS, Action.RUN_TARGET, Action.CHANGE_TARGET,
-        Action.READ_TEMPLATES, Action.CHANGE_TEMPLATES,
-        Action.READ_CLUSTER, Action.CHANGE_CLUSTER, Action.READ_AUDIT,
-    }
-)  # fmt: skip
-"""Actions on the whole cluster: no topic is named, and the token must be for all topics."""
+CLUSTER_ACTIONS = frozenset(action for action in Action if action.cluster)
 
 
 class Access(StrEnum):
