@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from toc.cli.output import progress_bar, say
+from toc.cli.output import progress_line, say
 from toc.cli.values import biz_id, moment, who
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
@@ -101,7 +101,7 @@ def change(
 
     chosen = filters.given() | more
     selected = ", ".join(f"{name}={value}" for name, value in chosen.items())
-    with progress_bar("tasks", lines=True) as bar:
+    with progress_line("tasks", lines=True) as bar:
 
         def progress(step: BulkStep) -> None:
             bar(step.done / len(job_ids), f"{step.done} of {len(job_ids)}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toc.cli.options import Commands, Json
-from toc.cli.output import progress_bar, say, show
+from toc.cli.output import progress_line, say, show
 from toc.cli.values import load_settings
 
 app = Commands(no_args_is_help=True, help="The schema of the task table, over every shard.")
@@ -32,7 +32,7 @@ def upgrade(
     if not new:
         require_no_other(settings, migrator(settings).check())
     began = time.monotonic()
-    with progress_bar("looking at every table") as bar:
+    with progress_line("looking at every table") as bar:
         databases: dict[str, None] = {}
 
         def progress(

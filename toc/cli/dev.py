@@ -18,7 +18,7 @@ import typer
 
 from toc.cli.gateway import http_processes, with_dialects
 from toc.cli.options import Commands, Json, flag, option
-from toc.cli.output import print_json, progress_bar, say, show
+from toc.cli.output import print_json, progress_line, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
 from toc.cli.worker import check_webhooks
@@ -85,7 +85,7 @@ def demo(
             f"{len(chosen)} orders, {len(plan.deadlines)} deadlines; 30 minutes and 7 days take "
             f"{orders_module.COMPRESSED / speed:g} s here; done in about {plan.seconds:.0f} s"
         )
-        bar = stack.enter_context(progress_bar("", lines=True))
+        bar = stack.enter_context(progress_line("", lines=True))
 
         def progress(now: Progress) -> None:
             done = f"submitted {now.submitted}/{now.tasks}  cancelled {now.cancelled}  fired {now.fired}"

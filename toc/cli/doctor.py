@@ -7,7 +7,7 @@ from collections import Counter
 import typer
 
 from toc.cli.options import Json, flag
-from toc.cli.output import progress_bar, say, show
+from toc.cli.output import progress_line, say, show
 from toc.cli.values import opened
 
 
@@ -21,7 +21,7 @@ def doctor(
     from toc.observe.log import redact
     from toc.operate import doctor as doctors
 
-    with opened() as center, progress_bar("looking at the databases") as progress:
+    with opened() as center, progress_line("looking at the databases") as progress:
         lines = doctors.examine(center, progress)
     shown = doctors.problems(lines) if problems else lines
     show(

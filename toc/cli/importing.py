@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toc.cli.options import Commands, Json, flag, option
-from toc.cli.output import progress_bar, say, show_one
+from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import audited, load_settings, who
 from toc.model.errors import ConfigError
 
@@ -89,7 +89,7 @@ def _import(
         with (
             TimeoutCenter(settings) as center,
             closing(ForeignRedis(url)) as redis,
-            progress_bar("reading", lines=True) as bar,
+            progress_line("reading", lines=True) as bar,
         ):
 
             def tell(report: Report) -> None:

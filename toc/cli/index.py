@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
 
 from toc.cli.options import Json, flag, option
-from toc.cli.output import progress_bar, say, show_one
+from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import opened
 from toc.model.errors import SchemaBehind, StoreUnavailable
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from toc.maintenance.sweep import SweepCounts
     from toc.model.topic import Topic
     from toc.sdk.client import TimeoutCenter
+
+REST_SECONDS = 1.0
+"""Between two rounds of a sweep, at least, or for as long as the one before took."""
 
 
 def sweep(
@@ -32,7 +37,11 @@ def sweep(
             _refill(center, None, as_json=as_json)
             return
         say("sweeping; Ctrl-C ends it")
-        admin.sweep_on(center)
+        while True:
+            began = time.monotonic()
+            with suppress(StoreUnavailable, SchemaBehind):  # what did not answer has its turn again
+                admin.refill(center)
+            time.sleep(max(REST_SECONDS, time.monotonic() - began))
 
 
 def rebuild(topic: str | None = option("NAME", "Only this topic."), as_json: Json = False) -> None:
@@ -53,7 +62,7 @@ def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> Non
 
     counts: SweepCounts | None = None
     failure: StoreUnavailable | SchemaBehind | None = None
-    with progress_bar("rows") as bar:
+    with progress_line("rows") as bar:
 
         def progress(part: float, seen: SweepCounts) -> None:
             nonlocal counts

@@ -13,11 +13,11 @@ import typer
 
 from toc.cli.bulk import confirm
 from toc.cli.options import Commands, Json, Yes, flag, option
-from toc.cli.output import progress_bar, say, show_one
+from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import attribute, duration, moment, opened, who, whole_seconds
 from toc.model.clock import from_ms
 from toc.model.wire import parse_instant
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
@@ -27,19 +27,19 @@ Show = Callable[..., None]
 Option = tuple[Any, Callable[[Any], Any]]
 """An option as typer has it, and the function that reads what was typed."""
 
-_TYPES: dict[Any, Any] = {Kind.WHOLE: int, Kind.NUMBER: float, Kind.FLAG: bool}
+_TYPES: dict[Any, Any] = {Value.WHOLE: int, Value.NUMBER: float, Value.FLAG: bool}
 """What is not here is a text to typer, but for the members of enums."""
 _TIMES: dict[Any, Callable[[str], Any]] = {
-    Kind.SECONDS: duration,
-    Kind.WHOLE_SECONDS: whole_seconds,
-    Kind.INSTANT: parse_instant,
-    Kind.MOMENT: parse_instant,
-    Kind.PAST: lambda text: from_ms(moment(text, round(time.time() * 1000))),
+    Value.SECONDS: duration,
+    Value.WHOLE_SECONDS: whole_seconds,
+    Value.INSTANT: parse_instant,
+    Value.MOMENT: parse_instant,
+    Value.PAST: lambda text: from_ms(moment(text, round(time.time() * 1000))),
 }
-_READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Kind.OBJECT: attribute}
+_READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute}
 """The functions that read texts."""
 _METAVARS: dict[Any, str] = {
-    **dict.fromkeys(_TIMES, "TIME"), Kind.OBJECT: "JSON", Kind.TEXT: "TEXT", Kind.TOPIC: "TOPIC",
+    **dict.fromkeys(_TIMES, "TIME"), Value.OBJECT: "JSON", Value.TEXT: "TEXT", Value.TOPIC: "TOPIC",
 }  # fmt: skip
 """What a value is called in the help."""
 
@@ -47,7 +47,7 @@ _METAVARS: dict[Any, str] = {
 def act(operation: Operation, center: TimeoutCenter, **values: Any) -> Any:
     """Do it in the name of the OS user. Returns what it returns, when everybody has noticed the change."""
     doing = Doing(center, who(), operation.right, remark=say)
-    with progress_bar(operation.name) if operation.place is Place.LONG else nullcontext() as bar:
+    with progress_line(operation.name) if operation.place is Place.LONG else nullcontext() as bar:
         if bar is not None:
             doing.progress = lambda text: bar(0.0, text)
         record = operation.perform(doing, values)
@@ -152,7 +152,7 @@ def _declared(param: Param, own: Option | None) -> tuple[Any, Any]:
         return kind, flag(name, param.about)
     bounds = {"min": param.least, "max": param.most} if kind in (int, float) else {}
     metavar = param.metavar or ("N" if bounds else _METAVARS.get(param.kind))
-    about = f"{param.about} An age such as 2h, or RFC 3339." if param.kind is Kind.PAST else param.about
+    about = f"{param.about} An age such as 2h, or RFC 3339." if param.kind is Value.PAST else param.about
     taken = option(metavar, about, name, default=param.default, **bounds)
     if param.many:
         kind = list.__class_getitem__(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import sys
 import time
 from base64 import b64encode
@@ -31,6 +32,8 @@ TELL_SECONDS = 5.0
 """Seconds between two lines that tell how far a command has come, where there is no terminal."""
 _STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 """What steers a terminal: control characters, except those of tabs and lines."""
+_NEW_LINE = "\r\x1b[K"
+"""Begins the present line of a terminal anew."""
 _SENTENCE = 24
 """The least width of a column of sentences, unless the terminal is too narrow."""
 
@@ -83,38 +86,29 @@ def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
 
 
 @contextmanager
-def progress_bar(what: str, *, lines: bool = False) -> Iterator[Callable[[float, str], None]]:
-    """Show a bar on stderr while the block runs, if that is a terminal. It begins with the text ``what``.
+def progress_line(what: str, *, lines: bool = False) -> Iterator[Callable[[float, str], None]]:
+    """Tell on stderr how far the block has come: on a terminal in one line, which begins with ``what`` and is
+    gone at the end; elsewhere not at all, or with ``lines`` every few seconds.
 
-    Yields a function that takes the part done (0 to 1) and a new text. The bar is removed at the end. Where
-    stderr is not a terminal, nothing is shown, or with ``lines`` the text every few seconds.
+    Yields a function that takes the part done (0 to 1) and a new text.
     """
-    if not sys.stderr.isatty():
-        told = time.monotonic()
+    terminal, told = sys.stderr.isatty(), time.monotonic()
 
-        def tell(_part: float, text: str) -> None:
-            nonlocal told
-            if lines and time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
-                say(text)
+    def tell(part: float, text: str) -> None:
+        nonlocal told
+        if terminal:
+            line = f"{part:4.0%} {text}"[: shutil.get_terminal_size().columns - 1]
+            print(f"{_NEW_LINE}{line}", end="", file=sys.stderr, flush=True)
+        elif lines and time.monotonic() - told >= TELL_SECONDS:
+            told = time.monotonic()
+            say(text)
 
+    tell(0.0, what)
+    try:
         yield tell
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (SpinnerColumn(), BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
-    text = TextColumn("{task.description}", markup=False)
-    with Progress(*columns, text, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=1.0)
-        yield lambda part, text: progress.update(task, completed=part, description=text)
+    finally:
+        if terminal:
+            print(_NEW_LINE, end="", file=sys.stderr, flush=True)
 
 
 def show(

@@ -8,7 +8,7 @@ import typer
 
 from toc.cli.operations import command
 from toc.cli.options import Commands, Json, flag
-from toc.cli.output import print_json, progress_bar, say, show, show_one
+from toc.cli.output import print_json, progress_line, say, show, show_one
 from toc.cli.values import opened
 from toc.operate.operation import Record
 from toc.operate.operations import topics
@@ -56,7 +56,7 @@ def show_topic(
         topic = admin.get_topic(center.store, name)
         found = None
         if count:
-            with progress_bar("tables") as progress:
+            with progress_line("tables") as progress:
                 found = admin.pending_by_slots(center.store, topic, progress=progress)
     record = topic_record(topic)
     if as_json:

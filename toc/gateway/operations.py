@@ -14,21 +14,21 @@ from toc.gateway.problems import unknown_topic
 from toc.model.schedule import check_instant
 from toc.model.sharding import BizId
 from toc.model.topic import NAME
-from toc.operate.operation import Doing, Kind, Operation, Param, Place, Record
+from toc.operate.operation import Doing, Operation, Param, Place, Record, Value
 
-_TYPES: dict[Kind, Any] = {
-    Kind.TEXT: str,
-    Kind.TOPIC: str,
-    Kind.WHOLE: int,
-    Kind.NUMBER: float,
-    Kind.SECONDS: float,
-    Kind.WHOLE_SECONDS: int,
-    Kind.FLAG: bool,
-    Kind.INSTANT: Instant,
-    Kind.MOMENT: Annotated[Instant, AfterValidator(check_instant)],
-    Kind.PAST: Instant,
-    Kind.OBJECT: dict[str, Any],
-    Kind.HEADERS: dict[str, str],
+_TYPES: dict[Value, Any] = {
+    Value.TEXT: str,
+    Value.TOPIC: str,
+    Value.WHOLE: int,
+    Value.NUMBER: float,
+    Value.SECONDS: float,
+    Value.WHOLE_SECONDS: int,
+    Value.FLAG: bool,
+    Value.INSTANT: Instant,
+    Value.MOMENT: Annotated[Instant, AfterValidator(check_instant)],
+    Value.PAST: Instant,
+    Value.OBJECT: dict[str, Any],
+    Value.HEADERS: dict[str, str],
 }
 
 
@@ -54,7 +54,7 @@ def call_of(operation: Operation) -> HttpCall:
 
 def _field(param: Param) -> tuple[Any, Any]:
     """Return a field as pydantic has it: its type, and its default with its bounds."""
-    kind: Any = _TYPES[param.kind] if isinstance(param.kind, Kind) else param.kind
+    kind: Any = _TYPES[param.kind] if isinstance(param.kind, Value) else param.kind
     bounds: dict[str, Any] = {}
     if isinstance(param.kind, type) and issubclass(param.kind, StrEnum):
         kind = Annotated[kind, Field(strict=False)]  # the names of its members are texts
@@ -75,7 +75,7 @@ async def _perform(operation: Operation, asked: Asked) -> Answer:
     """Do what was asked for, in the name of the token, where nothing else waits for the same server."""
     service, values = asked.service, _values(operation, asked)
     for param in operation.params:
-        if param.kind is Kind.TOPIC and param.name in values and not asked.may(values[param.name]):
+        if param.kind is Value.TOPIC and param.name in values and not asked.may(values[param.name]):
             raise unknown_topic(values[param.name])
     doing = Doing(service.center, asked.token.name, operation.right, asked.token)
     pool: str = operation.place

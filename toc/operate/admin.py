@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from toc.config import Settings
@@ -16,14 +12,10 @@ from toc.coordination.coordinator import SlotRow
 from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
-from toc.maintenance.sweeper import Sweeper
-from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import (
     ConfigError,
     IndexUnavailable,
     InvalidInput,
-    SchemaBehind,
-    StoreUnavailable,
     UnknownTask,
     UnknownTopic,
 )
@@ -191,35 +183,6 @@ def refill(
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
     where = "" if topic is None else of_type(topic.biz_type)
     return sweep_all(sweep, center.store.tables, where=where, progress=progress)
-
-
-def sweep_on(center: TimeoutCenter) -> None:
-    """Sweep all tables at the pace of a worker, until interrupted. Raises what ends one of its threads."""
-    center.catalog.refresh()
-    layout = center.store.tables_of_server()
-    sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
-
-    ended: SimpleQueue[BaseException] = SimpleQueue()
-
-    def run(sweeper: Sweeper) -> None:
-        try:
-            while True:
-                time.sleep(sweeper.run_once())
-        except BaseException as exc:
-            ended.put(exc)
-
-    for tables in layout:
-        sweeper = Sweeper(sweep)
-        sweeper.add(tables)
-        threading.Thread(target=run, args=[sweeper], daemon=True).start()
-    while True:
-        try:
-            error = ended.get(timeout=REFRESH_SECONDS)
-        except Empty:
-            with suppress(StoreUnavailable, SchemaBehind):
-                center.catalog.refresh()
-        else:
-            raise error  # else it would look alive, and sweep nothing there
 
 
 # --- slots ------------------------------------------------------------------------------------------------

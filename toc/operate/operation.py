@@ -29,7 +29,7 @@ Record = dict[str, Any]
 REQUIRED: Any = ...
 
 
-class Kind(Enum):
+class Value(Enum):
     """What a value is. In JSON durations are seconds; at the command line they may have a unit."""
 
     TEXT = auto()
@@ -79,7 +79,7 @@ class Param:
     """
 
     name: str
-    kind: Kind | type[StrEnum]
+    kind: Value | type[StrEnum]
     about: str = ""
     default: Any = None
     least: float | None = None

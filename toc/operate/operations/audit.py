@@ -6,19 +6,19 @@ from datetime import datetime
 
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
-from toc.operate.operation import Doing, Kind, Operation, Param, Record, operation
+from toc.operate.operation import Doing, Operation, Param, Record, Value, operation
 
-LIMIT = Param("limit", Kind.WHOLE, "At most N actions, latest first.", 100, least=1, most=1000)
+LIMIT = Param("limit", Value.WHOLE, "At most N actions, latest first.", 100, least=1, most=1000)
 
 
 @operation(
     "audit.list", "GET /v1/audit", Right.READ_AUDIT, "See what operators did",
-    Param("by", Kind.TEXT, "Only by this operator, user@host, or token.", most=128, metavar="WHO"),
-    Param("action", Kind.TEXT, "Only this action: topic.pause.", most=64, metavar="NAME"),
-    Param("target", Kind.TEXT, "Only on this topic, host, token, ...", most=255, metavar="NAME"),
-    Param("after", Kind.PAST, "Since this time."),
+    Param("by", Value.TEXT, "Only by this operator, user@host, or token.", most=128, metavar="WHO"),
+    Param("action", Value.TEXT, "Only this action: topic.pause.", most=64, metavar="NAME"),
+    Param("target", Value.TEXT, "Only on this topic, host, token, ...", most=255, metavar="NAME"),
+    Param("after", Value.PAST, "Since this time."),
     LIMIT,
-    Param("next", Kind.WHOLE, "The next of the page before.", least=1, most=2**63 - 1),
+    Param("next", Value.WHOLE, "The next of the page before.", least=1, most=2**63 - 1),
     takes="AuditQuery",
 )  # fmt: skip
 def audit(

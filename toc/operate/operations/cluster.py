@@ -15,7 +15,7 @@ from toc.coordination.znodes import MAX_WEIGHT, check_node_name, slot_of
 from toc.model.access import Action as Right
 from toc.model.errors import InvalidInput, UnknownHost, shown
 from toc.model.topic import Delivery, Slot
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.records import (
     intent_records,
     local_worker_records,
@@ -28,12 +28,12 @@ from toc.operate.records import (
 
 NAMED = 20
 """How many hosts a message names at most."""
-HOST = Param("host", Kind.TEXT, "A host, as `toc workers` shows it.", REQUIRED, metavar="HOST")
-SLOT = Param("slot", Kind.TEXT, "A slot, as `toc slots` shows it: order.close_3.", REQUIRED, metavar="SLOT")
+HOST = Param("host", Value.TEXT, "A host, as `toc workers` shows it.", REQUIRED, metavar="HOST")
+SLOT = Param("slot", Value.TEXT, "A slot, as `toc slots` shows it: order.close_3.", REQUIRED, metavar="SLOT")
 ABSENT = Param(
-    "absent", Kind.FLAG, "Accept a host that has no worker now; takes effect when it has.", default=False
+    "absent", Value.FLAG, "Accept a host that has no worker now; takes effect when it has.", default=False
 )
-TOPIC = Param("topic", Kind.TEXT, "Only this topic.", metavar="NAME")
+TOPIC = Param("topic", Value.TEXT, "Only this topic.", metavar="NAME")
 CLUSTER: Any = {"place": Place.CLUSTER}
 
 
@@ -75,8 +75,8 @@ def slots(doing: Doing, topic: str | None = None) -> Record:
 @operation(
     "task.running", "GET /v1/running", Right.READ_CLUSTER, "Show running tasks",
     TOPIC,
-    Param("limit", Kind.WHOLE, "At most N tasks.", 100, least=1, most=1000),
-    Param("next", Kind.TEXT, "Go on where the list before ended.", most=200, metavar="CURSOR"),
+    Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=1000),
+    Param("next", Value.TEXT, "Go on where the list before ended.", most=200, metavar="CURSOR"),
     gives=RunningTasks, **CLUSTER,
 )  # fmt: skip
 def running_tasks(doing: Doing, limit: int, topic: str | None = None, next: str | None = None) -> Record:  # noqa: A002 - as in the API
@@ -154,7 +154,7 @@ def _can_weigh(doing: Doing, host: str, *, weight: float, absent: bool) -> None:
 @operation(
     "host.weight", "POST /v1/hosts/{host}:weight", Right.CHANGE_CLUSTER, "Weigh a host",
     HOST,
-    Param("weight", Kind.NUMBER, "More than 0: 2 is twice what 1 gets.", REQUIRED, above=0, most=MAX_WEIGHT,
+    Param("weight", Value.NUMBER, "More than 0: 2 is twice what 1 gets.", REQUIRED, above=0, most=MAX_WEIGHT,
           metavar="WEIGHT"),
     ABSENT, takes="NewWeight", check=_can_weigh, details=lambda told: {"weight": told["weight"]}, **CLUSTER,
 )  # fmt: skip
@@ -191,7 +191,7 @@ def _can_pin(doing: Doing, slot: str, *, target: str, absent: bool) -> None:
 
 @operation(
     "slot.pin", "POST /v1/slots/{slot}:pin", Right.CHANGE_CLUSTER, "Pin a slot",
-    SLOT, Param("target", Kind.TEXT, "A host, or a worker.", REQUIRED, most=255, metavar="TARGET"), ABSENT,
+    SLOT, Param("target", Value.TEXT, "A host, or a worker.", REQUIRED, most=255, metavar="TARGET"), ABSENT,
     takes="NewPin", check=_can_pin, details=lambda told: {"to": told["target"]}, **CLUSTER,
 )  # fmt: skip
 def pin(doing: Doing, slot: str, *, target: str, **_: bool) -> Record:
@@ -211,7 +211,7 @@ def unpin(doing: Doing, slot: str) -> Record:
 
 @operation(
     "cluster.rebalance", "POST /v1/cluster:rebalance", Right.CHANGE_CLUSTER, "Rebalance slots",
-    Param("dry_run", Kind.FLAG, "Only show what would move.", default=False),
+    Param("dry_run", Value.FLAG, "Only show what would move.", default=False),
     takes="Rebalance", target=lambda doing: doing.center.settings.cluster, details=lambda _: {}, **CLUSTER,
 )  # fmt: skip
 def rebalance(doing: Doing, *, dry_run: bool) -> Record:

@@ -22,32 +22,32 @@ from toc.model.schedule import (
     preview,
 )
 from toc.model.topic import NAME as FITTING
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.records import fire_record, schedule_record
 
 if TYPE_CHECKING:
     from toc.sdk.schedules import Schedule
 
-NAME = Param("name", Kind.TEXT, "Such as report.nightly; it is the biz_id of its tasks.", REQUIRED)
+NAME = Param("name", Value.TEXT, "Such as report.nightly; it is the biz_id of its tasks.", REQUIRED)
 ABOUT_TOPIC = "The topic of its tasks."
 WHEN = (
-    Param("cron", Kind.TEXT, "Five fields, such as '0 9 * * MON-FRI', or six with seconds first.",
+    Param("cron", Value.TEXT, "Five fields, such as '0 9 * * MON-FRI', or six with seconds first.",
           metavar="EXPR"),
-    Param("zone", Kind.TEXT, "The time zone of cron, such as Europe/Berlin. Default UTC.", metavar="ZONE"),
-    Param("every", Kind.SECONDS, "A period instead of cron: 30s, 15m, 1d."),
-    Param("anchor", Kind.INSTANT, "When every begins, RFC 3339. Default 1970, UTC."),
+    Param("zone", Value.TEXT, "The time zone of cron, such as Europe/Berlin. Default UTC.", metavar="ZONE"),
+    Param("every", Value.SECONDS, "A period instead of cron: 30s, 15m, 1d."),
+    Param("anchor", Value.INSTANT, "When every begins, RFC 3339. Default 1970, UTC."),
     Param("dst", Dst, "What to do with a time that the clock skips. Default cron: right after."),
 )  # fmt: skip
 POLICIES = (
     Param("missed", Missed, "What runs after a stop longer than window. Default latest."),
-    Param("window", Kind.SECONDS, "After a stop of at most this long, all run. Default 1d."),
+    Param("window", Value.SECONDS, "After a stop of at most this long, all run. Default 1d."),
     Param("overlap", Overlap, "What to do if the one before has not ended. Default skip."),
 )
-JITTER = Param("jitter", Kind.SECONDS, "Delay by a part of this time, chosen by the name.")
-ATTRIBUTE = Param("attribute", Kind.OBJECT, "The data of each task for its handler.")
-LIMIT = Param("limit", Kind.WHOLE, "Show at most N.", 100, least=1, most=1000)
-COUNT = Param("count", Kind.WHOLE, "How many.", 20, least=1, most=1000)
-AFTER = Param("after", Kind.MOMENT, "Begin after this time. Default now.")
+JITTER = Param("jitter", Value.SECONDS, "Delay by a part of this time, chosen by the name.")
+ATTRIBUTE = Param("attribute", Value.OBJECT, "The data of each task for its handler.")
+LIMIT = Param("limit", Value.WHOLE, "Show at most N.", 100, least=1, most=1000)
+COUNT = Param("count", Value.WHOLE, "How many.", 20, least=1, most=1000)
+AFTER = Param("after", Value.MOMENT, "Begin after this time. Default now.")
 
 
 class SchedulePage(TypedDict):
@@ -126,7 +126,7 @@ AT_ITS_SERVER: Any = {"place": Place.SCHEDULE}
 
 @operation(
     "schedule.list", "GET /v1/schedules", Right.READ_SCHEDULES, "List the schedules",
-    Param("after", Kind.TEXT, "Begin after this name.", "", most=128, metavar="NAME"),
+    Param("after", Value.TEXT, "Begin after this name.", "", most=128, metavar="NAME"),
     LIMIT,
     takes="Which", gives=SchedulePage, place=Place.ALL,
 )  # fmt: skip
@@ -148,8 +148,8 @@ def show_schedule(doing: Doing, name: str) -> Record:
 
 @operation(
     "schedule.create", "POST /v1/schedules", Right.CHANGE_SCHEDULE, "Create a schedule",
-    NAME, Param("topic", Kind.TOPIC, ABOUT_TOPIC, REQUIRED), *WHEN, *POLICIES, JITTER, ATTRIBUTE,
-    Param("paused", Kind.FLAG, "Begin only when it is resumed.", default=False),
+    NAME, Param("topic", Value.TOPIC, ABOUT_TOPIC, REQUIRED), *WHEN, *POLICIES, JITTER, ATTRIBUTE,
+    Param("paused", Value.FLAG, "Begin only when it is resumed.", default=False),
     takes="NewSchedule", status=201, check=_defines, **AT_ITS_SERVER,
 )  # fmt: skip
 def create(doing: Doing, name: str, **options: Any) -> Record:
@@ -159,7 +159,7 @@ def create(doing: Doing, name: str, **options: Any) -> Record:
 
 @operation(
     "schedule.alter", f"PATCH {_ONE}", Right.CHANGE_SCHEDULE, "Change a schedule",
-    NAME, Param("topic", Kind.TOPIC, ABOUT_TOPIC), *WHEN, *POLICIES, JITTER, ATTRIBUTE,
+    NAME, Param("topic", Value.TOPIC, ABOUT_TOPIC), *WHEN, *POLICIES, JITTER, ATTRIBUTE,
     takes="AlteredSchedule", check=_redefines, **AT_ITS_SERVER,
 )  # fmt: skip
 def alter(doing: Doing, name: str, **changes: Any) -> Record:
@@ -212,10 +212,10 @@ def trigger(doing: Doing, name: str) -> Record:
 @operation(
     "schedule.backfill", f"POST {_ONE}:backfill", Right.RUN_SCHEDULE, "Run a schedule for the past",
     NAME,
-    Param("from", Kind.MOMENT, "The first nominal time, RFC 3339 with a zone.", REQUIRED),
-    Param("to", Kind.MOMENT, "The last nominal time.", REQUIRED),
-    Param("rate", Kind.NUMBER, "Start N per second.", BACKFILL_RATE, least=LEAST_BACKFILL_RATE),
-    Param("dry_run", Kind.FLAG, "Only count.", default=False),
+    Param("from", Value.MOMENT, "The first nominal time, RFC 3339 with a zone.", REQUIRED),
+    Param("to", Value.MOMENT, "The last nominal time.", REQUIRED),
+    Param("rate", Value.NUMBER, "Start N per second.", BACKFILL_RATE, least=LEAST_BACKFILL_RATE),
+    Param("dry_run", Value.FLAG, "Only count.", default=False),
     takes="Range", gives=Backfilled, place=Place.LONG, check=_found,
     details=lambda told: {key: value for key, value in told.items() if key != "dry_run"},
 )  # fmt: skip
@@ -242,7 +242,7 @@ def preview_stored(doing: Doing, name: str, count: int, after: datetime | None =
 
 @operation(
     "schedule.preview", "POST /v1/schedules:preview", Right.READ_SCHEDULES, "See when a schedule would fire",
-    Param("name", Kind.TEXT, "The name that chooses the part of jitter.", "preview"), *WHEN, JITTER, COUNT,
+    Param("name", Value.TEXT, "The name that chooses the part of jitter.", "preview"), *WHEN, JITTER, COUNT,
     AFTER, takes="DefinitionToPreview", gives=Fires, place=Place.LONG, changes=False,
 )  # fmt: skip
 def preview_given(
@@ -256,7 +256,8 @@ def preview_given(
 
 @operation(
     "schedule.preview", "", Right.READ_SCHEDULES, "See when a schedule fires",
-    Param("name", Kind.TEXT, "Which schedule.", metavar="[NAME]"), *WHEN, JITTER, COUNT, AFTER, changes=False,
+    Param("name", Value.TEXT, "Which schedule.", metavar="[NAME]"), *WHEN, JITTER, COUNT, AFTER,
+    changes=False,
 )  # fmt: skip
 def preview_typed(
     doing: Doing, count: int, name: str | None = None, after: datetime | None = None, **options: Any

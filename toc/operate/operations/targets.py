@@ -9,20 +9,20 @@ from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
 from toc.model.target import MOST_PREVIOUS_SECONDS, NOTICED_SECONDS, PREVIOUS_SECONDS, Target
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.records import target_record
 
-NAME = Param("name", Kind.TEXT, "Such as shop: letters, digits, '.', '_', '-'.", REQUIRED)
+NAME = Param("name", Value.TEXT, "Such as shop: letters, digits, '.', '_', '-'.", REQUIRED)
 URL = "Where tasks are sent: https://host/path."
 LIMITS = (
-    Param("timeout", Kind.SECONDS, "Longest request. Default 15s."),
-    Param("concurrency", Kind.WHOLE, "Requests in flight, over all workers. Default 50."),
-    Param("rate", Kind.NUMBER, "Requests per second, over all workers. Default: no limit.", null=True),
-    Param("dead_on", Kind.WHOLE, "Answers that make a task dead: of 400, 404, 422. Default none.", many=True),
-    Param("topics", Kind.TEXT,
+    Param("timeout", Value.SECONDS, "Longest request. Default 15s."),
+    Param("concurrency", Value.WHOLE, "Requests in flight, over all workers. Default 50."),
+    Param("rate", Value.NUMBER, "Requests per second, over all workers. Default: no limit.", null=True),
+    Param("dead_on", Value.WHOLE, "Which of 400, 404, 422 make a task dead. Default none.", many=True),
+    Param("topics", Value.TEXT,
           "Patterns of the topics that may use it: shop.*, pay.*. Default all that its creator may.",
           many=True),
-    Param("headers", Kind.HEADERS, "Go with every request. Encrypted, and never shown."),
+    Param("headers", Value.HEADERS, "Go with every request. Encrypted, and never shown."),
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def show_target(doing: Doing, name: str) -> Record:
 
 @operation(
     "target.create", "POST /v1/targets", Right.CHANGE_TARGET, "Register a webhook target",
-    NAME, Param("url", Kind.TEXT, URL, REQUIRED, metavar="URL"), *LIMITS,
+    NAME, Param("url", Value.TEXT, URL, REQUIRED, metavar="URL"), *LIMITS,
     takes="NewTarget", status=201, details=_told,
 )  # fmt: skip
 def create(doing: Doing, name: str, url: str, **limits: Any) -> Record:
@@ -83,7 +83,7 @@ def create(doing: Doing, name: str, url: str, **limits: Any) -> Record:
 
 @operation(
     "target.alter", "PATCH /v1/targets/{name}", Right.CHANGE_TARGET, "Change a webhook target",
-    NAME, Param("url", Kind.TEXT, URL, metavar="URL"), *LIMITS,
+    NAME, Param("url", Value.TEXT, URL, metavar="URL"), *LIMITS,
     takes="AlteredTarget", details=_told, settles=NOTICED_SECONDS,
 )  # fmt: skip
 def alter(doing: Doing, name: str, **changes: Any) -> Record:
@@ -94,7 +94,7 @@ def alter(doing: Doing, name: str, **changes: Any) -> Record:
 @operation(
     "target.rotate", "POST /v1/targets/{name}:rotate", Right.CHANGE_TARGET, "Give a target a new secret",
     NAME,
-    Param("keep", Kind.SECONDS, "How long the former secret also signs; 0: not at all.", PREVIOUS_SECONDS,
+    Param("keep", Value.SECONDS, "How long the former secret also signs; 0: not at all.", PREVIOUS_SECONDS,
           least=0, most=MOST_PREVIOUS_SECONDS),
     takes="Rotation", settles=NOTICED_SECONDS,
 )  # fmt: skip
@@ -121,7 +121,7 @@ def send_test(doing: Doing, name: str) -> Record:
 
 @operation(
     "target.pause", "POST /v1/targets/{name}:pause", Right.RUN_TARGET, "Pause a webhook target",
-    NAME, Param("why", Kind.TEXT, "A reason, shown to other operators.", "", most=255),
+    NAME, Param("why", Value.TEXT, "A reason, shown to other operators.", "", most=255),
     takes="Pause", settles=NOTICED_SECONDS,
 )  # fmt: skip
 def pause(doing: Doing, name: str, why: str) -> Record:

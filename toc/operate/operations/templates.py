@@ -5,12 +5,12 @@ from __future__ import annotations
 from toc.model.access import Action as Right
 from toc.model.pattern import matches
 from toc.model.template import Template
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Record, operation
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Record, Value, operation
 from toc.operate.operations.topics import NEW_SLOTS, POLICIES, SLOTS
 from toc.operate.records import template_record
 
 PATTERN = Param(
-    "pattern", Kind.TEXT, "Such as 'shop.*': a topic's name, * for any characters.", REQUIRED,
+    "pattern", Value.TEXT, "Such as 'shop.*': a topic's name, * for any characters.", REQUIRED,
     metavar="PATTERN",
 )  # fmt: skip
 FIELDS = "Fields of a topic; slot_amount must be one of them."
@@ -36,8 +36,8 @@ def show_template(doing: Doing, pattern: str) -> Record:
 @operation(
     "template.create", "POST /v1/templates", Right.CHANGE_TEMPLATES, "Create a topic template",
     PATTERN,
-    Param("policies", Kind.OBJECT, FIELDS, REQUIRED, parts=(NEW_SLOTS, *POLICIES)),
-    Param("most_topics", Kind.WHOLE, MOST_TOPICS, 100, least=1),
+    Param("policies", Value.OBJECT, FIELDS, REQUIRED, parts=(NEW_SLOTS, *POLICIES)),
+    Param("most_topics", Value.WHOLE, MOST_TOPICS, 100, least=1),
     takes="NewTemplate", status=201,
 )  # fmt: skip
 def create(doing: Doing, pattern: str, policies: Record, most_topics: int) -> Record:
@@ -50,8 +50,8 @@ def create(doing: Doing, pattern: str, policies: Record, most_topics: int) -> Re
 @operation(
     "template.alter", "PATCH /v1/templates/{pattern}", Right.CHANGE_TEMPLATES, "Change a topic template",
     PATTERN,
-    Param("policies", Kind.OBJECT, FIELDS, {}, parts=(SLOTS, *POLICIES)),
-    Param("most_topics", Kind.WHOLE, MOST_TOPICS, least=1),
+    Param("policies", Value.OBJECT, FIELDS, {}, parts=(SLOTS, *POLICIES)),
+    Param("most_topics", Value.WHOLE, MOST_TOPICS, least=1),
     takes="AlteredTemplate",
 )  # fmt: skip
 def alter(doing: Doing, pattern: str, policies: Record, most_topics: int | None = None) -> Record:

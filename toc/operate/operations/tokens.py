@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from toc.model.access import MOST_PATTERNS, Role
 from toc.model.access import Action as Right
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Record, operation
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Record, Value, operation
 from toc.operate.records import token_record
 
-NAME = Param("name", Kind.TEXT, "Who uses it, such as shop-backend.", REQUIRED)
+NAME = Param("name", Value.TEXT, "Who uses it, such as shop-backend.", REQUIRED)
 
 
 @operation("token.list", "GET /v1/tokens", Right.READ_TOKENS, "List access tokens")
@@ -24,10 +24,10 @@ def list_tokens(doing: Doing) -> Record:
     NAME,
     Param("roles", Role, "What it may do. May be repeated.", REQUIRED, least=1, most=len(Role), many=True,
           option="--role"),
-    Param("topics", Kind.TEXT, "On which topics: shop.*, or * for all. May be repeated.", REQUIRED, least=1,
+    Param("topics", Value.TEXT, "On which topics: shop.*, or * for all. May be repeated.", REQUIRED, least=1,
           most=MOST_PATTERNS, many=True, option="--topic", metavar="PATTERN"),
-    Param("expires", Kind.SECONDS, "Ends after: 12h, 90d. Default: never.", above=0),
-    Param("rate", Kind.NUMBER, "Requests per second that each gateway process accepts.", above=0),
+    Param("expires", Value.SECONDS, "Ends after: 12h, 90d. Default: never.", above=0),
+    Param("rate", Value.NUMBER, "Requests per second that each gateway process accepts.", above=0),
     takes="NewToken", status=201,
 )  # fmt: skip
 def create(

@@ -11,29 +11,29 @@ from toc.model.access import Action as Right
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
-from toc.operate.operation import REQUIRED, Doing, Kind, Operation, Param, Place, Record, operation
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.records import topic_record
 
-NAME = Param("topic", Kind.TOPIC, "Such as order.close: letters, digits, '.', '_', '-'.", REQUIRED)
+NAME = Param("topic", Value.TOPIC, "Such as order.close: letters, digits, '.', '_', '-'.", REQUIRED)
 PARTITIONS = "Partitions: a power of two, 1 to 1024."
-SLOTS = Param("slot_amount", Kind.WHOLE, PARTITIONS, option="--slots")
-NEW_SLOTS = Param("slot_amount", Kind.WHOLE, PARTITIONS, REQUIRED, option="--slots")
+SLOTS = Param("slot_amount", Value.WHOLE, PARTITIONS, option="--slots")
+NEW_SLOTS = Param("slot_amount", Value.WHOLE, PARTITIONS, REQUIRED, option="--slots")
 POLICIES = (
     Param("topic_type", TopicType,
           "timed: deadlines lie ahead (the default). instant: tasks may be due at once.", option="--type"),
-    Param("retries", Kind.WHOLE, "Total tries, 1 to 31. Default 16."),
+    Param("retries", Value.WHOLE, "Total tries, 1 to 31. Default 16."),
     Param("backoff", Backoff, "How long a failed task waits. Default exponential."),
-    Param("backoff_base", Kind.SECONDS, "First wait, doubled each try. Default 1s."),
-    Param("backoff_cap", Kind.SECONDS, "Longest wait. Default 10m."),
-    Param("prepare_timeout", Kind.WHOLE_SECONDS, "A worker silent this long loses its tasks. Default 30s."),
-    Param("max_runtime", Kind.WHOLE_SECONDS, "A try that runs longer fails. Default 1h."),
-    Param("horizon", Kind.WHOLE_SECONDS, "Later tasks wait in MySQL only. Default 1d."),
-    Param("retention", Kind.WHOLE_SECONDS, "How long finished rows are kept. Default 3d."),
-    Param("concurrency", Kind.WHOLE,
+    Param("backoff_base", Value.SECONDS, "First wait, doubled each try. Default 1s."),
+    Param("backoff_cap", Value.SECONDS, "Longest wait. Default 10m."),
+    Param("prepare_timeout", Value.WHOLE_SECONDS, "A worker silent this long loses its tasks. Default 30s."),
+    Param("max_runtime", Value.WHOLE_SECONDS, "A try that runs longer fails. Default 1h."),
+    Param("horizon", Value.WHOLE_SECONDS, "Later tasks wait in MySQL only. Default 1d."),
+    Param("retention", Value.WHOLE_SECONDS, "How long finished rows are kept. Default 3d."),
+    Param("concurrency", Value.WHOLE,
           "Handlers that each worker process runs at once. Default 0: as many as it has threads."),
     Param("delivery", Delivery,
           "Who starts its tasks: handler (default); pull: consumers at a gateway; webhook: receivers."),
-    Param("target", Kind.TEXT, "Where a webhook topic sends its tasks; '' for nowhere.", metavar="NAME"),
+    Param("target", Value.TEXT, "Where a webhook topic sends its tasks; '' for nowhere.", metavar="NAME"),
 )  # fmt: skip
 """The policies of topics, by the names of Topic's fields."""
 
@@ -61,8 +61,8 @@ def show_topic(doing: Doing, topic: str) -> Record:
 
 @operation(
     "topic.create", "POST /v1/topics", Right.CREATE_TOPIC, "Create a topic",
-    Param("name", Kind.TOPIC, NAME.about, REQUIRED),
-    Param("biz_type", Kind.WHOLE, "Its number in the rows, unique to the topic.", REQUIRED),
+    Param("name", Value.TOPIC, NAME.about, REQUIRED),
+    Param("biz_type", Value.WHOLE, "Its number in the rows, unique to the topic.", REQUIRED),
     NEW_SLOTS, *POLICIES, takes="NewTopic", status=201,
 )  # fmt: skip
 def create(doing: Doing, name: str, **values: Any) -> Record:
@@ -75,7 +75,7 @@ def create(doing: Doing, name: str, **values: Any) -> Record:
 @operation(
     "topic.alter", "PATCH /v1/topics/{topic}", Right.CHANGE_TOPIC, "Change a topic",
     NAME, SLOTS, *POLICIES,
-    Param("wait", Kind.FLAG, "With --delivery: wait until none of its tasks is prepared or leased.",
+    Param("wait", Value.FLAG, "With --delivery: wait until none of its tasks is prepared or leased.",
           typed=True),
     takes="TopicPolicies", place=Place.LONG,
 )  # fmt: skip
@@ -114,7 +114,7 @@ def pause(doing: Doing, topic: str) -> Record:
 @operation(
     "topic.resume", "POST /v1/topics/{topic}:resume", Right.CHANGE_TOPIC, "Resume a topic",
     NAME,
-    Param("rate", Kind.WHOLE, "Start at most N waiting tasks per second, cluster-wide; 0: all.", 0,
+    Param("rate", Value.WHOLE, "Start at most N waiting tasks per second, cluster-wide; 0: all.", 0,
           least=0, most=1_000_000),
     takes="Resume",
 )  # fmt: skip
@@ -139,7 +139,7 @@ def _exists(doing: Doing, topic: str, **_: Any) -> None:
 @operation(
     "topic.delete", "DELETE /v1/topics/{topic}", Right.DELETE_TOPIC, "Delete a topic",
     NAME,
-    Param("purge", Kind.FLAG, "First cancel its pending tasks and delete its dead ones.", default=False),
+    Param("purge", Value.FLAG, "First cancel its pending tasks and delete its dead ones.", default=False),
     takes="Delete", place=Place.LONG, check=_exists,
 )  # fmt: skip
 def delete(doing: Doing, topic: str, *, purge: bool) -> Record:
