@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 from toc.cli.bulk import confirm
 from toc.cli.options import Commands, Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import attribute, duration, moment, opened, who, whole_seconds
+from toc.cli.values import attribute, biz_id, duration, job_number, moment, opened, who, whole_seconds
 from toc.model.clock import from_ms
 from toc.model.wire import parse_instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
@@ -40,40 +41,43 @@ _READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute}
 """The functions that read texts."""
 _METAVARS: dict[Any, str] = {
     **dict.fromkeys(_TIMES, "TIME"), Value.OBJECT: "JSON", Value.TEXT: "TEXT", Value.TOPIC: "TOPIC",
+    Value.BIZ_ID: "ID",
 }  # fmt: skip
 """What a value is called in the help."""
 
 
-def act(operation: Operation, center: TimeoutCenter, **values: Any) -> Any:
-    """Do it in the name of the OS user. Returns what it returns, when everybody has noticed the change."""
-    doing = Doing(center, who(), operation.right, remark=say)
-    with progress_line(operation.name) if operation.place is Place.LONG else nullcontext() as bar:
-        if bar is not None:
-            doing.progress = lambda text: bar(0.0, text)
+def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **values: Any) -> Any:
+    """Do it in the name of the OS user. Returns what it returns, when everybody has noticed the change.
+
+    ``yes``: do not ask.
+    """
+    doing = Doing(center, who(), operation.right, remark=say, confirm=partial(confirm, yes=yes))
+    with progress_line("", lines=True) if operation.place is Place.LONG else nullcontext() as tell:
+        if tell is not None:
+            doing.progress = partial(tell, None)
         record = operation.perform(doing, values)
     time.sleep(operation.settles)  # what is said then must be true
     return record
 
 
-def acted(operation: Operation, **values: Any) -> Any:
+def acted(operation: Operation, *, yes: bool = True, **values: Any) -> Any:
     """Do it with a center of its own, as ``act`` does."""
     # A session with ZooKeeper would also tell of itself.
     with opened(account=operation.changes and operation.place is not Place.CLUSTER) as center:
-        return act(operation, center, **values)
+        return act(operation, center, yes=yes, **values)
 
 
 def made(
     operation: Operation,
     *,
     arguments: int = 1,
-    ask: Callable[[Mapping[str, Any]], str] | None = None,
     **options: Option | Param | None,
 ) -> Callable[[Show], Callable[..., None]]:
     """Return a function that makes a command of one that prints the record of an operation.
 
     The help is the docstring of the operation and then that of the decorated function. The first
-    ``arguments`` params have no option. ``ask`` returns the question that must be answered first. ``options``
-    replace those that are made of params, or their params; those that are None have no option.
+    ``arguments`` params have no option. ``options`` replace those that are made of params, or their params;
+    those that are None have no option. A function with a parameter ``values`` gets them, too.
     """
     params = {part.name: part for param in operation.params for part in param.parts or (param,)}
     own: dict[str, Option] = {}
@@ -87,28 +91,28 @@ def made(
 
     def declare(show: Show) -> Callable[..., None]:
         def run(*, as_json: bool, yes: bool = True, **typed: Any) -> None:
-            given = {
-                name: _read(param, value, own.get(name))
-                for name, param in params.items()
-                if (value := typed[_safe(name)]) is not None
-                and (value is not False or param.default is False)
-            }
+            given: Record = {}
+            for name, param in params.items():
+                value = typed[_safe(name)]
+                if value is not None and (value is not False or param.default is False):
+                    given[name] = _read(param, value, own.get(name), as_text=typed.get("text", False))
+            given.pop("text", None)
             values = _values(operation, given)
-            if ask is not None:
-                confirm(ask(values), yes=yes)
-            show(acted(operation, **values), as_json=as_json)
+            record = acted(operation, yes=yes, **values)
+            more = {"values": values} if "values" in inspect.signature(show).parameters else {}
+            show(record, as_json=as_json, **more)
 
         run.__doc__ = inspect.cleandoc(f"{operation.do.__doc__}\n\n    {show.__doc__ or ''}").strip()
         run.__name__ = show.__name__
         taken = [_parameter(_safe(name), *_declared(param, own.get(name))) for name, param in params.items()]
         for place, param in enumerate(operation.params[:arguments]):
             about = typer.Argument(metavar=param.metavar or "NAME", help=param.about)
-            kind = _TYPES.get(param.kind, str)
+            kind = list[str] if param.many else _TYPES.get(param.kind, str)
             if param.default is REQUIRED:
                 taken[place] = _parameter(_safe(param.name), Annotated[kind, about], inspect.Parameter.empty)
             elif param.metavar.startswith("["):
                 taken[place] = _parameter(_safe(param.name), Annotated[kind | None, about], None)
-        if ask is not None:
+        if operation.asks:
             taken.append(_parameter("yes", Yes, False))
         taken.append(_parameter("as_json", Json, False))
         run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
@@ -159,10 +163,14 @@ def _declared(param: Param, own: Option | None) -> tuple[Any, Any]:
     return (kind | None if param.default is None else kind), taken
 
 
-def _read(param: Param, typed: Any, own: Option | None) -> Any:
+def _read(param: Param, typed: Any, own: Option | None, *, as_text: bool) -> Any:
     """Return the value of what was typed."""
     if own is not None:
         return own[1](typed)
+    if param.kind is Value.BIZ_ID:
+        return biz_id(typed, as_text=as_text)
+    if param.kind is Value.JOB_ID:
+        return list(map(job_number, typed)) or None
     return _READ[param.kind](typed) if param.kind in _READ else typed
 
 

@@ -91,32 +91,3 @@ def _with_texts(command: Callable[..., None]) -> Callable[..., None]:
 
     reading.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return reading
-
-
-class Group(dict[str, Any]):
-    """Options that several commands share: the attributes of a subclass. Holds those that were given."""
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Put the options of a Group in the place of each parameter that is one."""
-    own = inspect.signature(command, eval_str=True)
-    groups: dict[str, type[Group]] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, taken in own.parameters.items():
-        given: dict[str, tuple[Any, Any]] = {name: (taken.annotation, taken.default)}
-        if inspect.isclass(taken.annotation) and issubclass(taken.annotation, Group):
-            groups[name] = taken.annotation
-            fields = inspect.get_annotations(taken.annotation, eval_str=True)
-            given = {field: (kind, getattr(taken.annotation, field)) for field, kind in fields.items()}
-        for field, (kind, default) in given.items():
-            parameters.append(inspect.Parameter(field, taken.KEYWORD_ONLY, default=default, annotation=kind))
-
-    @functools.wraps(command)
-    def spread(**values: Any) -> None:
-        for name, kind in groups.items():
-            given = {field: values.pop(field) for field in kind.__annotations__}
-            values[name] = kind({field: value for field, value in given.items() if value is not None})
-        command(**values)
-
-    spread.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return spread

@@ -88,7 +88,7 @@ def _show_resumed(record: Record, *, as_json: bool) -> None:
     _tell(record, f"running; what waited starts at {rate} a second" if rate else "running", as_json=as_json)
 
 
-@command(app, topics.delete, ask=lambda values: _question(**values))
+@command(app, topics.delete)
 def _show_deleted(record: Record, *, as_json: bool) -> None:
     """First stop the programs that submit to it, and remove its handler from your application. Finished tasks
     are kept for the topic's retention.
@@ -98,11 +98,6 @@ def _show_deleted(record: Record, *, as_json: bool) -> None:
     """
     counts = {"pending_cancelled": record["cancelled"], "dead_deleted": record["purged"]}
     show_one({"deleted": record["name"], **counts}, as_json=as_json)
-
-
-def _question(topic: str, *, purge: bool) -> str:
-    what = ", with all its pending and dead tasks," if purge else ""
-    return f"delete topic {topic}{what} for good"
 
 
 def _tell(record: Record, state: str, *, as_json: bool) -> None:

@@ -23,7 +23,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from toc.gateway import (
-    dead,
     openapi,
     pull_calls,
     tasks,
@@ -54,17 +53,15 @@ from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
-from toc.operate.operations import audit, cluster, schedules, targets, templates, tokens, topics
+from toc.operate.operations import OPERATIONS
 from toc.pull.handed_out import HandedOut
 
 log = get_logger(__name__)
 
-SUBJECTS = (topics, cluster, tokens, templates, audit, targets, schedules)
 CALLS: tuple[HttpCall, ...] = (
     *tasks.CALLS,
     *pull_calls.CALLS,
-    *(call_of(one) for subject in SUBJECTS for one in subject.OPERATIONS if one.route),
-    *dead.CALLS,
+    *(call_of(one) for one in OPERATIONS if one.route),
 )
 """Every call of the native API. The first that fits a request is taken."""
 

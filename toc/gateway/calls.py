@@ -12,16 +12,16 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from toc.gateway.problems import FORBIDDEN, UNKNOWN_TASK, Problem, unknown_topic
+from toc.gateway.problems import FORBIDDEN, INVALID, UNKNOWN_TASK, Problem, unknown_topic
 from toc.model import access
 from toc.model.access import Access, Token
 from toc.model.errors import InvalidInput
-from toc.model.sharding import valid_job_id
+from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, valid_job_id
 from toc.model.task import Request, TaskRow
-from toc.model.wire import parse_instant
+from toc.model.wire import MAX_EXACT, parse_instant
 from toc.pull.handed_out import HandedOut
 
 if TYPE_CHECKING:
@@ -42,6 +42,43 @@ Instant = Annotated[
     datetime, PlainValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
 """A time in a request: RFC 3339 with a zone."""
+
+
+def _biz_id(value: Any) -> Any:
+    """Return a biz_id as it is meant: a text of digits is that number, so "42" and 42 are the same."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        number = int(value)
+        return number if str(number) == value and number <= MAX_BIZ_ID else value
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        why = "many programs round numbers beyond 2^53: send this biz_id as a text of its digits"
+        raise PydanticCustomError("biz_id", why)
+    return value
+
+
+TaskBizId = Annotated[
+    Any,  # checked where rows are made, which names it in its errors
+    BeforeValidator(_biz_id),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
+                {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
+            ],
+            "description": "Id of the order or other object: 0 to 2^63-1, beyond 2^53 as a text of digits; "
+            "or another text of 1 to 255 bytes.",
+        }
+    ),
+]
+
+
+def meant(value: str, *, text: bool) -> int | str:
+    """Return the biz_id of a query. Raises Problem for digits that are no number unless it is a ``text``."""
+    found = value if text else _biz_id(value)
+    if found == value and value.isascii() and value.isdecimal() and value[0] != "0" and not text:
+        raise Problem(
+            INVALID, "as a number, biz_id is at most 2^63-1; add text=true if it is a text", field="biz_id"
+        )
+    return found
 
 
 class Model(BaseModel):

@@ -7,9 +7,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Field, StringConstraints, create_model
 
-from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Nothing, Query
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Nothing, Query, TaskBizId, meant
 from toc.gateway.problems import unknown_topic
 from toc.model.schedule import check_instant
 from toc.model.sharding import BizId
@@ -27,6 +27,8 @@ _TYPES: dict[Value, Any] = {
     Value.INSTANT: Instant,
     Value.MOMENT: Annotated[Instant, AfterValidator(check_instant)],
     Value.PAST: Instant,
+    Value.BIZ_ID: TaskBizId,
+    Value.JOB_ID: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,18}$")],
     Value.OBJECT: dict[str, Any],
     Value.HEADERS: dict[str, str],
 }
@@ -36,10 +38,9 @@ def call_of(operation: Operation) -> HttpCall:
     """Return the call of an operation. What its path does not name is in the query of a GET or DELETE,
     otherwise in the body."""
     method, _, path = operation.route.partition(" ")
-    fields: Any = {
-        one.name: _field(one) for one in operation.params if f"{{{one.name}}}" not in path and not one.typed
-    }
     in_query = method in ("GET", "DELETE")
+    rest = [one for one in operation.params if f"{{{one.name}}}" not in path and not one.typed]
+    fields: Any = {one.name: _field(one, in_query=in_query) for one in rest}
     takes: Any = None
     if fields:
         doc = operation.do.__doc__
@@ -52,9 +53,11 @@ def call_of(operation: Operation) -> HttpCall:
     )  # fmt: skip
 
 
-def _field(param: Param) -> tuple[Any, Any]:
+def _field(param: Param, *, in_query: bool) -> tuple[Any, Any]:
     """Return a field as pydantic has it: its type, and its default with its bounds."""
     kind: Any = _TYPES[param.kind] if isinstance(param.kind, Value) else param.kind
+    if in_query and param.kind is Value.BIZ_ID:
+        kind = str
     bounds: dict[str, Any] = {}
     if isinstance(param.kind, type) and issubclass(param.kind, StrEnum):
         kind = Annotated[kind, Field(strict=False)]  # the names of its members are texts
@@ -79,6 +82,12 @@ async def _perform(operation: Operation, asked: Asked) -> Answer:
             raise unknown_topic(values[param.name])
     doing = Doing(service.center, asked.token.name, operation.right, asked.token)
     pool: str = operation.place
+    if operation.place is Place.TASKS:
+        pool = Place.ALL
+        if "biz_id" in values:
+            server = service.center.store.server_of_biz(BizId.of(values["biz_id"]))
+            service.check_there(server)
+            pool = f"server-{server}"
     if operation.place is Place.SCHEDULE:
         name = str(values["name"])
         server = service.center.store.server_of_biz(BizId.of(name if NAME.fullmatch(name) else "-"))
@@ -98,4 +107,9 @@ def _values(operation: Operation, asked: Asked) -> Record:
         value = getattr(sent, param.name, None)
         if value is not None or (param.null and param.name in sent.model_fields_set):
             values.setdefault(param.name, value)
+    text = values.pop("text", False)
+    if asked.body is None and "biz_id" in values:
+        values["biz_id"] = meant(values["biz_id"], text=text)
+    if "job_ids" in values:
+        values["job_ids"] = list(map(int, values["job_ids"]))
     return values

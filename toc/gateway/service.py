@@ -23,7 +23,7 @@ from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
 
 if TYPE_CHECKING:
-    from toc.gateway.calls import Asked
+    pass
 
 SMALL_TEXT = 64 << 10
 """Bytes of JSON that are parsed on the event loop."""
@@ -151,13 +151,6 @@ class Service:
         """Return the name of a task's topic; None if there is none, as of a deleted topic."""
         topic = self.center.catalog.known_type(row.biz_type)
         return topic.name if topic else None
-
-    def visible_types(self, asked: Asked) -> tuple[int, ...] | None:
-        """Return the biz_types of the topics that a token may see; None if it may see all."""
-        if asked.token.everywhere:
-            return None
-        known = self.center.catalog.known().values()
-        return tuple(topic.biz_type for topic in known if asked.may(topic.name))
 
     # --- state
 

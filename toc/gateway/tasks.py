@@ -6,66 +6,31 @@ from base64 import b64decode
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired, Protocol
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field, Json, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Json
 from typing_extensions import TypedDict
 
-from toc.gateway import show
-from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query, forbidden
-from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of, unknown_topic
+from toc.gateway.calls import (
+    Answer,
+    Asked,
+    HttpCall,
+    Instant,
+    Model,
+    Query,
+    TaskBizId,
+    forbidden,
+    meant,
+)
+from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
 from toc.model.access import MATRIX, Action
-from toc.model.clock import to_ms
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
-from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId
-from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskStatus
+from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission
 from toc.model.topic import Topic
-from toc.model.wire import MAX_EXACT
-from toc.store.select import END_OF_TIME, Selection, cursor_text, parse_cursor
-from toc.store.select import Page as Found
+from toc.operate.shown import TaskShown, task_shown
 
 MOST_IN_BATCH = 1000
-MOST_ON_PAGE = 1000
 BATCH_BYTES = 16 << 20
-
-
-def _biz_id(value: Any) -> Any:
-    """Return a biz_id as it is meant: a text of digits is that number, so "42" and 42 are the same."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
-        number = int(value)
-        return number if str(number) == value and number <= MAX_BIZ_ID else value
-    if isinstance(value, int) and abs(value) > MAX_EXACT:
-        why = "many programs round numbers beyond 2^53: send this biz_id as a text of its digits"
-        raise PydanticCustomError("biz_id", why)
-    return value
-
-
-TaskBizId = Annotated[
-    Any,  # checked where rows are made, which names it in its errors
-    BeforeValidator(_biz_id),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
-                {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
-            ],
-            "description": "Id of the order or other object: 0 to 2^63-1, beyond 2^53 as a text of digits; "
-            "or another text of 1 to 255 bytes.",
-        }
-    ),
-]
-QueryBizId = Annotated[str, Field(description="A number if it is all digits.")]
-
-
-def _meant(value: str, *, text: bool) -> int | str:
-    """Return the biz_id of a query. Raises Problem for digits that are no number unless it is a ``text``."""
-    found = value if text else _biz_id(value)
-    if found == value and value.isascii() and value.isdecimal() and value[0] != "0" and not text:
-        raise Problem(
-            INVALID, "as a number, biz_id is at most 2^63-1; add text=true if it is a text", field="biz_id"
-        )
-    return found
 
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Seconds from now.")]
@@ -140,7 +105,7 @@ class RawTask(Query):
                 "a request that is not application/json is the task's body: give biz_id in the query",
                 field="biz_id",
             )
-        values = {**self.__dict__, "biz_id": _meant(self.biz_id, text=self.text)}
+        values = {**self.__dict__, "biz_id": meant(self.biz_id, text=self.text)}
         del values["raw"], values["text"]
         return NewTask(topic, body=body, content_type=content_type, **values)
 
@@ -253,7 +218,7 @@ _DOWNLOAD = {
 async def get(asked: Asked) -> Answer:
     """Show one task."""
     row, topic = await asked.row()
-    return Answer(show.task(row, topic))
+    return Answer(task_shown(row, topic))
 
 
 async def history(asked: Asked) -> Answer:
@@ -261,110 +226,6 @@ async def history(asked: Asked) -> Answer:
     row, _ = await asked.row()
     tries = await asked.service.at_task(row.job_id, asked.service.center.store.history, row.job_id)
     return Answer({"tries": [one.shown() for one in tries]})
-
-
-# --- search
-
-
-class Filters(Protocol):
-    """Which tasks, as a query or a body says it."""
-
-    topic: str | None
-    due_after: Instant | None
-    due_before: Instant | None
-    error: str | None
-
-    @property
-    def biz(self) -> int | str | None:
-        """The biz_id, with its type."""
-
-
-class Search(Query):
-    """What to look for. Without a biz_id, one status is looked at: pending, unless another is given."""
-
-    biz_id: QueryBizId | None = None
-    text: Annotated[bool, Field(description="Treat the biz_id as a text even if it is all digits.")] = False
-    topic: str | None = None
-    status: Literal["pending", "processed", "cancelled", "dead"] | None = None
-    due_after: Annotated[Instant, Field(description="From this time on, RFC 3339.")] | None = None
-    due_before: Annotated[Instant, Field(description="Before this time, RFC 3339.")] | None = None
-    error: (
-        Annotated[str, Field(min_length=1, max_length=1000, description="A part of the last error.")] | None
-    ) = None
-    limit: Annotated[int, Field(ge=1, le=MOST_ON_PAGE)] = 100
-    next: Annotated[str, Field(max_length=100, description="The next of the page before.")] | None = None
-
-    @property
-    def biz(self) -> int | str | None:
-        """The biz_id, with its type."""
-        return None if self.biz_id is None else _meant(self.biz_id, text=self.text)
-
-
-class TaskPage(TypedDict):
-    """Tasks in the order of their next time (or of their end); with a biz_id in the order of submission.
-
-    A page reads a bounded number of rows, so it may be empty although more follow: while ``next`` is not
-    null, ask on with it.
-    """
-
-    tasks: list[show.TaskShown | show.UnreadableShown]
-    next: str | None
-
-
-async def search(asked: Asked) -> Answer:
-    """Show the tasks that match, a page at a time."""
-    query: Search = asked.query
-    wanted = await selection(asked, query, query.status)
-    return Answer(await shown_page(asked, await found_page(asked, wanted, query.next, query.limit)))
-
-
-async def found_page(asked: Asked, wanted: Selection, after: str | None, limit: int) -> Found:
-    """Return a page of selected rows; ``after`` is the next of the one before. Raises Problem."""
-    service = asked.service
-    store = service.center.store
-    page = partial(store.selections.page, wanted, parse_cursor(after), limit)
-    if wanted.biz is None:
-        return await service.at_all(page)
-    return await service.at_server(store.server_of_biz(wanted.biz), page)
-
-
-async def shown_page(asked: Asked, found: Found) -> TaskPage:
-    """Show a page as far as its token may see it."""
-    await asked.service.read_through(found.rows)
-    shown = [(row, asked.topic_of(row)) for row in found.rows]
-    return {
-        "tasks": [show.task_or_damage(row, topic) for row, topic in shown if topic is not None],
-        "next": cursor_text(found.next),
-    }
-
-
-async def selection(asked: Asked, query: Filters, status: str | None) -> Selection:
-    """Return what filters select, within what the token may see. Raises Problem (404 for a topic that it may
-    not see), InvalidBizId, InvalidTopic, UnknownTopic."""
-    service = asked.service
-    types = service.visible_types(asked)
-    if query.topic is not None:
-        if not asked.may(query.topic):
-            raise unknown_topic(query.topic)
-        types = ((await service.batcher.topic(query.topic)).biz_type,)
-    since = None if query.due_after is None else _within(to_ms(query.due_after))
-    before = None if query.due_before is None else _within(to_ms(query.due_before))
-    if since is not None and before is not None and since >= before:
-        raise Problem(INVALID, "due_after is not before due_before", field="due_after")
-    biz_id = query.biz
-    return Selection(
-        TaskStatus[(status or "pending").upper()] if status or biz_id is None else None,
-        biz_types=types,
-        biz=None if biz_id is None else BizId.of(biz_id),
-        since=since,
-        before=before,
-        error=query.error,
-    )
-
-
-def _within(instant: int) -> int:
-    """Return the nearest instant (ms) that a row can have."""
-    return min(max(0, instant), END_OF_TIME)
 
 
 # --- change
@@ -423,10 +284,9 @@ CALLS = (
         body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, most_values=64 * MOST_IN_BATCH,
         named=True,
     ),
-    HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=show.TaskShown),
+    HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=TaskShown),
     HttpCall("GET", "/v1/tasks/{job_id}/body", Action.GET_BODY, body, "Download a task's body", gives=bytes),
     HttpCall("GET", "/v1/tasks/{job_id}/history", Action.GET_TASK, history, "See why a task failed"),
-    HttpCall("GET", "/v1/tasks", Action.FIND_TASKS, search, "Search tasks", query=Search, gives=TaskPage),
     HttpCall("DELETE", "/v1/tasks/{job_id}", Action.CANCEL, cancel, "Cancel a task", gives=Changed),
     HttpCall(
         "PATCH", "/v1/tasks/{job_id}", Action.RESCHEDULE, reschedule, "Give a task another deadline",

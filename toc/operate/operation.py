@@ -45,6 +45,9 @@ class Value(Enum):
     """An instant from 1970 to 9000, as calendars have them."""
     PAST = auto()
     """An instant; at the command line an age, too."""
+    BIZ_ID = auto()
+    """A number or a text; in a query, and at the command line, what is all digits is a number."""
+    JOB_ID = auto()
     OBJECT = auto()
     HEADERS = auto()
     """Texts by name."""
@@ -60,6 +63,8 @@ class Place(StrEnum):
     """The server of the schedule that is named."""
     ALL = "all"
     """All database servers."""
+    TASKS = "tasks"
+    """The server of a biz_id, if there is one among the values, otherwise all."""
     CLUSTER = "cluster"
     """ZooKeeper and Redis."""
     RECEIVER = "targets"
@@ -72,14 +77,15 @@ class Place(StrEnum):
 class Param:
     """A value that an operation takes: an argument of its function, a field of a request, an option.
 
-    A REQUIRED default makes it required; without a default it is given or not. ``least``, ``above`` and
-    ``most`` bound a number, ``least`` and ``most`` the characters of a text. ``many``: a list. ``null``: null
-    is a value, too. ``option`` and ``metavar`` are for the command line, at which ``parts`` are options of
-    their own. ``typed``: it is for the command line alone.
+    ``kind`` is a Value, an enum of texts or a Literal of them. A REQUIRED default makes it required; without
+    a default it is given or not. ``least``, ``above`` and ``most`` bound a number, ``least`` and ``most`` the
+    characters of a text. ``many``: a list. ``null``: null is a value, too. ``option`` and ``metavar`` are for
+    the command line, at which ``parts`` are options of their own. ``typed``: it is for the command line
+    alone.
     """
 
     name: str
-    kind: Value | type[StrEnum]
+    kind: Any
     about: str = ""
     default: Any = None
     least: float | None = None
@@ -105,6 +111,8 @@ class Doing:
     """None at the command line, where the operator may do everything."""
     progress: Callable[[str], None] = lambda _text: None
     """Called with a text that says what the function waits for."""
+    confirm: Callable[[str], None] = lambda _question: None
+    """Called with a question; raises an error if the answer is no."""
     remark: Callable[[str], None] = lambda _text: None
     """Called with what a person should know beside the result."""
     result: Record = field(default_factory=dict)
@@ -140,9 +148,10 @@ class Operation:
 
     ``params``: the first is the target in the audit, unless ``target`` makes another of the values. ``takes``
     names the form of the request, ``gives`` is the type of the answer, both for the document. Without a route
-    it is for the command line alone. ``check`` runs
-    before the audit, and refuses; ``details`` are what the audit tells of the values. ``settles``: seconds
-    after which everybody has noticed the change. What only looks has no audit.
+    it is for the command line alone. ``check`` runs before the audit, and refuses; ``details`` are what the
+    audit tells of the values. ``settles``: seconds after which everybody has noticed the change. What only
+    looks has no audit, nor has what is not ``audited``: its function records what it finds to change.
+    ``asks``: it asks ``Doing.confirm`` first.
     """
 
     name: str
@@ -157,6 +166,8 @@ class Operation:
     place: Place = Place.FIRST
     settles: float = 0.0
     changes: bool = True
+    audited: bool = True
+    asks: bool = False
     check: Callable[..., None] | None = None
     target: Callable[[Doing], str] | None = None
     details: Callable[[Record], Mapping[str, Any]] = dict
@@ -169,7 +180,7 @@ class Operation:
     def _perform(self, doing: Doing, values: Mapping[str, Any]) -> Any:
         if self.check is not None:
             self.check(doing, **values)
-        if not self.changes or values.get("dry_run"):
+        if not (self.changes and self.audited) or values.get("dry_run"):
             return self.do(doing, **values)
         from toc.operate.audit import audited
 

@@ -12,10 +12,10 @@ from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
 from toc.cli.output import row_record
-from toc.gateway import show
 from toc.model.errors import UnreadableTask
 from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
+from toc.operate.shown import task_shown
 from toc.pull.pulls import Pulls
 from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher
@@ -47,8 +47,8 @@ def test_a_damaged_value_makes_its_own_row_unreadable_and_no_other(
 
     rows = store.read([damaged, sound])
     with pytest.raises(UnreadableTask):
-        show.task(rows[damaged], TOPIC)
-    assert show.task(rows[sound], TOPIC)["job_id"] == str(sound)
+        task_shown(rows[damaged], TOPIC)
+    assert task_shown(rows[sound], TOPIC)["job_id"] == str(sound)
     assert [("unreadable" in row_record(rows[job_id], TOPIC)) for job_id in (damaged, sound)] == [True, False]
     assert {row.job_id for row in store.scans.pending([damaged, sound])} == {damaged, sound}
     assert store.read_tries([damaged, sound]).keys() == {damaged, sound}

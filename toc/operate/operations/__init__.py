@@ -1,1 +1,20 @@
 """Operations, a module for each subject."""
+
+from __future__ import annotations
+
+from toc.operate.operation import Operation
+from toc.operate.operations import (
+    audit,
+    cluster,
+    dead,
+    schedules,
+    targets,
+    tasks,
+    templates,
+    tokens,
+    topics,
+)
+
+SUBJECTS = (tasks, topics, dead, cluster, tokens, templates, audit, targets, schedules)
+OPERATIONS: tuple[Operation, ...] = tuple(one for subject in SUBJECTS for one in subject.OPERATIONS)
+"""All that operators can do."""

@@ -130,17 +130,19 @@ def resume(doing: Doing, topic: str, rate: int) -> Record:
     return topic_record(admin.resume_topic(doing.center.store, topic, rate=rate, now_ms=now))
 
 
-def _exists(doing: Doing, topic: str, **_: Any) -> None:
+def _sure(doing: Doing, topic: str, *, purge: bool) -> None:
     from toc.operate import admin
 
     admin.get_topic(doing.center.store, topic)
+    what = ", with all its pending and dead tasks," if purge else ""
+    doing.confirm(f"delete topic {topic}{what} for good")
 
 
 @operation(
     "topic.delete", "DELETE /v1/topics/{topic}", Right.DELETE_TOPIC, "Delete a topic",
     NAME,
     Param("purge", Value.FLAG, "First cancel its pending tasks and delete its dead ones.", default=False),
-    takes="Delete", place=Place.LONG, check=_exists,
+    takes="Delete", place=Place.LONG, check=_sure, asks=True,
 )  # fmt: skip
 def delete(doing: Doing, topic: str, *, purge: bool) -> Record:
     """Delete a paused topic without pending and dead tasks. Its biz_type is never used again."""

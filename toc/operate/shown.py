@@ -45,7 +45,7 @@ class UnreadableShown(TypedDict):
     unreadable: str
 
 
-def task(row: TaskRow, topic: str) -> TaskShown:
+def task_shown(row: TaskRow, topic: str) -> TaskShown:
     """Show a task; of its own URL without the query. Raises UnreadableTask."""
     record = task_record(row, topic)
     route = record["attribute"].get(ROUTE)
@@ -58,6 +58,6 @@ def task(row: TaskRow, topic: str) -> TaskShown:
 def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
     """Show one task of many. A damaged one does not keep the others from being shown."""
     try:
-        return task(row, topic)
+        return task_shown(row, topic)
     except UnreadableTask as exc:
         return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}

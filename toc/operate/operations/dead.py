@@ -1,0 +1,158 @@
+"""Dead tasks: list, redrive or purge some, by job_id or all that filters select."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
+
+from toc.model.access import Action as Right
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidInput
+from toc.model.task import TaskStatus
+from toc.model.wire import instant
+from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operations.tasks import (
+    BIZ_ID,
+    ERROR,
+    FILTERS,
+    MOST_ON_PAGE,
+    NEXT,
+    TEXT,
+    TOPIC,
+    TaskPage,
+    page,
+    selection,
+    shown,
+    topics_of,
+)
+
+if TYPE_CHECKING:
+    from toc.operate.bulk import BulkStep
+
+CHOSEN = (
+    Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=1000, many=True, metavar="[JOB_ID]..."),
+    TOPIC, BIZ_ID, Param("text", Value.FLAG, TEXT.about, typed=True),
+    Param("due_after", Value.PAST, "Died from this time on.", option="--after"),
+    Param("due_before", Value.PAST, "Died before this time.", option="--before"),
+    ERROR,
+    Param("all", Value.FLAG, "Every task that the filters select.", default=False),
+    Param("limit", Value.WHOLE, "At most N of the selected tasks, in the order of their deaths.",
+          MOST_ON_PAGE, least=1, most=MOST_ON_PAGE),
+    NEXT,
+    Param("rate", Value.NUMBER, "At most N tasks per second.", least=0.001, most=1e6, typed=True),
+    Param("dry_run", Value.FLAG, "Change nothing; show how many tasks would change.", default=False),
+)  # fmt: skip
+
+
+class Counts(TypedDict, total=False):
+    """How many tasks had each outcome. ``left`` counts tasks that were left alone: they are
+    unknown, not dead or out of reach. After a selection ``next`` is where the next call begins; it
+    is null at the end. It may do none although more follow."""
+
+    redriven: int
+    not_indexed_yet: int
+    purged: int
+    left: int
+    would_redrive: int
+    would_purge: int
+    next: str | None
+
+
+@operation(
+    "dead.list", "GET /v1/dead", Right.READ_DEAD, "List dead tasks",
+    *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
+)  # fmt: skip
+def list_dead(doing: Doing, *, limit: int, next: str | None = None, **which: Any) -> Record:  # noqa: A002
+    """Show dead tasks, a page at a time, in the order of their deaths."""
+    if which.pop("status", "dead") != "dead":
+        raise InvalidInput("dead tasks have the status dead", "status")
+    return shown(doing, page(doing, selection(doing, "dead", **which), next, limit))
+
+
+@operation(
+    "tasks.redrive", "POST /v1/dead:redrive", Right.REDRIVE, "Redrive dead tasks",
+    *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False,
+)  # fmt: skip
+def redrive(doing: Doing, **given: Any) -> Record:
+    """Make dead tasks pending again, due now, with all their tries. First repair the cause.
+
+    Those that are not dead are left alone.
+    """
+    from toc.operate import bulk
+
+    return _change(doing, "redrive", bulk.redrive, {"redriven": 0, "not_indexed_yet": 0}, **given)
+
+
+@operation(
+    "tasks.purge", "POST /v1/dead:purge", Right.PURGE, "Purge dead tasks",
+    *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False, asks=True,
+)  # fmt: skip
+def purge(doing: Doing, **given: Any) -> Record:
+    """Delete dead tasks and their rows for good."""
+    from toc.operate import bulk
+
+    return _change(doing, "purge", bulk.purge_dead, {"purged": 0, "left": 0}, **given)
+
+
+def _change(
+    doing: Doing,
+    verb: str,
+    begin: Callable[..., Iterator[BulkStep]],
+    nothing: Record,
+    job_ids: Sequence[int] | None = None,
+    *,
+    all: bool,  # noqa: A002 - as in the API
+    dry_run: bool,
+    limit: int | None = None,
+    next: str | None = None,  # noqa: A002
+    rate: float | None = None,
+    **which: Any,
+) -> Record:
+    """Do it to the tasks that are meant. Without a ``limit``, as at the command line, to all of them."""
+    from toc.operate import bulk
+    from toc.store.select import cursor_text
+
+    store, typed = doing.center.store, doing.token is None
+    more: Record = {}
+    if (job_ids is None) != all or (job_ids is not None and (which or next)) or (typed and all and not which):
+        by_filter = "JOB_IDs, or --topic NAME (or another filter) together with --all"
+        how = by_filter if typed else "job_ids, or all: true with any filters, not both"
+        raise InvalidInput(f"give {how}", "job_ids")
+    store.check_layout()
+    if job_ids is not None:
+        asked = len(set(job_ids))
+        rows = [row for row in store.read(sorted(set(job_ids))).values() if row.status == TaskStatus.DEAD]
+        chosen: Sequence[int] = [row.job_id for row, _ in topics_of(doing, rows)]
+    elif limit is None:
+        chosen = store.selections.ids(selection(doing, "dead", **which))
+        asked = len(chosen)
+    else:
+        found = page(doing, selection(doing, "dead", **which), next, limit)
+        asked, more["next"] = len(found.rows), cursor_text(found.next)
+        chosen = [row.job_id for row, _ in topics_of(doing, found.rows)]
+    if dry_run:
+        return {f"would_{verb}": len(chosen)} | more
+    if chosen and job_ids is None:  # job_ids are a choice already
+        doing.confirm(f"{verb} {len(chosen)} dead tasks for good")
+    counts: Record = bulk.changed(
+        doing.center, doing.by, f"tasks.{verb}", begin(doing.center, chosen, rate), chosen,
+        target=which.get("topic", "tasks"), progress=lambda step: doing.progress(f"{step.done} of {asked}"),
+        **({"selected": _text(which)} if which else {}),
+    )  # fmt: skip
+    unknown = asked - len(chosen)
+    if typed:
+        return (counts or nothing) | {"unknown": unknown}
+    return {**counts, "left": counts.get("left", 0) + unknown} | more
+
+
+def _text(which: Record) -> str:
+    """Return filters as text for the audit."""
+    texts = {name.removeprefix("due_"): value for name, value in which.items()}
+    for name in texts.keys() & {"after", "before"}:
+        texts[name] = instant(to_ms(texts[name]))
+    return ", ".join(f"{name}={value}" for name, value in texts.items())
+
+
+OPERATIONS: tuple[Operation, ...] = (list_dead, redrive, purge)

@@ -1,0 +1,130 @@
+"""Tasks: find those that match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import TypedDict
+
+from toc.model.access import Action as Right
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidInput, SchemaBehind, StoreUnavailable
+from toc.model.sharding import BizId
+from toc.model.task import TaskStatus
+from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.shown import TaskShown, UnreadableShown, task_or_damage
+
+if TYPE_CHECKING:
+    from toc.model.task import TaskRow
+    from toc.store.select import Page, Selection
+
+MOST_ON_PAGE = 1000
+TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="NAME")
+BIZ_ID = Param("biz_id", Value.BIZ_ID, "Id of the order or other object; a number if all digits.")
+TEXT = Param("text", Value.FLAG, "Treat the biz_id as a text even if it is all digits.", default=False)
+STATUS = Param(
+    "status", Literal["pending", "processed", "cancelled", "dead"], "Without a biz_id by default pending."
+)
+ERROR = Param("error", Value.TEXT, "Only tasks whose last error contains this.", least=1, most=1000)
+LIMIT = Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=MOST_ON_PAGE)
+NEXT = Param("next", Value.TEXT, "Go on where the page before ended.", most=100, metavar="CURSOR")
+FILTERS = (
+    BIZ_ID, TEXT, TOPIC, STATUS,
+    Param("due_after", Value.PAST, "Due, or ended, from this time on.", option="--after"),
+    Param("due_before", Value.PAST, "Due, or ended, before this time.", option="--before"),
+    ERROR, LIMIT, NEXT,
+)  # fmt: skip
+
+
+class TaskPage(TypedDict):
+    """Tasks in the order of their next time (or of their end); with a biz_id in the order of submission.
+
+    A page reads a bounded number of rows, so it may be empty although more follow: while ``next`` is not
+    null, ask on with it.
+    """
+
+    tasks: list[TaskShown | UnreadableShown]
+    next: str | None
+
+
+@operation(
+    "task.find", "GET /v1/tasks", Right.FIND_TASKS, "Search tasks",
+    *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
+)  # fmt: skip
+def search(doing: Doing, *, limit: int, next: str | None = None, **which: Any) -> Record:  # noqa: A002
+    """Show the tasks that match, a page at a time."""
+    found = page(doing, selection(doing, **which), next, limit)
+    return shown(doing, found)
+
+
+def selection(
+    doing: Doing,
+    status: str | None = None,
+    topic: str | None = None,
+    biz_id: int | str | None = None,
+    due_after: datetime | None = None,
+    due_before: datetime | None = None,
+    error: str | None = None,
+) -> Selection:
+    """Return what filters select, within what whoever asks may see. Raises InvalidInput, UnknownTopic."""
+    from toc.store.select import END_OF_TIME, Selection
+
+    types: tuple[int, ...] | None = None
+    if topic is not None:
+        types = (doing.center.catalog.get(topic).biz_type,)
+    elif doing.token is not None and not doing.token.everywhere:
+        known = doing.center.catalog.known().values()
+        types = tuple(one.biz_type for one in known if doing.sees(one.name))
+    since, before = (
+        None if at is None else min(max(0, to_ms(at)), END_OF_TIME) for at in (due_after, due_before)
+    )
+    if since is not None and before is not None and since >= before:
+        raise InvalidInput("due_after is not before due_before: no task can match", "due_after")
+    return Selection(
+        TaskStatus[(status or "pending").upper()] if status or biz_id is None else None,
+        biz_types=types,
+        biz=None if biz_id is None else BizId.of(biz_id),
+        since=since,
+        before=before,
+        error=error,
+    )
+
+
+def page(doing: Doing, wanted: Selection, after: str | None, limit: int) -> Page:
+    """Return a page of selected rows; ``after`` is the next of the one before. Raises InvalidInput."""
+    from toc.store.select import parse_cursor
+
+    return doing.center.store.selections.page(wanted, parse_cursor(after), limit)
+
+
+def topics_of(doing: Doing, rows: Iterable[TaskRow]) -> list[tuple[TaskRow, str]]:
+    """Return the rows that whoever asks may see, each with the name of its topic.
+
+    Only those who may see every topic see the tasks of deleted ones.
+    """
+    catalog, token = doing.center.catalog, doing.token
+    if any(catalog.known_type(row.biz_type) is None for row in rows):
+        with suppress(StoreUnavailable, SchemaBehind):  # another process may just have created it
+            catalog.read_through()
+    found = []
+    for row in rows:
+        topic = catalog.known_type(row.biz_type)
+        if topic is None and (token is None or token.everywhere):
+            found.append((row, f"biz_type-{row.biz_type}"))
+        elif topic is not None and doing.sees(topic.name):
+            found.append((row, topic.name))
+    return found
+
+
+def shown(doing: Doing, found: Page) -> Record:
+    """Show a page as far as whoever asks may see it."""
+    from toc.store.select import cursor_text
+
+    tasks = [task_or_damage(row, topic) for row, topic in topics_of(doing, found.rows)]
+    return {"tasks": tasks, "next": cursor_text(found.next)}
+
+
+OPERATIONS: tuple[Operation, ...] = (search,)
