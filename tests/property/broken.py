@@ -23,7 +23,7 @@ from toc.store.plan import TRIED_BEFORE
 from toc.store.server import DatabaseServer, Statement
 from toc.worker.stages import check as check_stage
 from toc.worker.stages import reclaim
-from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.worker.stages.entry import Entry, Held, Inflight, State
 
 Patch = pytest.MonkeyPatch
 
@@ -64,7 +64,7 @@ def _last_look(patch: Patch) -> None:
     def start(self: Inflight, entry: Entry, now: float) -> bool:
         if self.get(entry.job_id) is not entry:
             return False
-        entry.started = now
+        entry.state, entry.started = State.RUNS, now
         return True
 
     patch.setattr(Inflight, "start", start)

@@ -21,6 +21,7 @@ from toc.store.store import Store
 from toc.worker import damage
 from toc.worker.control import ControlPipe
 from toc.worker.silence import BEAT_SECONDS
+from toc.worker.stages.entry import State
 from toc.worker.stages.fallback import Fallback
 from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
@@ -118,7 +119,7 @@ class Beat:
         because its row is out of reach. The StoreQueues do not tell of these."""
         first = self._pipeline.finisher.away.since(self._clock.now_ms())
         for entry in self._pipeline.inflight.snapshot():
-            if not entry.started and not entry.settled:
+            if entry.state is State.WAITS:
                 first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)
         return first
 

@@ -158,9 +158,8 @@ class RunsAlone:
             self._entry = None
         elif self._passed:
             suspect, how = self._passed.popleft()
-            self._entry = self._held(suspect)
-            if self._entry is not None:
-                self._begin(self._entry, how)
+            if (row := self._row(suspect)) is not None:
+                self._entry = self._begin(suspect, row, how)
                 return OVER_SECONDS
         else:
             return IDLE_SECONDS
@@ -174,39 +173,40 @@ class RunsAlone:
             row = entry.row._replace(crashes=entry.row.crashes - 1, next_time=self.clock.now_ms())
             tell_unwritten(self.store.fail([_change(entry.row, row, BROKEN_OFF)]).unanswered)
 
-    def _held(self, suspect: Suspect) -> Entry | None:
-        """Hold the task if its row is as its worker or the last run left it. Otherwise another worker takes
-        it up when the row says."""
+    def _row(self, suspect: Suspect) -> TryRow | None:
+        """Return the task's row if it is as its worker or the last run left it. Otherwise another worker
+        takes the task up when the row says."""
         row = self.store.read_tries([suspect.job_id]).get(suspect.job_id)
-        topic, handler = self.catalog.known().get(suspect.slot.topic), self.handlers.get(suspect.slot.topic)
-        if row is None or topic is None or handler is None or not handler.serves(topic):
-            return None
         now = self.clock.now_ms()
-        unchanged = row.status == TaskStatus.PENDING and _suspect(row, suspect.slot) == suspect
-        if not unchanged or row.lease > 0 or row.action_time > now or has_expired(row.expires_at, now):
+        if row is None or row.status != TaskStatus.PENDING or _suspect(row, suspect.slot) != suspect:
             return None
-        entry = Entry(row.job_id, suspect.slot, NO_FENCE, topic, handler, now, self.clock.monotonic())
-        entry.row = row
-        return entry if self.inflight.hold_if_free(entry) else None
+        waits = row.lease > 0 or row.action_time > now or has_expired(row.expires_at, now)
+        return None if waits or suspect.slot.topic not in self.catalog.known() else row
 
-    def _begin(self, entry: Entry, how: str) -> None:
-        """Begin a run, or write that the task is guilty."""
-        times = entry.row.crashes
+    def _begin(self, suspect: Suspect, row: TryRow, how: str) -> Entry:
+        """Hold the task, and begin a run, or write that it is guilty."""
+        topic, handler = self.catalog.known()[suspect.slot.topic], self.handlers[suspect.slot.topic]
+        now, began = self.clock.now_ms(), self.clock.monotonic()
+        entry = Entry(row.job_id, suspect.slot, NO_FENCE, topic, handler, now, began)
+        self.inflight.hold_if_free(entry)
+        times = row.crashes
         if how:
-            self._convict(entry, f"its handler ended its process {times} times, the last time alone ({how})")
+            reason = f"its handler ended its process {times} times, the last time alone ({how})"
+            self._convict(entry, row, reason)
         elif times >= self.limit + MAX_UNSEEN and self._ran_alone(entry):
-            self._convict(
-                entry, f"the workers that ran it ended {times} times in a row, also while it ran alone"
-            )
-        elif self._count(entry):
-            log.warning("task_quarantined", job_id=entry.job_id, topic=entry.topic.name, crashes=times)
-            QUARANTINED.of(entry.topic.name).add()
+            reason = f"the workers that ran it ended {times} times in a row, also while it ran alone"
+            self._convict(entry, row, reason)
+        elif self._count(entry, row):
+            log.warning("task_quarantined", job_id=entry.job_id, topic=topic.name, crashes=times)
+            QUARANTINED.of(topic.name).add()
             self.tell("begun", crashes=entry.row.crashes)
             self.dispatcher.put([entry])
         else:
             self.finisher.give_back([entry])
+        return entry
 
-    def _convict(self, entry: Entry, reason: str) -> None:
+    def _convict(self, entry: Entry, row: TryRow, reason: str) -> None:
+        entry.row = row
         if self.inflight.settle(entry):
             self.finisher.ended(entry, Raised("ProcessEnded", reason, dead=True, crashed=True))
 
@@ -218,22 +218,22 @@ class RunsAlone:
             return False
         return whole is not None and whole.last_error == ALONE
 
-    def _count(self, entry: Entry) -> bool:
+    def _count(self, entry: Entry, row: TryRow) -> bool:
         """Charge a run on the row, with the time of the next, and lease the row. Returns whether it may
         begin.
 
         In this order: the lease of a process that died with it ends when the run is charged.
         """
-        row, now = entry.row, self.clock.now_ms()
+        now = self.clock.now_ms()
         again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
         guards = self.store.fail([_change(row, counted, ALONE)])
         tell_unwritten(guards.unanswered)
-        if guards.get(entry.job_id) is not Guard.APPLIED:
-            return False
-        self.leases.take([entry])
-        entry.row, entry.checked = counted._replace(next_time=min(row.next_time, now), lease=0), True
-        return entry.leased > 0
+        applied = guards.get(entry.job_id) is Guard.APPLIED
+        if applied:
+            self.leases.take([entry])
+        entry.row = counted._replace(next_time=min(row.next_time, now), lease=0)
+        return applied and entry.lease.until > 0
 
     def _index(self, entry: Entry) -> None:
         """Put the index right: the entry waits where the task was put off to."""

@@ -17,7 +17,6 @@ def check(self: Checker, entries: list[Entry]) -> None:
         row = rows.get(entry.job_id)
         if row is not None:
             entry.row = row._replace(status=TaskStatus.PENDING, next_time=0)
-            entry.checked = True
     self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import create_engine
 
 from toc import NewTask, TaskStatus
 from toc.model.errors import BodyGone
+from toc.worker.stages.entry import LOST
 
 
 def test_each_try_has_its_body_whatever_dies_moves_or_fails_and_the_purge_leaves_none(system: System) -> None:
@@ -156,6 +157,6 @@ def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(
     assert entry is not None
     with locked_body(system, job_id):
         worker.start()
-        entry.lost = True  # a heartbeat finds that another worker has the entry
+        entry.kept = LOST  # a heartbeat finds that another worker has the entry
     assert until(lambda: worker.inflight.get(job_id) is not entry, PATIENCE)
     assert (worker.runs, system.row(job_id).attempts) == ([], 0)

@@ -14,6 +14,7 @@ from toc.model.errors import StoreUnavailable
 from toc.store.shards import Answers, Trouble
 from toc.store.tries import Owing
 from toc.worker.slots import instant_of
+from toc.worker.stages.entry import NO_LEASE
 
 HOUR_MS = 3_600_000
 
@@ -34,7 +35,7 @@ def unanswered(worker: Hands, error: Trouble, *, leased: bool = False) -> Callab
     def check_tries(job_ids: Iterable[int], take: Callable[..., None]) -> None:
         asked = list(job_ids)
         for entry in worker.inflight.snapshot():
-            entry.may_be_leased = leased
+            entry.lease = NO_LEASE._replace(possible=leased)
         take(asked, Answers({}, dict.fromkeys(asked, error)))
 
     return check_tries

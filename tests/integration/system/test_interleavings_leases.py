@@ -124,7 +124,7 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
     second.leases.look(0)
     entry = second.inflight.get(job_id)
     assert entry is not None
-    assert entry.leased > 0
+    assert entry.lease.until > 0
     second.end()
     second.finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
@@ -184,7 +184,7 @@ def begun_and_leased_elsewhere(system: System, hands: tuple[Hands, Hands], redis
     entry = second.inflight.get(job_id)
     assert entry is not None
     assert not second.leases.take([entry])
-    assert entry.leased
+    assert entry.lease.until
     return job_id
 
 
@@ -246,7 +246,7 @@ def test_who_slept_while_it_ran_under_a_lease_renews_it(system: System, hands: t
     first.leases.look(0)
     entry = first.inflight.get(job_id)
     assert entry is not None
-    assert entry.leased > first.clock.monotonic()
+    assert entry.lease.until > first.clock.monotonic()
     second.reclaim()
     assert system.row(job_id).crashes == 0
     first.end_and_finish()
@@ -324,7 +324,7 @@ def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
     meanwhile(monkeypatch, first.store.leases, "take", refuse)
     first.clock.slept += PREPARE_TIMEOUT / 3 + 1
     first.leases.look(0)
-    assert entry.leased == 0
+    assert entry.lease.until == 0
     first.leases.look(0)
     first.finish()
     assert first.inflight.get(job_id) is None
@@ -360,7 +360,7 @@ def test_a_run_alone_is_counted_and_keeps_its_lease(system: System, hands: tuple
     assert system.row(job_id).crashes == limit + 1, "it is counted"
     worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
     worker.leases.look(0)
-    assert entry.leased > 0
+    assert entry.lease.until > 0
     assert taken(other.store.leases, {job_id: 30}) == set()
     worker.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
@@ -373,7 +373,7 @@ def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
     first, second = hands
     job_id = submit_due(system)
     entry = first.entry(job_id, NO_FENCE, held_seconds_ago=5)
-    entry.checked = True
+    entry.row = first.store.read_tries([job_id])[job_id]
     assert first.inflight.hold_if_free(entry)
     first.leases.look(0)
     assert second.store.read_tries([job_id])[job_id].lease == 0
@@ -388,7 +388,7 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(
     entry = first.inflight.get(job_id)
     assert entry is not None
     assert not first.leases.take([entry])
-    assert entry.leased
+    assert entry.lease.until
     again = first.entry(job_id, entry.fence, held_seconds_ago=5)
 
     def taken_anew() -> None:
@@ -399,7 +399,7 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(
     first.finisher.give_back([entry])
     first.finish()
     assert first.inflight.get(job_id) is again
-    again.row, again.checked = entry.row, True
+    again.row = entry.row
     first.leases.look(0)
     assert second.store.read_tries([job_id])[job_id].lease > 0
 

@@ -22,6 +22,7 @@ from toc.model.verdict import Failure
 from toc.store.batch import Guard
 from toc.worker.slots import OwnedSlot, SlotBook
 from toc.worker.stages.agenda import ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
+from toc.worker.stages.entry import LOST
 
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"
@@ -149,7 +150,7 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
     if hidden_by == "one that we took":
         owner.book.owned[SLOT].others = {0: "silent"}
     else:
-        entry.lost = True
+        entry.kept = LOST
     owner.reclaimer.run_once()
     assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
 

@@ -24,7 +24,7 @@ from toc.observe.log import get_logger
 from toc.store.bodies import BODY_BYTES
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.entry import Entry, Inflight, State
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.flush import IDLE_SECONDS, RETRY_SECONDS
 
@@ -147,7 +147,7 @@ class BodyReader:
         unread: list[Entry] = []
         for entry in request.entries:
             content = found.get(entry.job_id)
-            if entry.settled:  # given back meanwhile
+            if entry.state is not State.WAITS:  # given back meanwhile
                 continue
             if entry.row.body_length < 0:
                 ready.append(entry)
@@ -186,5 +186,5 @@ class BodyReader:
         if away:
             log.warning("bodies_not_read", tasks=len(away))
             at = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
-            self._finisher.put_away((entry, at) for entry in away if not entry.may_be_leased)
-            self._finisher.give_back_until((entry, at) for entry in away if entry.may_be_leased)
+            self._finisher.put_away((entry, at) for entry in away if not entry.lease.possible)
+            self._finisher.give_back_until((entry, at) for entry in away if entry.lease.possible)

@@ -159,7 +159,6 @@ class Checker:
             if row.action_time > row.next_time:  # the row was changed directly in the table
                 row = row._replace(next_time=row.action_time)
             entry.row = row
-            entry.checked = True
             what = check(row, now=now, taken=entry.taken)
             if what is Check.START:
                 ready.append(entry)
@@ -210,12 +209,12 @@ class Checker:
             self.finisher.give_back_unread(entries)
             return
         now, at = self.clock.monotonic(), self.clock.now_ms()
-        if leased := [entry for entry in entries if entry.may_be_leased]:
+        if leased := [entry for entry in entries if entry.lease.possible]:
             # These are few. If the lease ran out, it would be taken for a crash.
             with self._lock:
                 self._unread.append((now + RETRY_MS / 1000, leased))
             self.wake()
-        free = [entry for entry in entries if not entry.may_be_leased]
+        free = [entry for entry in entries if not entry.lease.possible]
         rest: list[Entry] = []
         for error, group in groupby(free, lambda entry: errors[entry.job_id]):
             some = list(group)

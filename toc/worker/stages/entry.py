@@ -1,12 +1,21 @@
-"""The entries that a worker holds: taken and not yet given up."""
+"""The entries that a worker holds: taken and not yet given up.
+
+Each goes through states, and nothing but NEXT says how. ``Inflight`` makes all transitions, under one lock:
+
+    waits ──start──▶ runs ──settle──▶ settled ──leave──▶ gone
+      ├─────────────settle──────────────▲  ▲
+      ├──refuse──▶ refused ────settle──────┘
+      └──leave───▶ gone
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from toc.model.handler import Handler
 from toc.model.raised import Delivered
@@ -20,6 +29,49 @@ NO_FENCE = -1.0
 UNLEASED_SECONDS = 1.0
 """How long after it was taken an entry may start without a lease. Workers without Redis wait longer than that
 before they take it."""
+LOST = float("-inf")
+"""The time of the last heartbeat of an entry that others may have taken, or take from now on."""
+UNREAD = TryRow(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None, "")
+"""In place of a row that has yet to be read."""
+
+
+class State(StrEnum):
+    """How far an entry has got."""
+
+    WAITS = "waits"
+    """It has not started."""
+    RUNS = "runs"
+    """Its handler runs."""
+    REFUSED = "refused"
+    """It was refused a start, and its lease must be given up before it is let go."""
+    SETTLED = "settled"
+    """Its outcome is decided, and is being written: nobody else may report one."""
+    GONE = "gone"
+    """It is held no more, or never was."""
+
+
+START: Mapping[State, State] = {State.WAITS: State.RUNS}  # [rule: last-look]
+REFUSE: Mapping[State, State] = {State.WAITS: State.REFUSED}
+SETTLE: Mapping[State, State] = {
+    State.WAITS: State.SETTLED,
+    State.RUNS: State.SETTLED,
+    State.REFUSED: State.SETTLED,  # [rule: lease-given-up]
+}
+LEAVE: Mapping[State, State] = dict.fromkeys(State, State.GONE)
+
+
+class Lease(NamedTuple):
+    """What this worker knows of its lease on a row (monotonic times). Replaced as a whole."""
+
+    until: float
+    """Until when it surely has one."""
+    ask_at: float
+    """When to ask for a longer one. 0: it has not asked yet."""
+    possible: bool
+    """It has one, or has asked and does not know the answer."""
+
+
+NO_LEASE = Lease(0.0, 0.0, possible=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -27,12 +79,9 @@ class Entry:
     """A task that this worker holds, from prepare until its entry has left the PrepareQueue.
 
     ``fence`` is the fencing token: this worker may move the entry only while its PrepareQueue score carries
-    it. ``taken`` is Redis's time of the prepare in milliseconds; ``checked`` says that the row was read.
-    Monotonic times: ``held`` is from before the take, ``kept`` the last heartbeat, ``started`` and ``ended``
-    those of the handler (0 and unset before), ``leased`` until when this worker surely has a lease on the
-    row, ``lease_at`` when to ask for a longer one (0: it has not asked yet). ``may_be_leased``: it has one,
-    or has asked and does not know the answer. ``delivered`` is what the receiver of a webhook answered, if it
-    succeeded. ``waits``: it is held and has not started, as Inflight counts it.
+    it. ``taken`` is Redis's time of the prepare in milliseconds. Monotonic times: ``held`` is from before the
+    take, ``kept`` the last heartbeat or LOST, ``started`` and ``ended`` those of the handler (0 and unset
+    before). ``delivered`` is what the receiver of a webhook answered, if it succeeded.
     """
 
     job_id: int
@@ -42,26 +91,33 @@ class Entry:
     handler: Handler
     taken: int
     held: float
+    state: State = State.GONE
     kept: float = field(init=False)
     started: float = 0.0
     ended: float = field(init=False)
-    settled: bool = False
-    lost: bool = False
-    row: TryRow = field(init=False)
-    """Set by the row check, before any other stage sees the entry."""
-    checked: bool = False
-    leased: float = 0.0
-    lease_at: float = 0.0
-    may_be_leased: bool = False
+    row: TryRow = UNREAD
+    """As the last row check read it."""
+    lease: Lease = NO_LEASE
     delivered: Delivered | None = None
-    waits: bool = False
 
     def __post_init__(self) -> None:
         self.kept = self.held
 
-    def timed_out(self, now: float) -> bool:
-        """Whether others may have timed the entry out: no heartbeat succeeded within prepare_timeout."""
-        return self.fence != NO_FENCE and now - self.kept > self.topic.prepare_timeout
+    @property
+    def checked(self) -> bool:
+        """Whether its row was read."""
+        return self.row is not UNREAD
+
+    @property
+    def fenced(self) -> bool:
+        """Whether its PrepareQueue entry is ours, as far as we know."""
+        return self.fence != NO_FENCE and self.kept != LOST
+
+    def in_time(self, now: float) -> bool:
+        """Whether no other worker may have timed the entry out: a heartbeat succeeded within
+        prepare_timeout."""
+        timed_out = self.fence != NO_FENCE and now - self.kept > self.topic.prepare_timeout
+        return self.kept != LOST and not timed_out
 
     @property
     def due(self) -> int:
@@ -97,8 +153,6 @@ class Inflight:
         """Until when (monotonic) other workers may own our slots too. If either side has lost Redis, the
         index cannot arbitrate. So nothing starts here without a lease, and nothing is taken without Redis."""
         self._entries: dict[int, Entry] = {}
-        self._refused: list[Entry] = []
-        """Entries that were refused a start and may have a lease."""
         self._moving: dict[int, float] = {}
         """Fencing tokens of the entries that are being moved out of the PrepareQueue."""
         self._waiting: Counter[str] = Counter()
@@ -116,16 +170,21 @@ class Inflight:
         """How many entries of the topic are held and have not started, wherever they are in the process."""
         return self._waiting[topic]
 
-    def _waits(self, entry: Entry) -> None:
-        """Count an entry that is held from now on. Call under the lock."""
-        entry.waits = True
-        self._waiting[entry.topic.name] += 1
-
-    def _stop_counting(self, entry: Entry) -> None:
-        """Stop counting an entry that has started, or is no longer held. Call under the lock."""
-        if entry.waits:
-            entry.waits = False
+    def _go(self, entry: Entry, event: Mapping[State, State]) -> bool:
+        """Make a transition, if the entry's state has it. Call under the lock."""
+        state = event.get(entry.state)
+        if state is None:
+            return False
+        if entry.state is State.WAITS:
             self._waiting[entry.topic.name] -= 1
+        entry.state = state
+        return True
+
+    def _hold(self, entry: Entry) -> None:
+        """Hold an entry from now on. Call under the lock."""
+        self._entries[entry.job_id] = entry
+        entry.state = State.WAITS
+        self._waiting[entry.topic.name] += 1
 
     def hold(self, entry: Entry) -> Held:
         """Hold an entry that was just taken.
@@ -138,14 +197,12 @@ class Inflight:
                 return Held.MOVING  # [rule: one-way]
             older = self._entries.get(entry.job_id)
             if older is not None and older.started:
-                older.fence, older.kept, older.lost = entry.fence, entry.kept, False
+                older.fence, older.kept = entry.fence, entry.kept
                 return Held.RUNNING  # [rule: held-once]
             if older is not None:
-                entry.leased, entry.lease_at = older.leased, older.lease_at
-                entry.may_be_leased = older.may_be_leased
-                self._stop_counting(older)
-            self._entries[entry.job_id] = entry
-            self._waits(entry)
+                entry.lease = older.lease
+                self._go(older, LEAVE)
+            self._hold(entry)
             return Held.NEW
 
     def hold_if_free(self, entry: Entry) -> bool:
@@ -153,8 +210,7 @@ class Inflight:
         with self._lock:
             if entry.job_id in self._entries or entry.job_id in self._moving:
                 return False
-            self._entries[entry.job_id] = entry
-            self._waits(entry)
+            self._hold(entry)
             return True
 
     def start(self, entry: Entry, now: float) -> bool:
@@ -165,47 +221,50 @@ class Inflight:
         of the row check proves nothing: the slot may have moved before.) And nothing starts without a lease
         while others may own the slot too.
 
-        An entry that may have a lease stays held until the lease is given up: ``refuse`` returns it.
+        An entry that may have a lease stays held until the lease is given up: ``refused`` returns it.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
                 return False
             ours = entry.fence != NO_FENCE and now >= self.shared_until  # [rule: alone-or-leased]
             fresh = ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
-            late = entry.lost or entry.timed_out(now)
-            if late or not (fresh or now < entry.leased):  # [rule: last-look]
-                if entry.may_be_leased:
-                    entry.lost = True
-                    self._refused.append(entry)
-                else:
-                    del self._entries[entry.job_id]
-                    self._stop_counting(entry)
-                return False
-            entry.started = now
-            self._stop_counting(entry)
-            return True
+            if entry.in_time(now) and (fresh or now < entry.lease.until):  # [rule: last-look]
+                if not self._go(entry, START):
+                    return False
+                entry.started = now
+                return True
+            if not entry.lease.possible:
+                self._drop(entry)
+            elif self._go(entry, REFUSE):
+                entry.kept = LOST
+            return False
 
-    def refuse(self, entries: Iterable[Entry], now: float) -> list[Entry]:
-        """Return the entries that will not start: of ``entries``, and of those that ``start``
-        refused. Each is returned once.
+    def refused(self, now: float) -> list[Entry]:
+        """Return the entries with a lease that were refused a start, or would be. Each is returned once.
 
         They stay held: the caller must give up their leases first.
         """
+        found: list[Entry] = []
         with self._lock:
-            late = [e for e in entries if not e.started and (e.lost or e.timed_out(now))]
-            refused = [e for e in dict.fromkeys(self._refused + late) if not e.settled]
-            self._refused.clear()
-            for entry in refused:
-                entry.lost = entry.settled = True  # [rule: lease-given-up]
-            return refused
+            for entry in self._entries.values():
+                late = entry.lease.possible and entry.checked and not entry.in_time(now)
+                if entry.state is State.REFUSED or (late and entry.state is State.WAITS):
+                    self._go(entry, SETTLE)
+                    entry.kept = LOST
+                    found.append(entry)
+        return found
+
+    def _drop(self, entry: Entry) -> None:
+        """Stop holding an entry, if it is held. Call under the lock."""
+        if self._entries.get(entry.job_id) is entry:
+            del self._entries[entry.job_id]
+            self._go(entry, LEAVE)
 
     def drop(self, entries: Iterable[Entry]) -> None:
         """Stop holding entries that have not started and are no longer in the PrepareQueue."""
         with self._lock:
             for entry in entries:
-                if self._entries.get(entry.job_id) is entry:
-                    del self._entries[entry.job_id]
-                    self._stop_counting(entry)
+                self._drop(entry)
 
     def depart(self, entries: Iterable[Entry]) -> list[Entry]:
         """Release entries whose move begins. Returns those that have something to move.
@@ -217,12 +276,9 @@ class Inflight:
         going: list[Entry] = []
         with self._lock:
             for entry in entries:
-                held = self._entries.get(entry.job_id)
-                if held is entry:
-                    del self._entries[entry.job_id]
-                elif held is not None:
+                self._drop(entry)
+                if entry.job_id in self._entries:
                     continue
-                self._stop_counting(entry)
                 if entry.fence != NO_FENCE:
                     self._moving[entry.job_id] = entry.fence
                     going.append(entry)
@@ -243,11 +299,7 @@ class Inflight:
     def settle(self, entry: Entry) -> bool:
         """True for the one caller that may report the outcome of this try."""
         with self._lock:
-            if entry.settled:
-                return False
-            entry.settled = True
-            self._stop_counting(entry)
-            return True
+            return self._go(entry, SETTLE)
 
     def snapshot(self) -> list[Entry]:
         """The entries held now."""

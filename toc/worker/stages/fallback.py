@@ -231,7 +231,7 @@ class Fallback:
         wanted = self.book.wanted
         self.finisher.give_back_unread(entry for entry in entries if entry.slot not in wanted)
         entries = [entry for entry in entries if entry.slot in wanted]
-        leased = [entry for entry in entries if entry.leased]
+        leased = [entry for entry in entries if entry.lease.until]
         for topic_name, count in Counter(entry.topic.name for entry in leased).items():
             WITHOUT_INDEX.of(topic_name).add(count)
         if entries:  # without a lease too: the crash of its former holder may have to be charged

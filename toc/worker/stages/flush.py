@@ -26,7 +26,7 @@ from toc.store.batch import Finish, Guard
 from toc.store.plan import TRIED_BEFORE
 from toc.store.shards import Answers
 from toc.store.store import Store
-from toc.worker.stages.entry import Entry
+from toc.worker.stages.entry import NO_LEASE, Entry
 from toc.worker.stages.feedback import Pressure
 from toc.worker.stages.moves import EntryMover, Moves, mark_begun, tell_unwritten
 
@@ -106,7 +106,7 @@ class Flusher:
         Moves for which leases must be given up first always wait for the flush, because the caller
         would wait for the database. They are few.
         """
-        leased = any(entry.may_be_leased for entry, _ in moves.rollback)
+        leased = any(entry.lease.possible for entry, _ in moves.rollback)
         (self.move if leased or len(self._moves) < MOST_QUEUED else self.move_now)(moves)
 
     def move_now(self, moves: Moves) -> None:
@@ -339,7 +339,7 @@ class Flusher:
             else:
                 failure = failures.retries[entry.job_id]
                 self._note_retry(entry, error, failure, failures.now)
-                entry.leased, entry.may_be_leased = 0.0, False  # the row has no lease any more
+                entry.lease = NO_LEASE  # the row has none any more
                 score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
                 moves.rollback.append((entry, score))
 

@@ -14,7 +14,7 @@ from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import FENCES_LOST
 from toc.worker.stages.dispatch import Dispatcher
-from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
+from toc.worker.stages.entry import LOST, Entry, Inflight, State
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.handler_loop import CLEAN_UP_SECONDS
 
@@ -47,10 +47,9 @@ class Heartbeat:
         now = self.clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
         for entry in self.inflight.snapshot():
-            fenced = entry.fence != NO_FENCE and not entry.lost
-            if fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
+            if entry.fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
-            if entry.started and not entry.settled and now - entry.started > entry.topic.max_runtime:
+            if entry.state is State.RUNS and now - entry.started > entry.topic.max_runtime:
                 self._end(entry, now)
         if aging:
             self._extend(aging, now)
@@ -69,10 +68,10 @@ class Heartbeat:
                 if entry.fence != fence:
                     continue  # taken again meanwhile: it runs on under another fencing token
                 if match:
-                    entry.kept = now
+                    entry.kept = now if entry.fenced else LOST
                 elif self.inflight.get(entry.job_id) is entry:
                     # Timed out by another worker, or lost. A success still counts; a failure will not.
-                    entry.lost = True
+                    entry.kept = LOST
                     FENCES_LOST.of(entry.topic.name).add()
                     log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
         if failures:

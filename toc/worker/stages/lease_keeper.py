@@ -22,7 +22,7 @@ from toc.store.batch import Guard
 from toc.store.leases import RAN_OUT
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
+from toc.worker.stages.entry import NO_FENCE, NO_LEASE, Entry, Inflight, Lease
 from toc.worker.stages.finish import Finisher
 from toc.worker.stages.moves import tell_unwritten
 
@@ -63,7 +63,7 @@ class LeaseKeeper:
         """Whether no lease is being requested, and no entry that asked for one may still have
         it."""
         asked = (entry for entries in self._asked for entry in list(entries))
-        return not any(self._looking) and not any(entry.may_be_leased for entry in asked)
+        return not any(self._looking) and not any(entry.lease.possible for entry in asked)
 
     def look(self, number: int) -> float:
         """Request the due leases of one server. Returns the seconds until the next look."""
@@ -83,8 +83,8 @@ class LeaseKeeper:
             entry
             for entry in self._held_of(number)
             if entry.checked  # [rule: lease-of-held]
-            and now >= (entry.lease_at or entry.held + LEASE_AFTER_SECONDS)
-            and (entry.started or now < entry.leased or _in_time(entry, now))
+            and now >= (entry.lease.ask_at or entry.held + LEASE_AFTER_SECONDS)
+            and (entry.started or now < entry.lease.until or _in_time(entry, now))
         ]
         if due:
             failed = self.take(due)
@@ -108,10 +108,10 @@ class LeaseKeeper:
             if held is entry:
                 continue
             del asked[entry]
-            if held is None and entry.may_be_leased:
+            if held is None and entry.lease.possible:
                 gone[entry.job_id] = entry
-            elif held is not None and entry.may_be_leased:  # the lease serves what was taken anew
-                held.may_be_leased = True
+            elif held is not None and entry.lease.possible:  # the lease serves what was taken anew
+                held.lease = held.lease._replace(possible=True)
                 asked[held] = None
         if not gone:
             return
@@ -120,7 +120,7 @@ class LeaseKeeper:
             if job_id in failed:
                 asked[entry] = None
             else:
-                entry.may_be_leased = False
+                entry.lease = NO_LEASE
         if failed and self._complains():
             _complain(failed)
 
@@ -130,21 +130,12 @@ class LeaseKeeper:
 
         The finisher gives up the lease before it lets the entry go.
         """
-        waiting = [
-            entry
-            for entry in self._inflight.snapshot()
-            # Not quarantined entries: there the row decides whether it runs.
-            if entry.checked
-            and entry.may_be_leased
-            and not entry.started
-            and entry.row.crashes < self._max_crashes
-        ]
-        refused = self._inflight.refuse(waiting, now)
+        refused = self._inflight.refused(now)
         if refused:
             self._finisher.give_back(refused)
 
     def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
-        """Take or renew leases on the rows of entries. ``leased`` says which have one afterwards.
+        """Take or renew leases on the rows of entries. ``lease`` says which have one afterwards.
 
         Returns the job_ids whose result is unknown, with the reason. They may have a lease; it is
         requested again.
@@ -152,7 +143,7 @@ class LeaseKeeper:
         asked = self._clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
         for entry in entries:
-            entry.may_be_leased = True
+            entry.lease = entry.lease._replace(possible=True)
             self._asked[self._store.server_of(entry.job_id)][entry] = None
         ours = self._store.leases.take(
             {entry.job_id: entry.topic.prepare_timeout for entry in entries},
@@ -164,10 +155,10 @@ class LeaseKeeper:
             if entry.job_id in ours.unanswered:
                 continue
             timeout = entry.topic.prepare_timeout
-            entry.may_be_leased = ours[entry.job_id]
-            entry.leased = asked + timeout if entry.may_be_leased else 0.0
-            again = timeout / 3 if entry.leased else AGAIN_SECONDS  # [rule: asked-again]
-            entry.lease_at = asked + again
+            if ours[entry.job_id]:
+                entry.lease = Lease(asked + timeout, asked + timeout / 3, possible=True)
+            else:
+                entry.lease = NO_LEASE._replace(ask_at=asked + AGAIN_SECONDS)  # [rule: asked-again]
         return ours.unanswered
 
     def cover(self, entries: Sequence[Entry]) -> Collection[int]:
@@ -184,7 +175,7 @@ class LeaseKeeper:
         late = [
             entry
             for entry in entries
-            if (shared or entry.held < long_ago) and not entry.leased and _in_time(entry, now)
+            if (shared or entry.held < long_ago) and not entry.lease.until and _in_time(entry, now)
         ]
         if late:
             failed = self.take(late)
@@ -246,4 +237,4 @@ def _in_time(entry: Entry, now: float) -> bool:
     checks that, so only it takes the first lease.
     """
     # [rule: first-lease]
-    return entry.fence != NO_FENCE and not entry.lost and not entry.timed_out(now)
+    return entry.fence != NO_FENCE and entry.in_time(now)

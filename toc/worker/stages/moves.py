@@ -20,7 +20,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.store.shards import Trouble
 from toc.store.store import Store
-from toc.worker.stages.entry import Entry, Inflight
+from toc.worker.stages.entry import NO_LEASE, Entry, Inflight
 
 log = get_logger(__name__)
 
@@ -96,10 +96,11 @@ class EntryMover:
             # nevertheless: their next run must not wait.  [rule: mark-tried]
             tell_unwritten(self._store.mark_begun(moves.stopped, "its worker stopped before it had ended"))
         for entry in chain(moves.commit, moves.bury):
-            entry.may_be_leased = False  # the row has ended, or is gone
+            entry.lease = NO_LEASE  # the row has ended, or is gone
         # Release leases while their entries are held: later, the lease could be one that was taken
         # anew.
-        self._release([e for e, _ in moves.rollback if e.may_be_leased and self._inflight.get(e.job_id) is e])
+        leased = [entry for entry, _ in moves.rollback if entry.lease.possible]
+        self._release([entry for entry in leased if self._inflight.get(entry.job_id) is entry])
         going = moves.departing(self._inflight)
         gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
         try:
@@ -128,8 +129,8 @@ class EntryMover:
         failed = self._store.leases.release([entry.job_id for entry in entries])
         tell_unwritten(failed)
         for entry in entries:
-            entry.leased = entry.lease_at = 0.0  # the next holder asks again  [rule: lease-released]
-            entry.may_be_leased = entry.job_id in failed
+            # The next holder asks again.  [rule: lease-released]
+            entry.lease = NO_LEASE._replace(possible=entry.job_id in failed)
 
 
 def tell_unwritten(errors: Mapping[int, Trouble]) -> None:

@@ -29,7 +29,7 @@ from toc.store.batch import Guard
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
 from toc.worker.slots import OwnedSlot, SlotBook, instant_of
-from toc.worker.stages.entry import NO_FENCE, Inflight
+from toc.worker.stages.entry import Inflight
 from toc.worker.stages.feedback import Inbox
 from toc.worker.stages.moves import mark_begun
 
@@ -115,9 +115,7 @@ class Reclaimer:
         owned = self.book.owned
         # Do not count entries that we have lost: each would hide one entry of another worker while
         # its try runs.
-        held = Counter(
-            entry.slot for entry in self.inflight.snapshot() if entry.fence != NO_FENCE and not entry.lost
-        )
+        held = Counter(entry.slot for entry in self.inflight.snapshot() if entry.fenced)
         now = self.clock.monotonic()
         idle: dict[Slot, list[int]] = {}
         for slot, peek in self.queues.peek(slots).items():
