@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
@@ -43,6 +45,36 @@ class OwnedSlot:
     """The size of its DeadQueue at the last peek."""
     empty_since: float | None = None
     """Since when peeks have found nothing prepared there (monotonic); None if the last one did."""
+
+
+class SlotTurns:
+    """Slots in turn: a part of them at a time, so that each has its turn once in a period."""
+
+    def __init__(self) -> None:
+        self._left: deque[Slot] = deque()
+        """Those that have not had their turn in this round."""
+        self._began = float("-inf")
+
+    def part(
+        self,
+        slots: Collection[Slot],
+        now: float,
+        period: float,
+        pace: float,
+        *,
+        least: int = 0,
+        at_once: bool = False,
+    ) -> list[Slot]:
+        """Return the next ones, ``least`` or more. Call it every ``pace`` seconds; ``at_once``: all of them,
+        which begins a new round."""
+        if at_once:
+            self._left.clear()
+        if not self._left and (at_once or now - self._began >= period):
+            self._began = now
+            self._left.extend(slots)
+        count = len(slots) if at_once else max(least, ceil(len(slots) * pace / period))
+        part = [self._left.popleft() for _ in range(min(count, len(self._left)))]
+        return [slot for slot in part if slot in slots]
 
 
 class SlotBook:

@@ -6,12 +6,12 @@ restore, a FLUSHALL. Then everything is restored from the rows at once, soonest 
 
     every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
                     refills the index from the tables that it sweeps
-    the owner       of a slot draws a new claim number, because that is lost too, and marks the slot as being
-                    filled; it records the new generation once its own tables are through, but not before
-                    the others must have seen the loss
+    the owner       of a slot draws a new claim number, because that is lost too; it records the new
+                    generation once its own tables are through, but not before the others must have seen the
+                    loss
 
-For other workers the mark (``filling``, the run_id, the claim number) is like a missing key: not whole. If it
-vanishes or changes, data was lost once more, and the refill begins again.
+If a server is emptied once more before that and keeps its run_id, only the owner sees it, by its claims.
+What is not due soon then comes back with the slow passes of the sweep.
 
 A worker that takes over tables scans them anyway, so a worker that ends half-way does no harm. If keys of
 single slots vanish, only the owner notices. It looks at all of its slots each second (less often if it owns
@@ -31,12 +31,10 @@ there any more, and runs everything from the rows until those workers are gone.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil
 
 from toc.index.calls import BySlot, IndexBroken
 from toc.index.messages import Generation
@@ -48,7 +46,7 @@ from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
-from toc.worker.slots import SlotBook
+from toc.worker.slots import SlotBook, SlotTurns
 
 log = get_logger(__name__)
 
@@ -71,10 +69,6 @@ SPREAD_SLOTS = 500
 each ``SPREAD_SLOTS`` of them if that is longer."""
 HOLD_SECONDS = 3.0
 """How long after a loss no new generation is recorded. By then every worker has looked."""
-
-
-FILLING = "filling"
-"""Prefix of the generation of a slot that is being filled."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -105,22 +99,20 @@ class IndexWatch:
         """Another cluster that recently wanted the index."""
         self.foreign = False
         """Whether the index is another task table's."""
-        self._seen: dict[Slot, str] = {}
-        """The generation last seen of each slot that is whole or being filled."""
+        self._seen: dict[Slot, Generation] = {}
+        """The generation last seen of each slot."""
         self._missing: dict[Slot, tuple[str, float]] = {}
         """Slots that are not whole: the run_id that answered, and since when that is known (monotonic)."""
         self._topics: dict[str, Topic] = {}
         """The topics as of the last look."""
-        self._looked_at = float("-inf")
-        self._to_look: deque[Slot] = deque()
-        """Slots not yet looked at in this round."""
+        self._turns = SlotTurns()
+        self._at_once = True
+        """Whether to look at all slots now."""
         self._spread_at = float("-inf")
         """When the slots are assigned to nodes next (monotonic)."""
         self._by_node: list[list[Slot]] = []
         """The slots to sample, by node."""
         self._turn = 0
-        self._sampled: list[Slot] = []
-        """The slots sampled last, one per node."""
         self._answered: dict[object, float] = {}
         """When each node answered last (monotonic)."""
         self._silent = False
@@ -137,7 +129,7 @@ class IndexWatch:
 
     def look_now(self) -> None:
         """Look at every slot: the connection is new."""
-        self._looked_at = float("-inf")
+        self._at_once = True
         self.loop.wake()
 
     def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
@@ -171,32 +163,29 @@ class IndexWatch:
             return PROBE_SECONDS
         self._forget_deleted()
         owned = self.book.owned
-        anew = self._looked_at == float("-inf") or (
-            not self._silent
-            and any(
-                slot not in self._seen and slot not in self._missing and slot not in self._broken
-                for slot in owned
-            )
-        )
-        part = self._part(now, self.book.wanted, at_once=anew)
+        unseen = any(slot not in self._seen and slot not in self._broken for slot in owned)
+        anew = self._at_once or (unseen and not self._silent)
+        self._at_once = False
+        period = look_seconds(len(self.book.wanted))
+        part = self._turns.part(self.book.wanted, now, period, PROBE_SECONDS, at_once=anew)
         if anew or now >= self._spread_at:
             every = set(chain.from_iterable(topic.slots() for topic in self.catalog.known().values()))
             every.update(self.book.wanted)
-            self._seen = {slot: recorded for slot, recorded in self._seen.items() if slot in every}
+            self._seen = {slot: seen for slot, seen in self._seen.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
-            self._by_node, self._sampled = self._spread(every), []
+            self._by_node = self._spread(every)
             self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
-        found = self._ask(self._samples(), part)
-        self._note_full(now)
+        self._turn += 1
+        samples = [slots[self._turn % len(slots)] for slots in self._by_node]
+        found = self._ask(samples, part)
+        self._note_full(samples, now)
         mended = self._note_broken(found)
         loss = self._judge(found, now, mended)
         if loss:  # one node has lost data: which of our slots?
             self._judge(self.queues.generations(owned), now)
             # Claims may be lost with the rest.
             self.book.renew([slot for slot in owned if slot in self._missing])
-        self._mark()
-        if loss:
-            self.on_loss()  # after the marks: if the server is emptied again, they vanish with the rest
+            self.on_loss()
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
@@ -251,19 +240,6 @@ class IndexWatch:
         with suppress(IndexUnavailable):
             self.queues.own(self.identity, self.name, self.book.worker_id, leaves=True)
 
-    def _part(self, now: float, ours: Mapping[Slot, object], *, at_once: bool) -> list[Slot]:
-        """The slots to look at now, so that each has its turn in the period: some, or all ``at_once``."""
-        period = look_seconds(len(ours))
-        count = ceil(len(ours) * PROBE_SECONDS / period)
-        if at_once:
-            self._to_look.clear()
-            count = len(ours)
-        if not self._to_look and (at_once or now - self._looked_at >= period):
-            self._looked_at = now
-            self._to_look.extend(ours)
-        slots = [self._to_look.popleft() for _ in range(min(count, len(self._to_look)))]
-        return [slot for slot in slots if slot in ours]
-
     def _ask(self, samples: Sequence[Slot], more: Sequence[Slot]) -> BySlot[Generation]:
         """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
         found = self.queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
@@ -283,35 +259,25 @@ class IndexWatch:
             log.warning("index_unreachable", error=str(out[node]))
         if before - self._out:
             log.info("index_reachable", nodes=len(before - self._out))
-            self._looked_at = float("-inf")
+            self._at_once = True
         if before != self._out:
             self.on_change()
         return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
-        """The slots of each node: only those with a recorded generation, if there are any."""
+        """The slots of each node: only those that were seen whole, if there are any."""
         by_node: dict[object, list[Slot]] = {}
         for slot in slots:
             by_node.setdefault(self.queues.node_of(slot), []).append(slot)
-        return [[slot for slot in some if slot in self._seen] or some for some in by_node.values()]
+        whole = {slot for slot, seen in self._seen.items() if seen.recorded == seen.serving}
+        return [[slot for slot in some if slot in whole] or some for some in by_node.values()]
 
-    def _samples(self) -> list[Slot]:
-        """Return one slot of each node: another one each time, except that a slot being filled
-        stays until it is whole."""
-        self._turn += 1
-        before = self._sampled or [slots[0] for slots in self._by_node]
-        self._sampled = [
-            slot if _is_mark(self._seen.get(slot)) else slots[self._turn % len(slots)]
-            for slot, slots in zip(before, self._by_node, strict=True)
-        ]
-        return self._sampled
-
-    def _note_full(self, now: float) -> None:
+    def _note_full(self, samples: Iterable[Slot], now: float) -> None:
         """Record the nodes that take no new entries."""
         if now < self._room_at:
             return
         self._room_at = now + ROOM_SECONDS
-        answered = {self.queues.node_of(slot): slot for slot in self._sampled}
+        answered = {self.queues.node_of(slot): slot for slot in samples}
         answered = {node: slot for node, slot in answered.items() if self._answered.get(node, -1.0) >= now}
         refused = self.queues.full(answered.values())
         errors = {node: refused[slot] for node, slot in answered.items() if slot in refused}
@@ -358,34 +324,29 @@ class IndexWatch:
         for slot, generation in found.items():
             if isinstance(generation, IndexUnavailable) or slot.topic not in self._topics:
                 continue  # the topic was deleted, and we are about to lose the slot
+            before = None if slot in mended else self._seen.get(slot)
+            self._seen[slot] = generation
             recorded, serving = generation
-            if slot in mended:
-                self._seen.pop(slot, None)
-                if slot in owned:
-                    self._missing[slot] = (serving, now)
-                lost.append(slot)
-                continue
-            before = self._seen.get(slot)
-            if recorded is not None and (recorded == serving or _fills(recorded, serving)):
-                self._seen[slot] = recorded
-            else:
-                self._seen.pop(slot, None)
-            if recorded == serving and (before in (None, serving) or _fills(before, serving)):
+            whole = recorded == serving
+            changed = before is not None and (
+                before.serving != serving or (before.recorded == serving and not whole)
+            )
+            if whole and not changed and slot not in mended:
                 self._missing.pop(slot, None)
                 continue
             unknown = slot in owned and self._missing.get(slot, ("",))[0] != serving
-            if unknown or (before is not None and self._seen.get(slot) != before):
+            if changed or unknown or slot in mended:
                 if slot in owned:
                     self._missing[slot] = (serving, now)
                 lost.append(slot)
-                known = known or before is not None
+                known = known or changed
         if lost:
             # Forget what was seen of other slots on these nodes: their loss must not be reported
             # once more.
             nodes = {self.queues.node_of(slot) for slot in lost}
             self._seen = {
-                slot: recorded
-                for slot, recorded in self._seen.items()
+                slot: seen
+                for slot, seen in self._seen.items()
                 if slot in owned or slot in found or self.queues.node_of(slot) not in nodes
             }
             if known:
@@ -394,18 +355,6 @@ class IndexWatch:
             else:  # a new topic, or a loss that no worker saw
                 log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
         return bool(lost)
-
-    def _mark(self) -> None:
-        """Mark slots that are being filled, unless their former owner has."""
-        owned = self.book.owned
-        marks = {
-            slot: f"{FILLING} {serving} {owned[slot].claim}"
-            for slot, (serving, _) in self._missing.items()
-            if slot in owned and slot not in self._broken and not _fills(self._seen.get(slot), serving)
-        }
-        for slot, result in (self.queues.set_generations(marks) if marks else {}).items():
-            if not isinstance(result, IndexUnavailable):
-                self._seen[slot] = marks[slot]
 
     def _record(self, now: float) -> None:
         """Record the generation of slots that are whole again."""
@@ -425,25 +374,15 @@ class IndexWatch:
         again = self.book.renew(whole)
         for slot in again:
             self._missing[slot] = (self._missing[slot][0], now)
-            self._seen.pop(slot, None)
         if again:
             self.on_loss()
         done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
         for slot, result in self.queues.set_generations(done).items():
             if not isinstance(result, IndexUnavailable):
                 del self._missing[slot]
-                self._seen[slot] = done[slot]
+                self._seen[slot] = Generation(done[slot], done[slot])
 
 
 def look_seconds(owned: int) -> float:
     """How often (seconds) a worker that owns this many slots looks at each."""
     return min(max(LOOK_SECONDS, owned / LOOK_SLOTS), LOOK_MOST_SECONDS)
-
-
-def _is_mark(recorded: str | None) -> bool:
-    return recorded is not None and recorded.startswith(f"{FILLING} ")
-
-
-def _fills(recorded: str | None, serving: str) -> bool:
-    """Whether this says that the slot is being filled on the server that serves it."""
-    return recorded is not None and recorded.startswith(f"{FILLING} {serving} ")

@@ -7,10 +7,9 @@ slots that hold prepared entries of others. Only these are searched for timed-ou
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 
 from toc.failpoint import failpoint
 from toc.index.messages import ExpiredRequest
@@ -28,7 +27,7 @@ from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
 from toc.store.batch import Guard
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
-from toc.worker.slots import OwnedSlot, SlotBook, instant_of
+from toc.worker.slots import OwnedSlot, SlotBook, SlotTurns, instant_of
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.feedback import Inbox
 from toc.worker.stages.moves import mark_begun
@@ -67,9 +66,7 @@ class Reclaimer:
     max_crashes: int
 
     def __post_init__(self) -> None:
-        self._peeked_at = float("-inf")
-        self._to_peek: deque[Slot] = deque()
-        """Slots not yet peeked at in this round."""
+        self._turns = SlotTurns()
         self._at_once = True
         """Whether to peek at all slots now."""
         self._to_reclaim: set[Slot] = set()
@@ -88,28 +85,17 @@ class Reclaimer:
     def run_once(self) -> float:
         """One look. Returns the seconds until the next."""
         now = self.clock.monotonic()
-        if slots := self._next_slots(now):
+        at_once, self._at_once = self._at_once, False
+        owned = self.book.owned  # not before: slots are claimed first, then look_now is called
+        if slots := self._turns.part(
+            owned, now, PEEK_SECONDS, TICK_SECONDS, least=PEEK_SLOTS, at_once=at_once
+        ):
             self._peek(slots)
         if self._to_reclaim:
             self._reclaim()
         if self._skip:
             return 0.0
         return TICK_SECONDS - self.clock.now_ms() % 1000 / 1000 + self._offset
-
-    def _next_slots(self, now: float) -> list[Slot]:
-        """The slots to peek at in this look."""
-        at_once = self._at_once
-        if at_once:
-            self._at_once = False
-            self._peeked_at = float("-inf")
-            self._to_peek.clear()
-        owned = self.book.owned  # not before: slots are claimed first, then look_now is called
-        part = len(owned) if at_once else max(PEEK_SLOTS, ceil(len(owned) * TICK_SECONDS / PEEK_SECONDS))
-        if not self._to_peek and now - self._peeked_at >= PEEK_SECONDS:
-            self._peeked_at = now
-            self._to_peek.extend(owned)
-        slots = [self._to_peek.popleft() for _ in range(min(part, len(self._to_peek)))]
-        return [slot for slot in slots if slot in owned]
 
     def _peek(self, slots: Sequence[Slot]) -> None:
         owned = self.book.owned
