@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 from toc.model.body import Contents
 from toc.model.errors import (
-    DedupConflict,
     PartialSubmit,
     SchemaBehind,
     StoreUnavailable,
@@ -36,7 +35,7 @@ from toc.model.errors import (
     TocError,
 )
 from toc.model.sharding import JobIds
-from toc.model.task import Put, PutOutcome, Request, Submission, TaskRow
+from toc.model.task import Request, Submission, TaskRow
 from toc.store import requests
 from toc.store import rows as sql
 from toc.store.plan import Plan, Planner, Seen, Stored, inserting, same_task, seen_columns, seen_rows
@@ -61,8 +60,6 @@ CHUNK_BYTES = 1_000_000
 REPEATS = 7
 RESEND_SECONDS = 5.0
 """Seconds to retry an ambiguous commit before SubmitUnknown; at least one more try is made."""
-TRIES_TOGETHER = 3
-"""Transactions of many callers that are tried before the many are halved."""
 OVERLAP = 3
 """Chunks of one call in progress at once: the SQL of the next is written while the server works on one."""
 THREADS = 8
@@ -92,18 +89,10 @@ class _Work:
     """What is being written together, to one server. ``todo`` shrinks as ``outcomes`` grows.
 
     ``many``: for callers of their own, so none waits for a lock, and an error is the outcome of one alone.
-    ``blind``: no look before the first transaction.
     """
 
-    def __init__(
-        self,
-        server: DatabaseServer,
-        todo: dict[int, Submission],
-        *,
-        many: bool = False,
-        blind: bool = False,
-    ) -> None:
-        self.server, self.todo, self.many, self.blind = server, todo, many, blind
+    def __init__(self, server: DatabaseServer, todo: dict[int, Submission], *, many: bool = False) -> None:
+        self.server, self.todo, self.many = server, todo, many
         self.outcomes: dict[int, Stored | TocError] = {}
         self.unsure: dict[int, Plan] = {}
         """Plans of transactions whose answers were lost."""
@@ -143,7 +132,7 @@ class Writer:
         """
         if one.request is not None and not one.request.part:
             self._requests.claim(one.request, self._shards.table_of(one.row.job_id))
-        work = _Work(self._server_of(one), {0: one}, blind=one.plain)
+        work = _Work(self._server_of(one), {0: one})
         self._settle(work)
         outcome = work.outcomes[0]
         if isinstance(outcome, TocError):
@@ -183,39 +172,35 @@ class Writer:
                 outcomes[n] = outcomes[n] or refused[one.request]
             if outcomes[n] is None:
                 todo[n] = one
-        blind = all(one.plain and one.row.dedup_key is None for one in todo.values())
-        work = _Work(server, todo, many=True, blind=blind)
-        self._together(work, TRIES_TOGETHER)
+        work = _Work(server, todo, many=True)
+        self._together(work)
         for n, outcome in work.outcomes.items():
             outcomes[n] = outcome
         return outcomes
 
-    def _together(self, work: _Work, tries: int) -> None:
+    def _together(self, work: _Work) -> None:
         """Put what can go together, in halves if something prevents that."""
-        server = work.server
-        for attempt in range(tries if work.todo else 0):
-            if attempt:
-                pause(attempt)
-            try:
-                self._try(work)
-            except Lost:
-                self._settle(work)
-            except (Duplicate, Locked):
-                continue
-            except (StoreUnavailable, SchemaBehind) as exc:
-                self._note_away(server, exc)
-                if not isinstance(exc, (Transient, Refused, SchemaBehind)):
-                    for n in list(work.todo):
-                        work.settle(n, exc)
+        if not work.todo:
             return
-        if len(work.todo) > 1:
-            numbers = list(work.todo)
-            for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
-                part = _Work(server, {n: work.todo[n] for n in half}, many=True)
-                part.tried = True
-                self._together(part, 1)
-                for n, outcome in part.outcomes.items():
-                    work.settle(n, outcome)
+        try:
+            self._try(work)
+        except Lost as exc:
+            self._settle(work, exc)
+        except (Duplicate, Locked):
+            pass
+        except (StoreUnavailable, SchemaBehind) as exc:
+            self._note_away(work.server, exc)
+            if not isinstance(exc, (Transient, Refused, SchemaBehind)):
+                for n in list(work.todo):
+                    work.settle(n, exc)
+            return
+        numbers = list(work.todo)
+        for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]) if len(numbers) > 1 else ():
+            part = _Work(work.server, {n: work.todo[n] for n in half}, many=True)
+            part.tried = True
+            self._together(part)
+            for n, outcome in part.outcomes.items():
+                work.settle(n, outcome)
 
     # --- many tasks of one caller
 
@@ -391,7 +376,7 @@ class Writer:
         """
         server, many, unsure = work.server, work.many, work.unsure
         first, work.tried = not work.tried, True
-        blind = first and work.blind
+        blind = first and not many and all(one.plain for one in work.todo.values())
         looked, now = _NOTHING, 0
         if not blind:
             now = self._stamp()
@@ -400,8 +385,6 @@ class Writer:
         taken = set(looked.by_id)
         used: set[Name | bytes] = set()
         plans: dict[int, Plan] = {}
-        twins: dict[int, TaskRow] = {}
-        fresh: dict[Name, TaskRow] = {}
         for n, one in list(work.todo.items()):
             try:
                 plan: Plan | Stored | None = None if blind else _settled(one, unsure.get(n), looked)
@@ -421,20 +404,16 @@ class Writer:
             if many:
                 name = self._name(one.row)
                 keys = {key for key in (name, one.request and one.request.key) if key is not None}
-                if keys & used:  # by itself, later, unless the first of its name will be kept
-                    if name in fresh and one.plain:
-                        twins[n] = fresh[name]
+                if keys & used:  # later
                     continue
                 used |= keys
-                if row is not None and name is not None:
-                    fresh[name] = row
             if row is not None:
                 taken.add(row.job_id)
             plans[n] = plan
         if not plans:
             return
         statements, telling = self._planner.transaction(server, list(plans.values()), now)
-        if blind and not many:
+        if blind:
             statements = [*self._of_names(server, self._keyed(work.todo.values()), "1"), *statements]
         try:
             results = server.run(statements, transaction=True, again=False, outwait=not many)
@@ -452,11 +431,6 @@ class Writer:
         for (n, done), place in zip(plans.items(), telling, strict=True):
             if place is None or results[place].matched:
                 work.settle(n, done.stored)
-        for n, kept in twins.items():
-            try:
-                work.settle(n, Stored(Put(same_task(work.todo[n].row, kept), PutOutcome.KEPT)))
-            except DedupConflict as exc:
-                work.settle(n, exc)
 
     def _plan(self, server: DatabaseServer, one: Submission, looked: _Looked, now: int) -> Plan | Stored:
         name = self._name(one.row) if looked.by_name else None
