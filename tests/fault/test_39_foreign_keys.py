@@ -9,9 +9,9 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load
 from fault.kit.table import lateness
+from harness.patience import until
 from harness.system import System
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import RedisServer
 from toc.model.topic import Slot
 from toc.operate import doctor

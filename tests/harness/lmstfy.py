@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import base64
-import json
-import re
 import socket
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from harness.dialect import Raw, port_of, receive
 from harness.gateway import Gateway
+
+__all__ = ["OPTIONS", "ULID", "Client", "Raw", "basic", "data_of", "exchange", "port_of"]
 
 ULID = r"[0-9A-HJKMNP-TV-Z]{26}"
 OPTIONS = ("--lmstfy", "127.0.0.1:0", "--lmstfy-admin", "127.0.0.1:0")
 
 
 _OPEN: deque[socket.socket] = deque()
-
-
-class Raw(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def content(self) -> Any:
-        return json.loads(self.body)
-
-
-def port_of(gateway: Gateway, name: str, host: str = "127.0.0.1") -> int:
-    """The port of a dialect, as the gateway has told it."""
-    found = re.search(rf"^{name} at http://{host}:(\d+)$", gateway.told(), re.MULTILINE)
-    assert found, gateway.told()
-    return int(found[1])
 
 
 def basic(gateway: Gateway, token: str = "all") -> str:
@@ -50,19 +33,7 @@ def exchange(port: int, request: bytes, timeout: float = 60, host: str = "127.0.
     if len(_OPEN) > 20:
         _OPEN.popleft().close()
     connection.sendall(request)
-    received = b""
-    while b"\r\n\r\n" not in received:
-        part = connection.recv(65_536)
-        assert part, received
-        received += part
-    head, _, body = received.partition(b"\r\n\r\n")
-    line, *rest = head.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value for name, _, value in (one.partition(": ") for one in rest)}
-    while len(body) < int(headers.get("content-length", 0)):
-        part = connection.recv(65_536)
-        assert part, received
-        body += part
-    return Raw(int(line.split(" ")[1]), headers, body)
+    return receive(connection)
 
 
 class Client:
@@ -86,13 +57,13 @@ class Client:
         """Publish a job and return its id."""
         answer = self.call("PUT", self.path(queue, **query), body)
         assert answer.status == 201, answer
-        return str(answer.content["job_id"])
+        return str(answer.json["job_id"])
 
     def consume(self, queues: str, **query: int) -> Any:
         """Return the job or jobs, None if there are none."""
         answer = self.call("GET", self.path(queues, **query))
         assert answer.status in (200, 404), answer
-        return answer.content if answer.status == 200 else None
+        return answer.json if answer.status == 200 else None
 
     def path(self, rest: str, **query: int) -> str:
         """The path of a queue, or of what is below it."""

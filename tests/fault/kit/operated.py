@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from harness.patience import until
 from harness.system import TOPICS, DaemonProcess, System
 
 from toc import Topic
 from toc.dev.local.cluster import LocalCluster
-from toc.dev.local.process import until
 
 
 class OperatedCluster:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.patience import until
+
 from toc.dev.local.private import MissingServer
-from toc.dev.local.process import free_port, until
+from toc.dev.local.process import free_port
 from toc.dev.local.servers import RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 
 _FAKETIME = Path("/usr/lib")

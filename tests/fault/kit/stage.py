@@ -19,13 +19,14 @@ from fault.kit.doors import PULLED
 from fault.kit.proxy import Proxy
 from fault.kit.schedule import CONSUMERS, DATABASES, GATEWAYS, HOSTS, Step
 from harness import forks
+from harness.patience import until
 from harness.system import DaemonProcess, System
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from kazoo.exceptions import NoNodeError, NotEmptyError  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
 from toc import Topic
-from toc.dev.local.process import free_port, until
+from toc.dev.local.process import free_port
 from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeper
 from toc.model.access import Role
 from toc.model.errors import TocError

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from harness.gateway import Gateway
+from harness.patience import until
 from harness.system import System
 
 from toc import Topic
 from toc.coordination.operator import Operator
-from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.model.topic import Delivery, Slot
 

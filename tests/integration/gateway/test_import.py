@@ -378,4 +378,4 @@ def test_a_job_whose_id_was_pushed_to_the_new_port_meanwhile_is_left_as_it_is(
 def youzan(gateway: Gateway, command: str, values: Mapping[str, Any]) -> Any:
     body = json.dumps(values).encode()
     head = f"POST /{command} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    return exchange(port_of(gateway, "youzan"), head.encode() + body).content
+    return exchange(port_of(gateway, "youzan"), head.encode() + body).json

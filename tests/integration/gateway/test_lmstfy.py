@@ -48,7 +48,7 @@ def client(gateway: Gateway) -> Client:
         ).encode(),
     )
     assert answer.status == 201
-    return Client(port_of(gateway, "lmstfy"), answer.content["token"])
+    return Client(port_of(gateway, "lmstfy"), answer.json["token"])
 
 
 def golden(answer: Raw, status: int, body: str) -> None:
@@ -81,9 +81,9 @@ def test_every_command_is_answered_byte_for_byte_as_by_the_original(client: Clie
     golden(bulk, 201, '{"job_ids":["<id>","<id>"],"msg":"published"}')
     both = call("GET", "/api/ns/gold?count=100&ttr=60&timeout=5")
     assert both.headers["content-type"] == JSON
-    assert {data_of(one) for one in both.content} == {b'"hi"', b'{"a":  1}'}
-    assert {one["ttl"] for one in both.content} == {0}
-    again = call("PUT", f"/api/ns/gold/job/{both.content[0]['job_id']}?tries=3", b"hi")
+    assert {data_of(one) for one in both.json} == {b'"hi"', b'{"a":  1}'}
+    assert {one["ttl"] for one in both.json} == {0}
+    again = call("PUT", f"/api/ns/gold/job/{both.json[0]['job_id']}?tries=3", b"hi")
     golden(again, 201, '{"job_id":"<id>","msg":"published"}')
     golden(call("GET", "/api/ns/gold?timeout=3"), 200, shown % ('"msg":"new job",', 2))
     empty = '{"deadletter_head":"","deadletter_size":0,"namespace":"ns","queue":"gold"}'
@@ -170,7 +170,7 @@ def test_a_request_without_a_token_is_refused_before_its_body_comes(client: Clie
     request = b"PUT /api/ns/q HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n%b\r\nx"
     for given, why in ((b"", "token not found"), (b"X-Token: unknown\r\n", "invalid token")):
         answer = exchange(client.port, request % given)
-        assert (answer.status, answer.content) == (401, {"error": why})
+        assert (answer.status, answer.json) == (401, {"error": why})
 
 
 def test_tokens_are_checked_as_by_the_original(gateway: Gateway, client: Client) -> None:
@@ -210,11 +210,11 @@ def test_attributes_of_the_request_are_those_of_the_job(client: Client) -> None:
     answer = client.call(
         "PUT", "/api/ns/attributes", b"x", Enable_Job_Version="yes", Job_Attr_Hello="world", Job_Attr_b="<1>"
     )
-    job_id = answer.content["job_id"]
+    job_id = answer.json["job_id"]
     assert re.fullmatch(f"1{ULID}", job_id)
     job = client.consume("attributes", timeout=30)
     assert (job["job_id"], job["attributes"]) == (job_id, {"hello": "world", "b": "<1>"})
-    assert client.call("GET", f"/api/ns/attributes/job/{job_id}").content["attributes"] == job["attributes"]
+    assert client.call("GET", f"/api/ns/attributes/job/{job_id}").json["attributes"] == job["attributes"]
     assert client.call("PUT", "/api/ns/plain", b"x", Job_Attr_Hello="world").status == 201
     assert client.consume("plain", timeout=30)["attributes"] is None
     many = {f"Job_Attr_{number}": "x" for number in range(17)}
@@ -231,7 +231,7 @@ def test_jobs_of_a_bulk_are_consumed_in_the_order_of_the_array(client: Client) -
         client.call("PUT", f"/api/ns/{queue}/bulk?ttl=0", b"[" + b",".join(texts) + b"]")
         got: list[bytes] = []
         while len(got) < len(texts):
-            found = client.call("GET", f"/api/ns/{queue}?timeout=30&count={count}").content
+            found = client.call("GET", f"/api/ns/{queue}?timeout=30&count={count}").json
             got += map(data_of, found if isinstance(found, list) else [found])
         assert got == texts
 
@@ -241,7 +241,7 @@ def test_a_consumer_of_many_large_jobs_gets_as_many_as_fit_and_the_rest_is_not_c
 ) -> None:
     left = {client.publish("large", b"x" * 2**20, tries=2) for _ in range(20)}
     while left:
-        found = client.call("GET", "/api/ns/large?count=100&timeout=30&ttr=600").content
+        found = client.call("GET", "/api/ns/large?count=100&timeout=30&ttr=600").json
         assert 1 <= len(found) <= 8
         assert {job["remain_tries"] for job in found} == {1}
         left -= {job["job_id"] for job in found}
@@ -263,29 +263,29 @@ def test_names_of_255_characters_are_queues_of_their_own(gateway: Gateway, clien
 def test_a_job_without_tries_left_is_a_dead_letter_that_can_be_respawned(client: Client) -> None:
     job_id = client.publish("dead", tries=1)
     assert client.consume("dead", ttr=1, timeout=30)["remain_tries"] == 0
-    assert until(lambda: client.call("GET", "/api/ns/dead/deadletter/size").content["size"] == 1, 15)
+    assert until(lambda: client.call("GET", "/api/ns/dead/deadletter/size").json["size"] == 1, 15)
     golden(
         client.call("GET", "/api/ns/dead/deadletter"),
         200,
         f'{{"deadletter_head":"{job_id}","deadletter_size":1,"namespace":"ns","queue":"dead"}}',
     )
-    assert client.call("GET", f"/api/ns/dead/job/{job_id}").content["ttl"] == 0
+    assert client.call("GET", f"/api/ns/dead/job/{job_id}").json["ttl"] == 0
     assert client.consume("dead") is None
     golden(client.call("PUT", "/api/ns/dead/deadletter?limit=9&ttl=50"), 200, '{"count":1,"msg":"respawned"}')
     again = client.consume("dead", ttr=1, timeout=30)
-    assert client.call("GET", "/api/ns/dead/deadletter").content["deadletter_head"] == ""
+    assert client.call("GET", "/api/ns/dead/deadletter").json["deadletter_head"] == ""
     assert (again["job_id"], again["remain_tries"], data_of(again)) == (job_id, 0, b"hello")
     assert 0 < again["ttl"] <= 50
-    assert until(lambda: client.call("GET", "/api/ns/dead/deadletter/size").content["size"] == 1, 15)
+    assert until(lambda: client.call("GET", "/api/ns/dead/deadletter/size").json["size"] == 1, 15)
     assert client.call("DELETE", "/api/ns/dead/deadletter").status == 204
     assert client.call("GET", f"/api/ns/dead/job/{job_id}").status == 404
-    assert client.call("GET", "/api/ns/dead/deadletter/size").content["size"] == 0
+    assert client.call("GET", "/api/ns/dead/deadletter/size").json["size"] == 0
 
 
 def test_a_job_is_not_handed_out_after_its_ttl(client: Client) -> None:
     job_id = client.publish("ttl", ttl=3)
     shown = client.call("GET", f"/api/ns/ttl/job/{job_id}")
-    assert shown.content["ttl"] in (1, 2, 3)
+    assert shown.json["ttl"] in (1, 2, 3)
     assert until(lambda: client.call("GET", f"/api/ns/ttl/job/{job_id}").status == 404, 10)
     assert client.consume("ttl", timeout=1) is None
 
@@ -294,7 +294,7 @@ def test_a_delayed_job_waits_for_its_second(client: Client) -> None:
     began = time.monotonic()
     job_id = client.publish("later", delay=2)
     assert client.consume("later") is None
-    assert client.call("GET", "/api/ns/later/size").content["size"] == 0
+    assert client.call("GET", "/api/ns/later/size").json["size"] == 0
     assert client.call("GET", f"/api/ns/later/job/{job_id}").status == 200
     job = client.consume("later", timeout=30)
     assert job["job_id"] == job_id
@@ -322,7 +322,7 @@ def test_only_ready_jobs_are_destroyed(client: Client) -> None:
     first = client.consume("destroy", ttr=60, timeout=30)["job_id"]
     ready = ready if first == working else working
     assert client.call("DELETE", "/api/ns/destroy").status == 204
-    assert client.call("GET", "/api/ns/destroy/size").content["size"] == 0
+    assert client.call("GET", "/api/ns/destroy/size").json["size"] == 0
     status = {one: client.call("GET", f"/api/ns/destroy/job/{one}").status for one in (first, ready, delayed)}
     assert status == {first: 200, ready: 404, delayed: 200}
 
@@ -343,7 +343,7 @@ def test_a_republished_job_has_another_id_and_the_old_one_is_gone(client: Client
     old = client.publish("republish", tries=2)
     client.consume("republish", ttr=60, timeout=30)
     answer = client.call("PUT", f"/api/ns/republish/job/{old}?ttl=60", b"new")
-    new = answer.content["job_id"]
+    new = answer.json["job_id"]
     job = client.consume("republish", timeout=30)
     assert new != old
     assert (job["job_id"], data_of(job)) == (new, b"new")
@@ -378,7 +378,7 @@ def test_a_token_for_all_namespaces_makes_no_templates_without_end(gateway: Gate
         port_of(gateway, "lmstfy"), gateway.make_token("wide", "produce", topics=("lmstfy.*",)), "new"
     )
     refused = wide.call("PUT", "/api/new/q", b"x")
-    assert (refused.status, refused.content) == (400, {"error": "too many queues"})
+    assert (refused.status, refused.json) == (400, {"error": "too many queues"})
     for template in made:
         templates.delete(template.pattern)
     wide.publish("q")

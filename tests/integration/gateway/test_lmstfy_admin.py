@@ -17,10 +17,10 @@ OUTSIDE = ("--lmstfy", "0.0.0.0:0", "--lmstfy-admin", "0.0.0.0:0", "--dialect-fr
 
 
 class Admin:
-    """Asks the admin port of a gateway, as the holder of a token. ``host``: where it listens."""
+    """Asks the admin port of a gateway, as the holder of a token."""
 
-    def __init__(self, gateway: Gateway, host: str = "127.0.0.1", token: str = "all") -> None:
-        self._port = port_of(gateway, "lmstfy-admin", host)
+    def __init__(self, gateway: Gateway, token: str = "all") -> None:
+        self._port = port_of(gateway, "lmstfy-admin")
         self._basic = basic(gateway, token)
 
     def __call__(
@@ -53,14 +53,14 @@ def test_everybody_needs_basic_auth_and_sees_and_grants_no_more_than_natively(sy
                 assert (refused.status, refused.body) == (401, b""), (line, auth)
                 assert refused.headers["www-authenticate"] == 'Basic realm="Authorization Required"'
         for namespace in ("order", "mine"):
-            token = asked(f"POST /token/{namespace}?description=x").content["token"]
+            token = asked(f"POST /token/{namespace}?description=x").json["token"]
             Client(api, token, namespace).publish("jobs")
             native = gateway.call(
                 "POST", "/v1/topics/test.sync/tasks", {"biz_id": 1, "delay": 9}, token=token
             )
             assert native.status == 404, "a token of a namespace is for no native topic"
         few = Admin(gateway, token=gateway.make_token("few", "admin", topics=("lmstfy.mine.*",)))
-        assert few("GET /info").content == {"mine": ["jobs"]}
+        assert few("GET /info").json == {"mine": ["jobs"]}
         assert few("POST /token/order?description=x").status == 403
         assert few("POST /token/mine?description=x").status == 201
         poor = Admin(gateway, token=gateway.make_token("poor", "operate", topics=("lmstfy.*",)))
@@ -80,7 +80,7 @@ def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
         assert asked(f"DELETE /token/shop/{given[:-1]}b").status == 204
         assert Client(api, given, "shop").consume("orders") is None, "it is still valid"
         longer = asked(f"POST /token/shop?description=x&token={given}b")
-        assert (longer.status, longer.content) == (400, {"error": "the user token was too long"})
+        assert (longer.status, longer.json) == (400, {"error": "the user token was too long"})
     finally:
         gateway.stop()
 
@@ -88,10 +88,10 @@ def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
 def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
     gateway = Gateway(system, *OUTSIDE)
     try:
-        asked, api = Admin(gateway, "0.0.0.0"), port_of(gateway, "lmstfy", "0.0.0.0")
+        asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         made = asked("POST /token/shop?description=web%20shop")
         assert (made.status, made.headers["content-type"]) == (201, "application/json; charset=utf-8")
-        token = made.content["token"]
+        token = made.json["token"]
         assert made.body == f'{{\n    "token": "{token}"\n}}'.encode()
         client = Client(api, token, "shop")
         client.publish("orders")
@@ -100,19 +100,19 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
         given = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
         form = f"description=old+clients&token={quote('default:' + given)}".encode()
         kept = asked("POST /token/shop", "Content-Type: application/x-www-form-urlencoded", body=form)
-        assert (kept.status, kept.content) == (201, {"token": given})
+        assert (kept.status, kept.json) == (201, {"token": given})
         assert Client(api, given, "shop").consume("orders", timeout=30) is not None
         again = asked(f"POST /token/shop?description=x&token={given}")
         assert again.status == 400
 
         listed = asked("GET /token/shop")
-        assert sorted(listed.content["tokens"].values()) == ["old clients", "web shop"]
+        assert sorted(listed.json["tokens"].values()) == ["old clients", "web shop"]
         assert token.encode() not in listed.body
         assert given.encode() not in listed.body
-        assert asked("GET /token/other").content == {"tokens": {}}
-        assert asked("GET /info").content == {"shop": ["orders"]}
-        assert asked("GET /pools/").content == ["default"]
-        assert set(asked("GET /version").content) == {"version", "build_commit", "build_date"}
+        assert asked("GET /token/other").json == {"tokens": {}}
+        assert asked("GET /info").json == {"shop": ["orders"]}
+        assert asked("GET /pools/").json == ["default"]
+        assert set(asked("GET /version").json) == {"version", "build_commit", "build_date"}
 
         assert asked(f"DELETE /token/shop/{given}").status == 204
         assert client.call("GET", "/api/shop/orders", token=given).status == 401
@@ -133,7 +133,7 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
         }
         for line, words in mistakes.items():
             answer = asked(line)
-            assert (answer.status, answer.content) == (400, {"error": words})
+            assert (answer.status, answer.json) == (400, {"error": words})
         found = {
             "GET /pools": (200, b'[\n    "default"\n]'),
             "GET /pools?kind=redis_v2": (200, b"[]"),
@@ -190,22 +190,22 @@ def test_queues_are_listed_by_the_names_that_clients_use_and_no_topics_of_other_
         youzan = port_of(gateway, "youzan")
         job = {"id": "j", "topic": "order", "delay": 3600, "ttr": 60, "body": "x"}
         assert ask(youzan, "POST", "/push", job).json["code"] == 0
-        assert asked("GET /info").content == {}
+        assert asked("GET /info").json == {}
 
         wanted = {"youzan": ["order"], "shop": ["orders", "q" * 200], "n" * 200: ["orders"]}
         for namespace, queues in wanted.items():
-            token = asked(f"POST /token/{namespace}?description=x").content["token"]
-            assert list(asked(f"GET /token/{namespace}").content["tokens"].values()) == ["x"]
+            token = asked(f"POST /token/{namespace}?description=x").json["token"]
+            assert list(asked(f"GET /token/{namespace}").json["tokens"].values()) == ["x"]
             for queue in queues:
                 Client(api, token, namespace).publish(queue)
-        assert asked("GET /info").content == wanted
+        assert asked("GET /info").json == wanted
         topics = {topic.name for topic in system.center.store.topics.list()}
         assert [name for name in topics if name.startswith("youzan.")] == ["youzan.order"]
         assert "h-" not in asked("GET /info").body.decode()
         every = system.center.store.tokens.list()
         assert not [one.name for one in every if "youzan.*" in one.topics]
 
-        client = Client(api, asked("POST /token/youzan?description=x").content["token"], "youzan")
+        client = Client(api, asked("POST /token/youzan?description=x").json["token"], "youzan")
         assert client.consume("order", timeout=30)["queue"] == "order"
     finally:
         gateway.stop()

@@ -13,12 +13,12 @@ import pymysql
 import pytest
 import structlog
 from fault.kit.proxy import Proxy
+from harness.patience import until
 from harness.rows import insert, insert_many
 from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.process import until
 from toc.dev.local.servers import MariaDB
 from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, StoreUnavailable
