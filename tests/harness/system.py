@@ -216,11 +216,7 @@ class System:
 
     def pending(self, job_ids: Collection[int]) -> list[int]:
         """Those of the tasks that have not ended yet."""
-        # Who waits until none is left looks often, and a page of those that are left is read sooner than all
-        # rows. It leaves out what a server that is away has: only the rows say that none is.
-        if found := self.center.store.scans.pending(job_ids):
-            return [row.job_id for row in found]
-        rows = self.center.store.read(job_ids)
+        rows = self.center.store.read_tries(job_ids).whole()
         return [job_id for job_id, row in rows.items() if row.status == TaskStatus.PENDING]
 
     def not_run_once(self, job_ids: Iterable[int]) -> dict[int, int]:

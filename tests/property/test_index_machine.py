@@ -50,8 +50,8 @@ from toc import (
     Topic,
 )
 from toc.dev.local.servers import RedisServer
-from toc.maintenance import sweep
-from toc.maintenance.sweep import Crawl, Sweep
+from toc.maintenance import passes
+from toc.maintenance.sweep import Sweep
 from toc.model.clock import Clock, from_ms
 from toc.model.raised import Raised, raised
 from toc.model.task import TaskRow
@@ -665,12 +665,11 @@ class Machine(RuleBasedStateMachine):
     def sweep(self) -> None:
         """All tables, up to the horizon, and the dead."""
         center = self.center
-        passes = Sweep(center.store, center.queues, center.catalog, self.clock)
-        until = self.clock.now_ms() + passes.horizon_ms()
-        for status in (TaskStatus.PENDING, TaskStatus.DEAD):
-            crawl = Crawl(passes, range(TABLES), from_ms=0, to_ms=until, status=status)
-            while crawl.tables_left:
-                crawl.step()
+        sweep = Sweep(center.store, center.queues, center.catalog, self.clock)
+        plans = [plan._replace(missing=False) for plan in passes.LOST]
+        for each in passes.restore_rounds(sweep, range(TABLES), plans):
+            while each.left:
+                each.step()
 
     # --- what must hold
 
@@ -862,7 +861,7 @@ def machine(
     monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: ())
     for module in (poll, worker, tries):  # a busy machine is no server that is away
         monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
-    for module in (client, flush, poll, reclaim, sweep):
+    for module in (client, flush, poll, reclaim, passes):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"
     if request.param == "mariadb":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toc.model.clock import to_ms
-from toc.model.schedule import LEAD_MS, Definition, Planned, State, change, new_state, plannable, step
+from toc.model.schedule import Definition, Planned, State, change, new_state, step
 
 NOW = to_ms(datetime(2026, 1, 1, tzinfo=UTC))
 SECOND = 1000
@@ -21,7 +21,7 @@ def every(seconds: int, **options: Any) -> Definition:
 def running(definition: Definition) -> tuple[State, list[Planned]]:
     """A schedule after its first step at NOW, and the tasks that it has ahead."""
     made, state = step(definition, new_state(definition, 1, NOW), NOW, ended=True)
-    return state, [Planned(number, one.nominal, one.due, 0, 0) for number, one in enumerate(made, 1)]
+    return state, [Planned(number, one.nominal) for number, one in enumerate(made, 1)]
 
 
 def at(*nominals: int) -> list[float]:
@@ -32,52 +32,24 @@ def at(*nominals: int) -> list[float]:
 TEN = every(10, overlap="allow")  # ahead of NOW + 30 s: those of 10, 20 and 30 s
 
 
-def test_what_is_planned_is_planned_again_by_the_next_step() -> None:
+def test_what_is_planned_is_planned_again_by_the_next_step_where_the_times_are_others() -> None:
     state, planned = running(TEN)
     assert at(*(one.nominal for one in planned)) == [10, 20, 30]
     fifteen = every(15, overlap="allow")
-    changed = change(TEN, state, fifteen, planned, NOW, paused=None, there=())
-    assert (changed.kept, changed.anew, changed.state.fired) == ([], [], 0)
+    changed = change(TEN, state, fifteen, planned, NOW, paused=None)
+    assert (changed.instead, changed.state.fired) == ([], 0)
     after = step(fifteen, changed.state, NOW, ended=True)
     assert at(*(one.nominal for one in after.made)) == [15, 30]
 
 
-def test_one_within_a_second_of_its_time_keeps_it_and_is_not_made_again() -> None:
+def test_what_is_planned_is_replaced_one_by_one_where_the_times_stay() -> None:
     state, planned = running(TEN)
-    soon = NOW + 9_500  # the task of 10 s may be starting: it is not among the planned
+    soon = NOW + 9_500  # the task of 10 s may be starting, and that of 20 s was cancelled by hand
     other = every(10, overlap="allow", attribute={"a": 1})
-    changed = change(TEN, state, other, planned[1:], soon, paused=None, there=())
-    made = step(other, changed.state, soon, ended=True).made
-    assert at(*(one.nominal for one in made)) == [20, 30]
-    assert changed.state.fired == 1
-
-
-def test_one_that_was_moved_by_hand_keeps_its_time_unless_the_schedule_pauses() -> None:
-    state, planned = running(TEN)
-    moved = planned[1]._replace(due=NOW + 3600 * SECOND, version=1)
-    planned = [planned[0], moved, planned[2]]
-    altered = change(TEN, state, every(10, attribute={"a": 1}), planned, NOW, paused=None, there=())
-    assert altered.kept == [moved]
-    paused = change(TEN, state, TEN, planned, NOW, paused=True, there=())
-    assert (paused.kept, paused.anew, paused.state.look, paused.state.fired) == ([], [], None, 0)
-
-
-def test_one_that_was_cancelled_by_hand_is_not_made_again_but_those_around_it_are() -> None:
-    state, planned = running(TEN)
-    there = [one.nominal for one in planned]  # of all of them there is a task, whatever became of it
-    left = [planned[0], planned[2]]
-    moving = every(10, overlap="allow", attribute={"a": 1})
-    assert at(*plannable(moving, state, left)) == [10, 20, 30]
-    changed = change(TEN, state, moving, left, NOW, paused=None, there=there)
-    made = step(moving, changed.state, NOW, ended=True).made
-    assert at(*changed.anew) == [10]
-    assert at(*(one.nominal for one in made)) == [30]
-    assert changed.state.fired == 2  # of three, one was cancelled by hand, and these two are made again
-
-
-def test_nothing_that_is_decided_is_looked_up_when_nothing_is_planned() -> None:
-    state, _ = running(every(3600))
-    assert plannable(every(10), state, []) == []
+    changed = change(TEN, state, other, planned[2:], soon, paused=None)
+    assert at(*(one.nominal for one in changed.instead)) == [30]
+    assert step(other, changed.state, soon, ended=True).made == []
+    assert changed.state.fired == 3
 
 
 @pytest.mark.parametrize(
@@ -87,7 +59,7 @@ def test_what_is_due_and_not_decided_is_never_lost_in_silence(paused: bool | Non
     """As when the topic was closed meanwhile."""
     state, _ = running(every(60))
     later = NOW + 185 * SECOND  # those of 60, 120 and 180 s are due and no tasks
-    changed = change(every(60), state, every(60, attribute={"a": 1}), [], later, paused=paused, there=())
+    changed = change(every(60), state, every(60, attribute={"a": 1}), [], later, paused=paused)
     assert changed.state.missed == missed
     assert (changed.state.after < NOW + 60 * SECOND) == (paused is None)
 
@@ -96,16 +68,16 @@ def test_another_rule_does_not_fire_for_times_before_it() -> None:
     state, _ = running(every(3600))
     later = NOW + 1000 * SECOND
     minutely = every(60)
-    changed = change(every(3600), state, minutely, [], later, paused=None, there=())
+    changed = change(every(3600), state, minutely, [], later, paused=None)
     made = step(minutely, changed.state, later, ended=True).made
     assert at(*(one.nominal for one in made)) == [1020]
 
 
 def test_a_resumed_schedule_goes_on_from_now_and_counts_nothing_as_missed() -> None:
     state, planned = running(TEN)
-    paused = change(TEN, state, TEN, planned, NOW, paused=True, there=()).state
+    paused = change(TEN, state, TEN, planned, NOW, paused=True).state
     later = NOW + 600 * SECOND
-    resumed = change(TEN, paused, TEN, [], later, paused=False, there=()).state
+    resumed = change(TEN, paused, TEN, [], later, paused=False).state
     assert (resumed.missed, resumed.look, resumed.paused) == (0, later, False)
     assert at(step(TEN, resumed, later, ended=True).made[0].nominal) == [610]
 
@@ -118,10 +90,5 @@ def test_an_occurrence_that_waits_is_dropped_and_counted_by_a_pause_and_by_overl
     state, _ = running(buffering)
     waiting = state._replace(buffered=NOW)
     paused = options.pop("paused", None)
-    changed = change(buffering, waiting, buffering.changed(**options), [], NOW, paused=paused, there=())
+    changed = change(buffering, waiting, buffering.changed(**options), [], NOW, paused=paused)
     assert (changed.state.buffered, changed.state.skipped) == (None, 1)
-
-
-def test_the_lead_bounds_what_may_be_planned_again() -> None:
-    state, planned = running(every(1, overlap="allow"))
-    assert len(plannable(every(1), state, planned)) == LEAD_MS // SECOND

@@ -32,7 +32,6 @@ from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus, decode_attribute
 from toc.model.template import Template
 from toc.operate import admin, bulk
-from toc.pull.end_without_pull import end_without_pull
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import LATEST_MS
@@ -365,7 +364,6 @@ class Lmstfy(Dialect):
             topic = on_queue.tasks.topic_known(on_queue.topic)
         if topic is None:
             return None
-        await self.lines.at_all(end_without_pull, self.service.center.store, topic)
         ready = status is TaskStatus.PENDING
         before = self.service.center.clock.now_ms() + 1 if ready else None
         return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)

@@ -1,4 +1,5 @@
-"""Retention: ended rows are deleted once their topic's retention is over, bit by bit, in the background.
+"""Retention: what is old is deleted bit by bit, in the background: ended rows once their topic's retention is
+over, rows of the audit, and the answers to named requests.
 
 The worker that sweeps a table purges it, in a separate thread. A step reads a page of rows in the order of
 their end, deletes those that are old enough, and rests many times as long as it took, so that traffic never
@@ -6,7 +7,8 @@ waits for it. It never touches pending and dead rows, nor rows whose biz_type ha
 Rows of a deleted topic are kept for the retention that the topic had.
 
 What is deleted is gone for good, so the row must be old enough by the clock of its server too: this
-host's clock may be days ahead.
+host's clock may be days ahead. The audit belongs to the worker that sweeps table 0; the answers in database
+N, which holds table N, to the one that sweeps that table.
 
 Topics with equal retention are purged together. The next pass over a table continues where the last one
 stopped, so rows that other topics keep longer are not read each time. The position is forgotten once a day,
@@ -17,14 +19,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from functools import partial
 
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
-from toc.store.ended import FINAL, Cursor
+from toc.store.ended import FINAL
+from toc.store.rows import PURGED_TOGETHER
+from toc.store.scan import EndedRow, Position
 from toc.store.store import Store
 
 log = get_logger(__name__)
@@ -34,7 +39,7 @@ LEAST_SECONDS = 60
 task too, or a caller who asks for the outcome of a cancel, must still find it."""
 CYCLE_SECONDS = 60.0
 """How often every table is checked."""
-TABLES = 16
+TABLES = 32
 PAGE = 16
 """Rows per table that a look at many tables reads. If a table has more, it is then purged alone."""
 LARGE_PAGE = 250
@@ -42,50 +47,54 @@ REST = 19
 """The rest after a step, as a multiple of its time: 5 % of the time of one connection."""
 SHORTEST_REST_SECONDS = 0.05
 OVERLAP_MS = 120_000
-"""The next pass begins this long before the time up to which the last one has read: the clock by
-which a row was stamped may lag."""
+"""The next pass reads again what ended in this time: the clock by which a row was stamped may lag."""
 FORGET_SECONDS = 86_400.0
 """How often a pass begins again with the oldest rows."""
-FAILED_SECONDS = 30.0
-LOG_SECONDS = 60.0
-
-
-class PurgeStep(NamedTuple):
-    """Rows that ended more than ``retention`` seconds ago, in these tables of one server."""
-
-    retention: int
-    tables: Sequence[int]
-    limit: int
+COMPLAIN_SECONDS = 60.0
+RECORDS_SECONDS = 600.0
+"""How often the audit and the requests are purged."""
+KEEP_REQUESTS_MS = 86_400_000
 
 
 class Retention:
-    """The loop over the tables of this worker, which ``tables`` returns."""
+    """The loop over the tables of this worker, which ``tables`` returns. ``audit``: seconds for which rows of
+    the audit are kept."""
 
     def __init__(
-        self, store: Store, catalog: TopicCatalog, clock: Clock, tables: Callable[[], frozenset[int]]
+        self,
+        store: Store,
+        catalog: TopicCatalog,
+        clock: Clock,
+        tables: Callable[[], frozenset[int]],
+        *,
+        audit: float,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._clock = clock
-        self._servers = [frozenset(tables) for tables in store.tables_of_server()]
         self._mine = tables
         self._tables: frozenset[int] = frozenset()
         self._keep: dict[int, int] = {}
         """biz_type -> seconds, as of this cycle."""
         self._retired: dict[int, int] = {}
         """biz_type of a deleted topic -> seconds. Read at the start of each cycle."""
-        self._done: dict[tuple[int, int, int], Cursor] = {}
-        """(retention, table, status) -> the cursor before which all rows were checked."""
-        self._steps: deque[PurgeStep] = deque()
-        self._cycle_at = self._forget_at = float("-inf")
-        self._unlogged: Counter[str] = Counter()
-        self._unlogged_since = 0.0
-        self._logged_at = float("-inf")
+        self._done: dict[tuple[int, TaskStatus, int], Position] = {}
+        """(retention, status, table) -> the place up to which all rows were checked."""
+        self._records = [
+            (0, partial(store.audit.purge, round(audit * 1000))),
+            *(
+                (number, partial(store.requests.purge, number, KEEP_REQUESTS_MS))
+                for number in range(store.requests.databases)
+            ),
+        ]
+        """What else is purged, with the tables whose workers do it."""
+        self._steps: deque[Callable[[], None]] = deque()
+        self._cycle_at = self._forget_at = self._records_at = float("-inf")
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
 
     def run_once(self) -> float:
         """One step. Returns the seconds until the next."""
         began = self._clock.monotonic()
-        self._log(began)
         before, self._tables = self._tables, self._mine()
         if self._tables - before:
             self._cycle_at = began  # look at what is new
@@ -103,25 +112,24 @@ class Retention:
                 return min(self._cycle_at - began, 1.0)  # a retention may be altered meanwhile
             self._cycle_at = began + CYCLE_SECONDS
             self._read_retired()
-            self._plan()
+            self._plan(began)
             if not self._steps:
                 return 1.0
         step = self._steps.popleft()
         try:
-            self._take(step)
+            step()
         except (StoreUnavailable, SchemaBehind) as exc:
-            log.warning("purge_failed", tables=len(step.tables), error=str(exc))
-            # Skip the other tables of that server. The next cycle continues at the same positions.
-            own = next(tables for tables in self._servers if step.tables[0] in tables)
-            self._steps = deque(other for other in self._steps if other.tables[0] not in own)
-            self._cycle_at = began + FAILED_SECONDS
+            # The next cycle continues at the same positions.
+            if self._complains():
+                log.warning("purge_failed", error=str(exc))
         return max((self._clock.monotonic() - began) * REST, SHORTEST_REST_SECONDS)
 
     def _read_retired(self) -> None:
         try:
             found = self._store.topics.retired() if self._tables else self._retired
         except (StoreUnavailable, SchemaBehind) as exc:
-            log.warning("purge_failed", tables=0, error=str(exc))
+            if self._complains():
+                log.warning("purge_failed", error=str(exc))
             return  # what was read before still holds: no biz_type is ever used again
         retired = {biz_type: max(seconds, LEAST_SECONDS) for biz_type, seconds in found.items()}
         if retired != self._retired:
@@ -129,64 +137,55 @@ class Retention:
             self._keep = retired | self._keep
             self._done.clear()  # rows of these may have been passed over
 
-    def _plan(self) -> None:
-        """Plan the steps of a cycle, which checks everything once."""
+    def _plan(self, now: float) -> None:
+        """Plan the steps of a cycle, which checks everything once, records now and then."""
         tables = self._tables
-        self._done = {key: cursor for key, cursor in self._done.items() if key[1] in tables}
-        for own in self._servers:
-            mine = sorted(own & tables)
-            for first in range(0, len(mine), TABLES):
-                for retention in sorted(set(self._keep.values())):
-                    self._steps.append(PurgeStep(retention, mine[first : first + TABLES], PAGE))
+        self._done = {key: place for key, place in self._done.items() if key[2] in tables}
+        mine = sorted(tables)
+        for first in range(0, len(mine), TABLES):
+            some = mine[first : first + TABLES]
+            for retention in sorted(set(self._keep.values())):
+                for status in FINAL:
+                    self._steps.append(partial(self._take, retention, status, some, PAGE))
+        if now >= self._records_at:
+            self._records_at = now + RECORDS_SECONDS
+            for table, purge in self._records:
+                if table in tables:
+                    self._steps.append(partial(self._purge_records, purge))
 
-    def _take(self, step: PurgeStep) -> None:
-        cursors = {
-            (table, status): self._done.get((step.retention, table, status), (0, 0))
-            for table in step.tables
+    def _purge_records(self, purge: Callable[[], int]) -> None:
+        if purge() >= PURGED_TOGETHER:
+            self._steps.append(partial(self._purge_records, purge))
+
+    def _take(self, retention: int, status: TaskStatus, tables: Sequence[int], limit: int) -> None:
+        """Purge rows of a status that ended more than ``retention`` seconds ago, in these tables."""
+        starts = {
+            table: self._done.get((retention, status, table), Position(0))
+            for table in tables
             if table in self._tables
-            for status in map(int, FINAL)
         }
-        if not cursors:
-            return
-        now = self._clock.now_ms()
-        rows, before, failed = self._store.ended.page(
-            cursors, now=now, keep=step.retention * 1000, limit=step.limit
+        now, keep, scans = self._clock.now_ms(), retention * 1000, self._store.scans
+        looked = scans.look(
+            EndedRow, (), starts, 0, now - keep, limit, status=status, where=scans.ended_ago(keep)
         )
-        if len(failed) == len({table for table, _ in cursors}):
-            raise next(iter(failed.values()))
-        # The next cycle looks at the tables that failed.
-        cursors = {key: cursor for key, cursor in cursors.items() if key[0] not in failed}
-        old = [row for row in rows if self._keep.get(row.biz_type, step.retention + 1) <= step.retention]
+        old = [
+            row
+            for page in looked.pages.values()
+            for row in page
+            if self._keep.get(row.biz_type, retention + 1) <= retention
+        ]
         if old:
             self._store.ended.delete({row.job_id: row.body_length for row in old})
             self._count(row.biz_type for row in old)
-        last = {(row.table, row.status): (row.ended, row.job_id) for row in rows}
-        read = Counter((row.table, row.status) for row in rows)
-        for key in cursors:
-            full = read[key] == step.limit
-            cursor = last[key] if full else (max(before - OVERLAP_MS, 0), 0)
-            self._done[(step.retention, *key)] = cursor
-        for table in sorted({table for (table, _), count in read.items() if count == step.limit}):
-            self._steps.append(PurgeStep(step.retention, [table], LARGE_PAGE))
+        for table, page in looked.pages.items():
+            place = page[-1].position if page else starts[table]
+            self._done[retention, status, table] = min(place, Position(now - OVERLAP_MS))
+            if len(page) == limit:
+                self._steps.append(partial(self._take, retention, status, [table], LARGE_PAGE))
+        for error in looked.failed.values():
+            raise error
 
     def _count(self, biz_types: Iterable[int]) -> None:
         names = {topic.biz_type: topic.name for topic in self._catalog.known().values()}
-        counted = Counter(names.get(biz_type, "?") for biz_type in biz_types)
-        for topic, count in counted.items():
+        for topic, count in Counter(names.get(biz_type, "?") for biz_type in biz_types).items():
             PURGED.of(topic).add(count)
-        self._unlogged += counted
-
-    def _log(self, now: float) -> None:
-        if not self._unlogged:
-            self._unlogged_since = now
-        # At the end of a cycle, or now and then in a long one.
-        elif now - self._logged_at >= LOG_SECONDS and (
-            not self._steps or now - self._unlogged_since >= LOG_SECONDS
-        ):
-            self._logged_at = now
-            log.info(
-                "purged",
-                rows=sum(self._unlogged.values()),
-                topics=", ".join(f"{topic}: {count}" for topic, count in sorted(self._unlogged.items())),
-            )
-            self._unlogged.clear()

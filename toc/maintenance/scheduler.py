@@ -19,8 +19,8 @@ server of the task table has its own Scheduler, so that one that hangs holds up 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from toc.failpoint import failpoint
 from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
@@ -43,8 +43,6 @@ LOOK_EVERY = 1.0
 and has an overlap policy to judge, this is when the worker learns of its second occurrence."""
 ASKED_PER_SECOND = 100
 """Most tables that are asked a second: a worker with more of them asks each less often."""
-PROBES_PER_STEP = 200
-"""Tables that one step asks: a few milliseconds of the server's time."""
 TABLES_PER_STEP = 16
 ROWS_PER_STEP = 48
 """Schedules that one step moves on, about."""
@@ -81,19 +79,16 @@ class Scheduler:
         self._wake = wake
         self._backlogged = backlogged
         self._tables: frozenset[int] = frozenset()
-        self._unasked: deque[int] = deque()
-        """Tables that this round has yet to ask."""
-        self._round_at = float("-inf")
-        """When the next round of asking begins (monotonic)."""
+        self._ask_at = float("-inf")
+        """When the tables are asked next (monotonic)."""
         self._agenda: dict[int, int] = {}
         """When each table must be read (ms); none if it holds no schedule."""
         self._complains = RateLimit(sweep.clock, COMPLAIN_SECONDS)
 
     def add(self, tables: Iterable[int]) -> None:
         """Serve the schedules of these tables from now on."""
-        more = frozenset(tables) - self._tables
-        self._tables |= more
-        self._unasked.extendleft(sorted(more))
+        self._tables |= frozenset(tables)
+        self._ask_at = float("-inf")
         self._wake()
 
     def remove(self, tables: Iterable[int]) -> None:
@@ -113,12 +108,9 @@ class Scheduler:
         try:
             if waiting:
                 hurry = self._move_on([table for _, table in waiting[:TABLES_PER_STEP]], now)
-            elif self._unasked:
-                self._ask()
-            elif self._round_at <= began:
-                self._round_at = began + max(LOOK_EVERY, len(self._tables) / ASKED_PER_SECOND)
-                self._unasked.extend(sorted(self._tables))
-                self._ask()
+            elif self._ask_at <= began:
+                self._ask_at = began + max(LOOK_EVERY, len(self._tables) / ASKED_PER_SECOND)
+                self._note_failed(self._ask(self._tables))
         except (StoreUnavailable, SchemaBehind) as exc:
             if self._complains("server"):
                 log.warning("schedules_not_served", error=str(exc))
@@ -126,21 +118,17 @@ class Scheduler:
         after = self._clock.monotonic()
         factor = 0 if hurry else REST_BUSY if self._backlogged() else REST
         rest = factor * (after - began)
-        if self._unasked:
-            return rest
         agenda = [at for table, at in list(self._agenda.items()) if table in self._tables]
         until = (min(agenda) - self._clock.now_ms()) / 1000 if agenda else LOOK_EVERY
-        return max(rest, min(until, self._round_at - after), 0.0)
+        return max(rest, min(until, self._ask_at - after), 0.0)
 
-    def _ask(self) -> None:
-        """Ask the next tables when they must be read."""
-        tables = {self._unasked.popleft() for _ in range(min(PROBES_PER_STEP, len(self._unasked)))}
-        tables &= self._tables
+    def _ask(self, tables: AbstractSet[int]) -> Mapping[int, Trouble]:
+        """Ask tables when they must be read. Returns those without an answer."""
         soonest, failed = self._schedules.soonest(tables)
         for table in tables - failed.keys():
             self._agenda.pop(table, None)
         self._agenda |= soonest
-        self._note_failed(failed)
+        return failed
 
     def _move_on(self, tables: list[int], now: int) -> bool:
         """Move on schedules of these tables that need a step. Returns whether more are in a hurry."""
@@ -162,19 +150,16 @@ class Scheduler:
         rows = [row for move in moved.done for row in move.rows]
         if rows:
             self._sweep.add(
-                (
+                [
                     DueRow(row.job_id, row.biz_type, row.next_time, 0, row.slot_crc, row.slot_amount)
                     for row in rows
-                ),
+                ],
                 missing=True,
             )
         # Ask when these tables must be read next, except those of which more rows are due now.
-        unknown = set(tables) - due.more - due.failed.keys()
-        soonest, failed = self._schedules.soonest(unknown)
-        for table in unknown - failed.keys():
-            self._agenda.pop(table, None)
+        failed = self._ask(set(tables) - due.more - due.failed.keys())
         # Those come after all other tables that wait now.
-        self._agenda |= dict.fromkeys(due.more, self._clock.now_ms()) | soonest
+        self._agenda |= dict.fromkeys(due.more, self._clock.now_ms())
         if len(moved.refused) <= MOST_NAMED:
             for name, error in moved.refused.items():
                 if self._complains(("row", name)):

@@ -99,6 +99,10 @@ class PullRow(NamedTuple):
         """Whether a consumer has it now."""
         return self.status == TaskStatus.PENDING and self.nonce != b"" and self.next_time > self.now
 
+    def leased_by(self, lease: PullLease) -> bool:
+        """Whether its last hand-out was this one."""
+        return (self.nonce, self.version, self.biz_type) == (lease.nonce, lease.version, lease.biz_type)
+
     def to_task(self, topic: str, body: Body | None) -> Task:
         """Return the Task of the try that was handed out. Raises UnreadableTask."""
         return task_of(self, TaskStatus.PENDING, topic, body, attempt=max(self.attempts, 1))

@@ -291,30 +291,20 @@ class Step(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """An occurrence that is a task already and not yet due, as it was read. ``expires_at`` is 0 for never."""
+    """An occurrence that is a task already, not yet due, and as the schedule made it."""
 
     job_id: int
     nominal: int
-    due: int
-    version: int
-    expires_at: int
-
-    @property
-    def moved(self) -> bool:
-        """Whether somebody gave it another time by hand."""
-        return self.version > 0
 
 
 class Change(NamedTuple):
-    """What a change of a schedule does. It cancels every planned occurrence.
+    """What a change of a schedule does: it cancels every planned occurrence.
 
-    ``kept`` are made again at the times that somebody gave them by hand, and ``anew``, nominal times, when
-    the definition says. The next step plans the others again. Which task is the last one, ``state`` does not
-    say yet.
+    ``instead`` are the occurrences that replace them, one for each in order; if there are none, the next step
+    plans anew. Which task is the last one, ``state`` does not say yet.
     """
 
-    kept: list[Planned]
-    anew: list[int]
+    instead: list[Occurrence]
     state: State
 
 
@@ -381,14 +371,6 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
     return Step(made, after_this)
 
 
-def plannable(definition: Definition, state: State, planned: Sequence[Planned]) -> list[int]:
-    """Return the nominal times of ``definition`` that are decided already and may be planned again when what
-    is ``planned`` is cancelled. ``change`` must know which of them have a task.
-    """
-    first = min((one.nominal for one in planned if not one.moved), default=state.after + 1)
-    return list(takewhile(lambda nominal: nominal <= state.after, definition.calendar.after(first - 1)))
-
-
 def change(
     before: Definition,
     state: State,
@@ -397,34 +379,30 @@ def change(
     now: int,
     *,
     paused: bool | None,
-    there: Collection[int],
 ) -> Change:
     """Return what it means to change a schedule from ``before`` to ``definition`` at ``now``.
 
-    ``planned`` are due later than NEAR_MS from now. ``paused`` is None if it stays as it is. ``there`` are
-    the times of ``plannable`` that have a task.
+    ``planned``, in order, are due later than NEAR_MS from now. ``paused`` is None if it stays as it is.
+
+    While the times of a schedule stay the same, planned occurrences are replaced one by one. So what is
+    decided stays decided: what somebody has cancelled or moved by hand is not made again, not even on another
+    topic. Raises InvalidSchedule if this host does not know the zone, unless it pauses.
     """
     pausing = state.paused if paused is None else paused
-    kept = [] if paused else [one for one in planned if one.moved]
-    soonest = now + NEAR_MS - before.offset
-    again = [one.nominal for one in planned if one not in kept and one.nominal > soonest]
-    after, missed = min(again, default=state.after + 1) - 1, 0
-    calendar, former = (None if one.unknown else one.calendar for one in (definition, before))
-    if calendar != former or state.paused or pausing:
-        after = max(now - definition.offset, after)
+    calendar = None if pausing and definition.unknown else definition.calendar
+    former = None if before.unknown else before.calendar
+    instead: list[Occurrence] = []
+    after, missed = state.after, 0
+    if calendar == former and not state.paused and not pausing:
+        # The next step decides what is due and not decided, by the policy of missed: the former topic may
+        # have been closed. Nor has what the former jitter delays beyond now happened yet.
+        offset = definition.offset
+        instead = [Occurrence(one.nominal, max(one.nominal + offset, now)) for one in planned]
+    else:
+        first = min((one.nominal for one in planned), default=after + 1)
+        after = max(now - definition.offset, first - 1)
         if former is not None and not state.paused:
             missed = former.latest(state.after, now - before.offset, 1).total
-    # Otherwise the next step decides what is due and not decided, by the policy of missed: the former topic
-    # may have been closed. Nor has what the former jitter delays beyond now happened yet.
-    anew: list[int] = []
-    ended = {nominal for nominal in there if nominal > after} - {one.nominal for one in planned}
-    if ended and not pausing:
-        # Cancelled by hand, or run early. The key of such an occurrence keeps the next step from making it
-        # again on its own topic, but not on another one. So what is open before it is made now.
-        last = max(ended)
-        open_times = takewhile(lambda nominal: nominal < last, definition.calendar.after(after))
-        anew = [each for each in open_times if each not in ended.union(one.nominal for one in kept)]
-        after = last
     skips = definition.overlap is Overlap.SKIP and before.overlap is not Overlap.SKIP
     drops = state.buffered is not None and (pausing or skips)
     after_this = state._replace(
@@ -434,11 +412,11 @@ def change(
         look=None if pausing else now,
         buffered=None if drops else state.buffered,
         skipped=state.skipped + drops,
-        fired=state.fired - len(again) + len(anew),
+        fired=state.fired - len(planned) + len(instead),
         missed=state.missed + missed,
         missed_at=now if missed else state.missed_at,
     )
-    return Change(kept, anew, after_this)
+    return Change(instead, after_this)
 
 
 def _stopped(definition: Definition, first: int | None, count: int, now: int) -> bool:

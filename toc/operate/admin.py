@@ -11,7 +11,8 @@ from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
 from toc.index.messages import Peek
 from toc.index.queues import Queues
-from toc.maintenance.sweep import Sweep, SweepCounts, sweep_all
+from toc.maintenance.passes import sweep_all
+from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.model.errors import (
     ConfigError,
     IndexUnavailable,

@@ -36,7 +36,6 @@ from toc.model.schedule import (
     Dst,
     Fire,
     Missed,
-    Occurrence,
     Overlap,
     Planned,
     State,
@@ -44,7 +43,6 @@ from toc.model.schedule import (
     check_instant,
     check_schedule_name,
     new_state,
-    plannable,
     preview,
     step,
 )
@@ -199,9 +197,9 @@ class Schedules:
     def alter(self, name: str, **changes: Any) -> Schedule:
         """Change a schedule, by the names of ``create``'s parameters.
 
-        The next occurrence is replaced if it has not started, and within a second of its time it is left as
-        it is. One that was rescheduled by hand keeps that time. Raises InvalidInput (nothing to change),
-        InvalidSchedule, UnknownSchedule, UnknownTopic or TopicClosed.
+        The next occurrence is replaced if it has not started. Within a second of its time it is left as it
+        is, as is one that was rescheduled by hand. Raises InvalidInput (nothing to change), InvalidSchedule,
+        UnknownSchedule, UnknownTopic or TopicClosed.
         """
         if not changes:
             raise InvalidInput(f"nothing to change on {shown(name)}: name at least one option")
@@ -221,10 +219,10 @@ class Schedules:
     def delete(self, name: str) -> bool:
         """Delete a schedule and cancel its next occurrence. Returns whether there was one."""
         table = self._store().schedules
-        for _ in range(REPEATS):
+        for attempt in range(REPEATS):
             stored = table.get(check_schedule_name(name))
             if stored is None:
-                return False
+                return attempt > 0
             try:
                 planned = self._planned(stored, table.now(name))
             except InvalidSchedule:  # of a later version, or damaged: its occurrences run, it does not
@@ -368,24 +366,18 @@ class Schedules:
                 self._open_topic(definition.topic)
             now = table.now(name)
             planned = self._planned(stored, now)
-            asked = [] if paused else plannable(definition, state, planned)
-            there = table.occurrences.present(stored, asked) if asked else ()
-            kept, anew, state = change(
-                stored.definition, state, definition, planned, now, paused=paused, there=there
-            )
-            rows, more = {}, []
-            if kept or anew:
+            instead, state = change(stored.definition, state, definition, planned, now, paused=paused)
+            rows: list[TaskRow] = []
+            if instead:
                 topic = self._open_topic(definition.topic)
-                rows = table.occurrences.again(kept, definition, state, topic)
-                due = (Occurrence(nominal, max(nominal + definition.offset, now)) for nominal in anew)
-                more = [table.occurrences.row(definition, state, one, topic) for one in due]
-            last = more[-1].job_id if more else self._last(stored, planned, rows)
-            state = state._replace(last_job_id=last)
-            more += rows.values()
-            changed = table.change(stored, definition, state, planned, more)
+                rows = [table.occurrences.row(definition, state, one, topic) for one in instead]
+                again = {one.job_id: row.job_id for one, row in zip(planned, rows, strict=True)}
+                last = state.last_job_id
+                state = state._replace(last_job_id=None if last is None else again.get(last, last))
+            changed = table.change(stored, definition, state, planned, rows)
             if changed is not None:
                 with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
-                    self._index(more)
+                    self._index(rows)
                 return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
@@ -428,21 +420,6 @@ class Schedules:
         if topic is None:
             return []
         return self._store().schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
-
-    def _last(
-        self, stored: StoredSchedule, planned: Sequence[Planned], rows: Mapping[int, TaskRow]
-    ) -> int | None:
-        """Return the job_id of the last occurrence after ``planned`` are cancelled.
-
-        ``rows`` replace some of them. The overlap of the next occurrence is judged by this task,
-        so it must be one that may run, not a cancelled one.
-        """
-        last, topic = stored.state.last_job_id, self._topic(stored.definition.topic)
-        if last is None or topic is None or last not in {one.job_id for one in planned}:
-            return last
-        if last in rows:
-            return rows[last].job_id
-        return self._store().schedules.occurrences.last_but(stored, topic.biz_type, planned)
 
     def _open_topic(self, name: str) -> Topic:
         """Return a topic that takes tasks. Raises InvalidTopic, UnknownTopic, TopicClosed."""

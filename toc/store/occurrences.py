@@ -6,7 +6,7 @@ So an occurrence becomes a task at most once, whoever makes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from toc.model.clock import Clock, to_ms
@@ -19,8 +19,10 @@ from toc.store.schedule_rows import StoredSchedule
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
-UNTOUCHED = f"status={TaskStatus.PENDING:d} AND attempts=0 AND crashes=0 AND lease_owner IS NULL"
-"""The condition that, by the row, no try of a task has begun."""
+UNTOUCHED = (
+    f"status={TaskStatus.PENDING:d} AND version=0 AND attempts=0 AND crashes=0 AND lease_owner IS NULL"
+)
+"""The condition that, by the row, no try of a task has begun, and nobody has rescheduled it."""
 
 
 class Occurrences:
@@ -43,17 +45,16 @@ class Occurrences:
         return not self._shards.server_of[table].run([Statement(select)])[0].rows
 
     def planned(self, stored: StoredSchedule, biz_type: int, later_than: int) -> list[Planned]:
-        """Return the occurrences whose tasks have not started and are due later than this (ms).
+        """Return the occurrences whose tasks have not started, are due later than this (ms), and are as the
+        schedule made them, by nominal time.
 
-        Leaves out those of a backfill, unless they were moved by hand.
+        Leaves out those of a backfill, and those that somebody has rescheduled.
         """
-        table, definition = self._table_of(stored.name), stored.definition
+        table, schedule_id = self._table_of(stored.name), stored.state.schedule_id
         server, biz = self._shards.server_of[table], BizId.of(stored.name)
-        due = server.milliseconds("action_time")
-        prefix = f"{stored.state.schedule_id}/"
-        # A moved one may have any nominal time. The server chooses the better of two indexes.
+        prefix = f"{schedule_id}/"
         select = Statement(
-            f"SELECT job_id,{due},version,{sql.column(server, 'expires_at')},{server.text('dedup_key')} "
+            f"SELECT job_id,{server.milliseconds('action_time')},{server.text('dedup_key')} "
             f"FROM {self._shards.names[table]} "
             f"WHERE biz_id={biz.number:d} AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
             f"AND next_time>{server.instant(later_than)} AND {UNTOUCHED}",
@@ -62,31 +63,12 @@ class Occurrences:
         (result,) = server.run([select])
         found = []
         with sql.understood():
-            for job_id, at, version, expires_at, key in result.rows:
-                nominal = _nominal(stored.state.schedule_id, str(key))
-                if nominal is None:
-                    continue
-                one = Planned(int(job_id), nominal, int(at), int(version), int(expires_at))
+            for job_id, due, key in result.rows:
+                nominal = _nominal(schedule_id, str(key))
                 # A backfill makes tasks of past nominal times, due later than they were.
-                ours = one.moved or one.due == nominal + definition.offset
-                if ours and one.due > later_than:
-                    found.append(one)
+                if nominal is not None and int(due) == nominal + stored.definition.offset:
+                    found.append(Planned(int(job_id), nominal))
         return sorted(found, key=lambda planned: planned.nominal)
-
-    def last_but(self, stored: StoredSchedule, biz_type: int, planned: Sequence[Planned]) -> int | None:
-        """Return the job_id of the last occurrence by nominal time, without those in ``planned``, that is a
-        task of this biz_type; or None."""
-        table, prefix = self._table_of(stored.name), f"{stored.state.schedule_id}/"
-        select = Statement(
-            f"SELECT job_id FROM {self._shards.names[table]} WHERE biz_id={BizId.of(stored.name).number:d} "
-            f"AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
-            f"AND job_id NOT IN ({sql.numbers(one.job_id for one in planned)}) "
-            "ORDER BY dedup_key DESC LIMIT 1",
-            [prefix.encode(), f"{prefix}:".encode()],
-        )
-        (result,) = self._shards.server_of[table].run([select])
-        with sql.understood():
-            return int(result.rows[0][0]) if result.rows else None
 
     def present(self, stored: StoredSchedule, nominals: Sequence[int]) -> set[int]:
         """Return the nominal times (ms) among these that have a task, in any state, also on a topic that the
@@ -116,17 +98,6 @@ class Occurrences:
         )
         with sql.understood():
             return [(int(job_id), str(key).encode()) for result in results for job_id, key in result.rows]
-
-    def again(
-        self, moved: Iterable[Planned], definition: Definition, state: State, topic: Topic
-    ) -> dict[int, TaskRow]:
-        """Return the tasks with which ``change`` replaces moved ones, at their times, by the job_id of
-        these."""
-        rows = {}
-        for one in moved:
-            row = self.row(definition, state, Occurrence(one.nominal, one.due), topic)
-            rows[one.job_id] = row._replace(version=1, expires_at=one.expires_at)  # counts as moved
-        return rows
 
     def row(self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic) -> TaskRow:
         """Return the row of a new task for an occurrence."""

@@ -30,7 +30,7 @@ def overdue_rows(store: Store, topics: Iterable[Topic], before_ms: int) -> Overd
 
     This includes tasks that a worker has, whether their handlers run or wait.
     """
-    looked = store.scans.look(store.tables, {}, 0, before_ms, 1)
+    looked = store.scans.look(DueRow, store.tables, {}, 0, before_ms, 1)
     paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
     where = f" AND biz_type NOT IN ({paused})" if paused else ""
     pages = store.scans.page(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from toc.model.pull import LEASE_ENDED, NONCE_BYTES, AckOutcome, PullLease, PullRow
 from toc.model.task import UNLIMITED, TaskStatus
@@ -20,6 +20,8 @@ from toc.store.history import FailedTry, added, error_text
 from toc.store.leases import NO_LEASE
 from toc.store.server import DatabaseServer, Result, Statement
 from toc.store.shards import Answers, Shards
+
+T = TypeVar("T")
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 DEAD = int(TaskStatus.DEAD)
@@ -221,30 +223,17 @@ class Pulls:
         by_id = {lease.job_id: (lease, nack) for lease, nack in items}
         stamp, mark = self._stamp(), secrets.randbelow(_MOST_MARK)
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow | None]:
-            now, changed = server.from_now(0), server.instant(stamp)
-            updates = []
-            for table, part in ids.items():
-                for job_id in part:
-                    lease, (row, dead, delay_ms, error) = by_id[job_id]
-                    end = (
-                        f"status={DEAD},next_time={changed}"
-                        if dead
-                        else f"next_time={server.from_now(delay_ms)}"
-                    )
-                    updates.append(
-                        Statement(
-                            f"UPDATE {self._shards.names[table]} SET {end},{_freed(server, mark)},"
-                            f"gmt_modified={changed}"
-                            f"{_noted(server, row, error, stamp)},last_error=%s "
-                            f"WHERE {_lives(lease, now)}",
-                            (error_text(error),),
-                        )
-                    )
-            rows = self._after(server, ids, updates)
-            return {job_id: _changed(rows.get(job_id), mark) for part in ids.values() for job_id in part}
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            lease, (row, dead, delay_ms, error) = by_id[job_id]
+            changed = server.instant(stamp)
+            due = f"status={DEAD},next_time={changed}" if dead else f"next_time={server.from_now(delay_ms)}"
+            return Statement(
+                f"UPDATE {name} SET {due},{_freed(server, mark)},gmt_modified={changed}"
+                f"{_noted(server, row, error, stamp)},last_error=%s WHERE {_lives(server, lease)}",
+                (error_text(error),),
+            )
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        return self._update_each(by_id, update, lambda _, row: _changed(row, mark))
 
     def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
         """Let living leases last for ``ttr_ms`` from now, at most ``most_ms`` since their hand-out, and never
@@ -254,54 +243,20 @@ class Pulls:
         """
         by_id = {lease.job_id: (lease, ttr_ms, most_ms) for lease, ttr_ms, most_ms in items}
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, int | None]:
-            now = server.from_now(0)
-            updates = []
-            for table, part in ids.items():
-                for job_id in part:
-                    lease, ttr_ms, most_ms = by_id[job_id]
-                    wanted, most = server.from_now(ttr_ms), server.after("pull_began", most_ms)
-                    updates.append(
-                        Statement(
-                            f"UPDATE {self._shards.names[table]} SET next_time={server.greatest}(next_time,"
-                            f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) "
-                            f"WHERE {_lives(lease, now)}"
-                        )
-                    )
-            found: dict[int, int | None] = {job_id: None for part in ids.values() for job_id in part}
-            for row in self._after(server, ids, updates).values():
-                lease = by_id[row.job_id][0]
-                if row.living and (row.nonce, row.version, row.biz_type) == (
-                    lease.nonce,
-                    lease.version,
-                    lease.biz_type,
-                ):
-                    found[row.job_id] = row.next_time
-            return found
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            lease, ttr_ms, most_ms = by_id[job_id]
+            wanted, most = server.from_now(ttr_ms), server.after("pull_began", most_ms)
+            return Statement(
+                f"UPDATE {name} SET next_time={server.greatest}(next_time,"
+                f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) WHERE {_lives(server, lease)}"
+            )
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        def until(job_id: int, row: PullRow | None) -> int | None:
+            lease = by_id[job_id][0]
+            lives = row is not None and row.living and row.leased_by(lease)
+            return row.next_time if row is not None and lives else None
 
-    def lapsed(self, biz_type: int, retries: int, limit: int) -> list[PullRow]:
-        """Return at most ``limit`` tasks of each table whose last ttr has ended, or which have expired.
-
-        ``retries`` is the topic's. Reads all its due tasks, at most.
-        """
-
-        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[PullRow]:
-            now, names = server.from_now(0), self._shards.names
-            last = f"attempts>=CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
-            selects = [
-                f"SELECT {self._columns[server]} FROM {names[table]} WHERE status={PENDING} "
-                f"AND next_time<={now} AND biz_type={biz_type:d} "
-                f"AND ((pull_nonce IS NOT NULL AND {last}) OR expires_at<{now}) LIMIT {limit:d}"
-                for table in part
-            ]
-            return list(_rows(server.run(sql.unions(server, selects))).values())
-
-        tables = dict.fromkeys(range(self._shards.tables))
-        return [
-            row for part in self._shards.each(self._shards.group_tables(tables), send).whole() for row in part
-        ]
+        return self._update_each(by_id, update, until)
 
     def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
         """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
@@ -311,32 +266,41 @@ class Pulls:
         by_id = {item.row.job_id: item for item in items}
         stamp, mark = self._stamp(), secrets.randbelow(_MOST_MARK)
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, bool]:
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            row, status, expired, error = by_id[job_id]
             now, ended = server.from_now(0), server.instant(stamp)
-            updates = []
-            for table, part in ids.items():
-                for job_id in part:
-                    row, status, expired, error = by_id[job_id]
-                    nonce = f"pull_nonce={sql.literal(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
-                    still = f" AND expires_at<{now}" if expired else ""
-                    noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
-                    updates.append(
-                        Statement(  # [rule: last-lapse]
-                            f"UPDATE {self._shards.names[table]} SET status={status:d},expired={expired:d},"
-                            f"next_time={ended},gmt_modified={ended},{_freed(server, mark)}{noted} "
-                            f"WHERE job_id={job_id:d} "
-                            f"AND status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
-                            f"AND {nonce} AND next_time<={now}{still}",
-                            () if error is None else (error_text(error),),
-                        )
-                    )
-            rows = self._after(server, ids, updates)
-            wanted = [job_id for part in ids.values() for job_id in part]
-            return {job_id: _changed(rows.get(job_id), mark) is not None for job_id in wanted}
+            nonce = f"pull_nonce={sql.literal(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
+            still = f" AND expires_at<{now}" if expired else ""
+            noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
+            return Statement(  # [rule: last-lapse]
+                f"UPDATE {name} SET status={status:d},expired={expired:d},"
+                f"next_time={ended},gmt_modified={ended},{_freed(server, mark)}{noted} "
+                f"WHERE job_id={job_id:d} AND status={PENDING} AND version={row.version:d} "
+                f"AND attempts={row.attempts:d} AND {nonce} AND next_time<={now}{still}",
+                () if error is None else (error_text(error),),
+            )
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        return self._update_each(by_id, update, lambda _, row: _changed(row, mark) is not None)
 
     # --- shared
+
+    def _update_each(
+        self,
+        job_ids: Iterable[int],
+        update: Callable[[DatabaseServer, str, int], Statement],
+        result: Callable[[int, PullRow | None], T],
+    ) -> Answers[T]:
+        """Change tasks by an UPDATE of each, given its server, table and job_id.
+
+        Returns what ``result`` makes of the row as it is then.
+        """
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, T]:
+            wanted = [(self._shards.names[table], job_id) for table, part in ids.items() for job_id in part]
+            rows = self._after(server, ids, [update(server, name, job_id) for name, job_id in wanted])
+            return {job_id: result(job_id, rows.get(job_id)) for _, job_id in wanted}
+
+        return self._shards.each(self._shards.group(job_ids), send).joined()
 
     def _select(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
         return sql.select_by_id(server, self._columns[server], self._shards.names, ids)
@@ -425,11 +389,12 @@ def _those(job_ids: Sequence[int]) -> str:
     return f"job_id IN ({sql.numbers(job_ids)})"
 
 
-def _lives(lease: PullLease, now: str) -> str:
+def _lives(server: DatabaseServer, lease: PullLease) -> str:
     """The condition that a row has this lease, and that its ttr has not ended."""
     return (  # [rule: living-lease]
         f"job_id={lease.job_id:d} AND status={PENDING} AND version={lease.version:d} "
-        f"AND biz_type={lease.biz_type:d} AND pull_nonce={sql.literal(lease.nonce)} AND next_time>{now}"
+        f"AND biz_type={lease.biz_type:d} AND pull_nonce={sql.literal(lease.nonce)} "
+        f"AND next_time>{server.from_now(0)}"
     )
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
 
-from toc.model.sharding import table_of_job
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.store import rows as sql
 from toc.store.server import DatabaseServer, Statement
-from toc.store.shards import Answers, Shards, Trouble
+from toc.store.shards import Answers, Parts, Shards, Trouble
 
 log = get_logger(__name__)
 
@@ -51,22 +50,48 @@ class DueRow(NamedTuple):
         return Position(self.next_time, self.job_id)
 
 
-class Looked(NamedTuple):
+class EndedRow(NamedTuple):
+    """The columns of a row that its purge needs. ``next_time`` is when it ended (ms), ``body_length`` -1
+    without a body."""
+
+    job_id: int
+    biz_type: int
+    next_time: int
+    body_length: int
+
+    @property
+    def position(self) -> Position:
+        """Its place in its table."""
+        return Position(self.next_time, self.job_id)
+
+
+Row = TypeVar("Row", DueRow, EndedRow)
+"""What is read of a row."""
+
+
+class Looked(NamedTuple, Generic[Row]):
     """The result of ``look`` at many tables.
 
-    ``with_due_rows`` are the ``quiet`` tables that hold a due row. ``ids`` are the (job_id, next_time)
-    of the due rows in each ``busy`` table; ``rows`` are these rows, if they were requested.
-    ``failed`` gives the tables without an answer, and why.
+    ``with_due_rows`` are the ``quiet`` tables that hold a due row. ``pages`` are the due rows of each
+    ``busy`` table, in order. ``failed`` gives the tables without an answer, and why.
     """
 
     with_due_rows: list[int]
-    ids: dict[int, list[tuple[int, int]]]
-    rows: list[DueRow]
+    pages: dict[int, list[Row]]
     failed: dict[int, Trouble]
 
 
-_by_time = itemgetter(1, 0)
-"""Sorts pairs of job_id and time."""
+class _Asked(NamedTuple):
+    """What to read: rows of this status due in [from_ms, to_ms), at most ``limit`` of a table, for which
+    ``where`` holds. Where ``at_home``, only those whose job_id belongs to their table."""
+
+    columns: Sequence[str]
+    from_ms: int
+    to_ms: int
+    limit: int
+    status: TaskStatus
+    where: str
+    at_home: bool = False
 
 
 class Scans:
@@ -80,59 +105,85 @@ class Scans:
 
     def look(
         self,
+        kind: type[Row],
         quiet: Iterable[int],
         busy: Mapping[int, Position],
         from_ms: int,
         to_ms: int,
         limit: int,
         *,
-        whole: bool = False,
-    ) -> Looked:
-        """Find pending rows due in [from_ms, to_ms).
+        status: TaskStatus = TaskStatus.PENDING,
+        where: str = "",
+    ) -> Looked[Row]:
+        """Find rows of a status that are due in [from_ms, to_ms).
 
-        For ``quiet`` tables it returns only whether there is one; for ``busy`` ones up to ``limit`` after a
-        Position: ids, which the index alone gives, or ``whole`` rows. For a quiet table the server reads one
-        entry of the index, and returns nothing if that is due later.
+        For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
+        index; for ``busy`` ones up to ``limit`` rows after a Position. ``where`` is one more SQL condition on
+        these, such as ``of_type`` returns.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
+        what = _Asked(kind._fields, from_ms, to_ms, limit, status, where)
+        parts = self._read(asked, what)
+        strays = [
+            (table, job_id)
+            for _, rows in parts.results
+            for table, job_id, *_ in rows
+            if self._shards.table_of(job_id) != table
+        ]
+        if strays:
+            self._tell(strays)
+            parts = self._read(asked, what._replace(at_home=True))
+        pages: dict[int, list[Row]] = {table: [] for table in busy if table not in parts.failed}
+        for _, rows in parts.results:
+            for table, *values in rows:
+                if table in pages:  # else the answer is damaged
+                    pages[table].append(kind._make(values))
+        for page in pages.values():
+            page.sort(key=attrgetter("position"))  # a union need not keep the order of its parts
+        return Looked([table for some, _ in parts.results for table in some], pages, parts.failed)
 
-        def send(server: DatabaseServer, part: Mapping[int, Position | None]) -> Looked:
-            start, end = server.instant(from_ms), server.instant(to_ms)
-            probes = self._probes(
-                server, tuple(table for table, position in part.items() if position is None)
-            )
-            first = [Statement(probe.replace(_START, start).replace(_END, end)) for probe in probes]
-            what = _columns(server, DueRow._fields if whole else ("job_id", "next_time"))
-            pages = [
-                f"SELECT {what} FROM {self._shards.names[table]} WHERE "
-                f"{_after(server, TaskStatus.PENDING, position)} AND next_time<{end}{self._at_home(table)} "
-                f"ORDER BY next_time,job_id LIMIT {limit:d}"
+    def _read(
+        self, asked: Mapping[int, Position | None], what: _Asked
+    ) -> Parts[tuple[list[int], list[list[int]]]]:
+        """Return, for each server, the tables without a Position that hold a due row, and the rows of the
+        others: the table that holds each, and its columns."""
+
+        def send(
+            server: DatabaseServer, part: Mapping[int, Position | None]
+        ) -> tuple[list[int], list[list[int]]]:
+            start, end = server.instant(what.from_ms), server.instant(what.to_ms)
+            quiet = tuple(table for table, position in part.items() if position is None)
+            probes = [
+                Statement(probe.replace(_START, start).replace(_END, end))
+                for probe in self._probes(server, what.status, quiet)
+            ]
+            # One text per row costs less than several (``try_text``).
+            columns = [_column(server, name) for name in what.columns]
+            selects = [
+                f"SELECT {server.joined([f'{table:d}', *columns])} FROM {self._shards.names[table]} "
+                f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
+                f"{self._at_home(table) if what.at_home else ''} "
+                f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
                 for table, position in part.items()
                 if position is not None
             ]
-            results = server.run([*first, *sql.unions(server, pages)], outwait=False)
-            with_due_rows = [row[0] for result in results[: len(first)] for row in result.rows]
-            numbers = sql.number_rows(results[len(first) :], len(DueRow._fields) if whole else 2)
-            rows = list(map(DueRow._make, numbers)) if whole else []
-            ids: dict[int, list[tuple[int, int]]] = {}
-            for job_id, due in [(row.job_id, row.next_time) for row in rows] if whole else numbers:
-                ids.setdefault(table_of_job(job_id, self._shards.tables), []).append((job_id, due))
-            return Looked(with_due_rows, ids, rows, {})
+            results = server.run([*probes, *sql.unions(server, selects)], outwait=False)
+            due = [row[0] for result in results[: len(probes)] for row in result.rows if row[0] in part]
+            return due, sql.number_rows(results[len(probes) :], 1 + len(columns))
 
-        parts = self._shards.each(self._shards.group_tables(asked), send)
-        return Looked(
-            [table for part in parts.results for table in part.with_due_rows],
-            {table: sorted(ids, key=_by_time) for part in parts.results for table, ids in part.ids.items()},
-            [row for part in parts.results for row in part.rows],
-            parts.failed,
-        )
+        return self._shards.each(self._shards.group_tables(asked), send)
 
-    def _write_probes(self, server: DatabaseServer, tables: Sequence[int]) -> list[str]:
-        """Write the statements that test whether these tables hold a pending row due from start to end."""
+    def page(
+        self, starts: Mapping[int, Position], to_ms: int, limit: int, *, where: str = ""
+    ) -> Answers[list[DueRow]]:
+        """Return up to ``limit`` pending rows of each table, after its Position and due before ``to_ms``."""
+        looked = self.look(DueRow, (), starts, 0, to_ms, limit, where=where)
+        return Answers(looked.pages, looked.failed)
+
+    def _write_probes(self, server: DatabaseServer, status: TaskStatus, tables: Sequence[int]) -> list[str]:
+        """Write the statements that test whether these tables hold a row due from start to end."""
         names = self._shards.names
-        selects = [
-            server.first_due(table, names[table], TaskStatus.PENDING, _START, _END) for table in tables
-        ]
+        selects = [server.first_due(table, names[table], status, _START, _END) for table in tables]
         return [statement.sql for statement in sql.unions(server, selects)]
 
     def follow_switchover(self, table: int) -> str:
@@ -147,72 +198,9 @@ class Scans:
         parts = self._shards.each(self._shards.group_tables({table: None}), ask)
         return parts.results[0] if parts.results else ""
 
-    def pending(self, job_ids: Iterable[int]) -> list[DueRow]:
-        """Return the pending ones of these tasks, as far as their tables answer."""
-
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[DueRow]:
-            what = _columns(server, DueRow._fields)
-            selects = [
-                f"SELECT {what} FROM {self._shards.names[table]} "
-                f"WHERE job_id IN ({sql.numbers(part)}) AND status={TaskStatus.PENDING:d}"
-                for table, part in ids.items()
-            ]
-            return _due_rows(server, selects)
-
-        return [row for part in self._shards.each(self._shards.group(job_ids), send).results for row in part]
-
-    def page(
-        self,
-        starts: Mapping[int, Position],
-        to_ms: int,
-        limit: int,
-        *,
-        status: TaskStatus = TaskStatus.PENDING,
-        where: str = "",
-    ) -> Answers[list[DueRow]]:
-        """Up to ``limit`` rows per table with this status, after its Position and before ``to_ms``.
-
-        ``where`` is one more SQL condition, such as ``of_type`` returns.
-        """
-
-        found, failed = self._page(starts, to_ms, limit, status, where)
-        strays = [(table, row.job_id) for table, row in found if self._shards.table_of(row.job_id) != table]
-        if strays:
-            self._tell(strays)
-            found, failed = self._page(starts, to_ms, limit, status, where, at_home=True)
-        pages = Answers[list[DueRow]]({table: [] for table in starts if table not in failed}, failed)
-        for table, row in found:
-            pages[table].append(row)
-        for page in pages.values():
-            page.sort(key=_place)
-        return pages
-
-    def _page(
-        self,
-        starts: Mapping[int, Position],
-        to_ms: int,
-        limit: int,
-        status: TaskStatus,
-        where: str,
-        *,
-        at_home: bool = False,
-    ) -> tuple[list[tuple[int, DueRow]], dict[int, Trouble]]:
-        """The rows, each with the table that holds it, and the tables that did not answer."""
-
-        def send(server: DatabaseServer, part: Mapping[int, Position]) -> list[tuple[int, DueRow]]:
-            what, end = _columns(server, DueRow._fields), server.instant(to_ms)
-            selects = [
-                f"SELECT {server.joined([f'{table:d}', what])} FROM {self._shards.names[table]} "
-                f"WHERE {_after(server, status, start)} AND next_time<{end}{where}"
-                f"{self._at_home(table) if at_home else ''} ORDER BY next_time,job_id LIMIT {limit:d}"
-                for table, start in part.items()
-            ]
-            results = server.run(sql.unions(server, selects), outwait=False)
-            numbers = sql.number_rows(results, 1 + len(DueRow._fields))
-            return [(table, DueRow._make(rest)) for table, *rest in numbers if table in part]
-
-        parts = self._shards.each(self._shards.group_tables(starts), send)
-        return [found for part in parts.results for found in part], parts.failed
+    def ended_ago(self, ms: int) -> str:
+        """A condition for ``look``: rows whose next_time was so long ago by the clock of their server."""
+        return f" AND next_time<{self._shards.servers[0].from_now(-ms)}"  # all servers are of one kind
 
     def _at_home(self, table: int) -> str:
         """The condition that a row's job_id belongs to this table.
@@ -234,23 +222,13 @@ def of_type(biz_type: int) -> str:
     return f" AND biz_type={biz_type:d}"
 
 
+def _column(server: DatabaseServer, name: str) -> str:
+    return "COALESCE(body_length,-1)" if name == "body_length" else sql.column(server, name)
+
+
 def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
     """The condition for rows of a status after a Position, as two ranges of the index."""
     instant = server.instant(start.next_time)
     if not start.job_id:
         return f"status={status:d} AND next_time>={instant}"
     return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"
-
-
-def _columns(server: DatabaseServer, names: Sequence[str]) -> str:
-    """The columns to SELECT as one text per row, which costs less than several (``try_text``)."""
-    return server.joined([sql.column(server, name) for name in names])
-
-
-def _due_rows(server: DatabaseServer, selects: Sequence[str]) -> list[DueRow]:
-    results = server.run(sql.unions(server, selects), outwait=False)
-    return list(map(DueRow._make, sql.number_rows(results, len(DueRow._fields))))
-
-
-def _place(row: DueRow) -> tuple[int, int]:
-    return row.next_time, row.job_id

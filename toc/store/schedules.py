@@ -9,7 +9,6 @@ several may do so at once.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,17 +21,7 @@ from toc.model.topic import Topic
 from toc.store import rows as sql
 from toc.store.occurrences import UNTOUCHED, Occurrences
 from toc.store.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, literal, stored_of
-from toc.store.server import (
-    LOST_FAST_SECONDS,
-    DatabaseServer,
-    Duplicate,
-    Locked,
-    Lost,
-    Param,
-    Refused,
-    Statement,
-    Transient,
-)
+from toc.store.server import DatabaseServer, Duplicate, Locked, Param, Refused, Statement, Transient
 from toc.store.shards import Shards, Trouble
 
 REPEATS = 5
@@ -74,7 +63,7 @@ class Moved(NamedTuple):
     """The result of moves: those that took effect, and the schedules, by name, that are locked or refused, or
     on a server without an answer. ``refused`` are those of them whose row alone was sent, and why it failed.
 
-    The others were moved on by another process.
+    The others were moved on by another process, or by this call if its reply was lost.
     """
 
     done: list[Move]
@@ -253,9 +242,9 @@ class ScheduleTable:
             f"INSERT INTO {schedules} ({','.join(names)}) VALUES ({','.join(marks)})",
             [definition.name, definition.topic, text],
         )
-        for attempt in range(REPEATS):
+        for _ in range(REPEATS):
             try:
-                server.run([insert], again=False)
+                server.run([insert])
             except Duplicate:
                 other = self.get(definition.name)
                 if other is None:
@@ -264,10 +253,6 @@ class ScheduleTable:
                     raise ScheduleExists(
                         f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
                     ) from None
-            except Lost:
-                if attempt == REPEATS - 1:
-                    raise
-                continue  # sent again: if it is there, it is ours
             return StoredSchedule(definition.name, text, state)
         raise StoreUnavailable(f"{server.name}: schedule {definition.name!r} keeps changing; try again")
 
@@ -315,8 +300,8 @@ class ScheduleTable:
     ) -> StoredSchedule | None:
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
-        ``instead``: tasks that replace some of them. Returns None if another process has changed the
-        schedule, or one of the occurrences, since it was read.
+        ``instead``: tasks that replace them. Returns None if another process has changed the schedule, or one
+        of the occurrences, since it was read; or if this call has, and the reply was lost.
         """
         anew = definition.topic, definition.to_json()
         after = StoredSchedule(stored.name, anew[1], state._replace(version=stored.state.version + 1))
@@ -325,7 +310,8 @@ class ScheduleTable:
     def delete(self, stored: StoredSchedule, cancelled: Sequence[Planned] = ()) -> bool:
         """Delete a schedule, and cancel occurrences that have not started. Returns whether it did.
 
-        False: another process has changed or deleted it, or one of the occurrences, since it was read.
+        False: another process has changed or deleted it, or one of the occurrences, since it was read; or
+        this call has, and the reply was lost.
         """
         return self._change(stored, stored.state, cancelled, delete=True)
 
@@ -341,14 +327,13 @@ class ScheduleTable:
     ) -> bool:
         table, change_id, now = self.table_of(stored.name), _change_id(), self._clock.now_ms()
         server, name = self._shards.server_of[table], self._shards.names[table]
-        schedules = self._shards.schedule_names[table]
         ours = self._ours(table, stored, change_id)
         update = self._update(server, table, stored, state, change_id, anew)
         statements, place = [update], 0
         if cancelled:
             ended = server.instant(now)
             ids = f"job_id IN ({sql.numbers(one.job_id for one in cancelled)})"
-            as_read = f"SELECT COUNT(*) FROM {name} WHERE {UNTOUCHED} AND ({_at_versions(cancelled)})"
+            as_read = f"SELECT COUNT(*) FROM {name} WHERE {UNTOUCHED} AND {ids}"
             # Locked first: either they stay as they were read until the commit, or nothing is changed.
             place = 1
             statements = [
@@ -365,17 +350,9 @@ class ScheduleTable:
         if delete:
             statements.append(Statement(f"DELETE FROM {ours.sql}", ours.params))
         try:
-            return server.run(statements, transaction=True, again=False)[place].matched == 1
-        except Lost:
-            # The row shows whether it was committed.
-            seen = self._shards.server_of[table].run(
-                [Statement(f"SELECT change_id FROM {schedules} WHERE name=%s", [stored.name])]
-            )[0]
-            if seen.rows and int(seen.rows[0][0]) == change_id:
-                return True
-            if delete and not seen.rows:
-                return True
-            raise
+            return server.run(statements, transaction=True)[place].matched == 1
+        except Duplicate:  # sent again after a reply was lost: it was committed
+            return False
 
     def _advance(self, server: DatabaseServer, moves: Iterable[tuple[int, Move]]) -> Iterable[Move]:
         """Make moves, in chunks. Yields those that took effect, also if it raises later."""
@@ -398,39 +375,20 @@ class ScheduleTable:
                 yield from self._alone(server, table, move)
 
     def _send(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
-        """Make moves in one transaction. Returns those that took effect. Raises Duplicate."""
-        ids = [_change_id() for _ in chunk]
-        began = time.monotonic()
-        try:
-            return self._run(server, chunk, ids)
-        except Lost:
-            if time.monotonic() - began > LOST_FAST_SECONDS:
-                raise
-        # One broken connection says nothing about the server. The rows show whether it was committed.
-        done = [
-            move
-            for (table, move), own in zip(chunk, ids, strict=True)
-            if self._seen(server, table, move, own)
-        ]
-        return done or self._run(server, chunk, [_change_id() for _ in chunk])
+        """Make moves in one transaction. Returns those that took effect.
 
-    def _run(
-        self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]], ids: Sequence[int]
-    ) -> list[Move]:
+        Raises Duplicate, also if it was sent again after a reply was lost and had taken effect before.
+        """
         statements: list[Statement] = []
         places = []
-        for (table, move), change_id in zip(chunk, ids, strict=True):
+        for table, move in chunk:
+            change_id = _change_id()
             places.append(len(statements))
             statements.append(self._update(server, table, move.stored, move.state, change_id))
             ours = self._ours(table, move.stored, change_id)
             statements += [sql.insert_if(server, self._shards.names[table], row, ours) for row in move.rows]
-        results = server.run(statements, transaction=True, again=False, outwait=False)
+        results = server.run(statements, transaction=True, outwait=False)
         return [move for place, (_, move) in zip(places, chunk, strict=True) if results[place].matched == 1]
-
-    def _seen(self, server: DatabaseServer, table: int, move: Move, change_id: int) -> bool:
-        """Whether the row carries the change_id of this change."""
-        ours = self._ours(table, move.stored, change_id)
-        return bool(server.run([Statement(f"SELECT 1 FROM {ours.sql}", ours.params)])[0].rows)
 
     def _alone(self, server: DatabaseServer, table: int, move: Move) -> list[Move]:
         """Make one move whose job_id or occurrence exists already.
@@ -493,16 +451,6 @@ class ScheduleTable:
             f"AND schedule_id={stored.state.schedule_id:d}",
             [*params, stored.name],
         )
-
-
-def _at_versions(planned: Iterable[Planned]) -> str:
-    """Return the condition that a row is one of these occurrences, at the version that was read."""
-    by_version: dict[int, list[int]] = {}
-    for one in planned:
-        by_version.setdefault(one.version, []).append(one.job_id)
-    return " OR ".join(
-        f"(version={version:d} AND job_id IN ({sql.numbers(ids)}))" for version, ids in by_version.items()
-    )
 
 
 def _after(state: State, rows: Sequence[TaskRow]) -> State:

@@ -1,7 +1,7 @@
 """Finds the rows of an operator's selection: by status, topic, biz_id, time and error.
 
-To show some, they are read page by page in the order of next_time, from either end. To act on all, their ids
-are collected table by table in that order. A statement reads a bounded number of rows, however few match.
+They are read page by page in the order of next_time, from either end. A page reads a bounded number of rows,
+however few match.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from toc.model.errors import InvalidInput
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.store import rows as sql
-from toc.store.ended import Cursor
 from toc.store.server import DatabaseServer, Statement
 from toc.store.shards import Shards
 
+Cursor = tuple[int, int]
+"""(next_time, job_id) of a row; a page begins after it."""
+
 PAGE = 2000
-"""Rows that one statement reads."""
+"""Rows that a command asks for at once."""
 FIRST_LOOK = 4096
 """Rows that a page reads of all tables at first, roughly."""
 PAGE_ROWS = 16_384
 """Rows that one page reads after that, at most."""
-PROBE = 20
-"""Rows of each table that the first pass over all tables reads."""
 END_OF_TIME = 253_402_300_799_000  # the last second of the year 9999, the last that DATETIME holds
 
 
@@ -85,7 +85,15 @@ class Selections:
     def _page(
         self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False
     ) -> tuple[list[TaskRow], Cursor | None]:
-        """Return rows by next_time and job_id, and the cursor at which the page ends, None at the end of all.
+        """Return rows by next_time and job_id, and what ``_cursors`` returns as the end of the page."""
+        cursors, bound = self._cursors(wanted, start, limit, back=back)
+        rows = self._rows(abs(job_id) for _, job_id in cursors)
+        return [row for row in rows if row.status == wanted.status], bound
+
+    def _cursors(
+        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False
+    ) -> tuple[list[Cursor], Cursor | None]:
+        """Return the cursors of at most ``limit`` rows, and where the page ends, None at the end of all.
 
         ``back``: from the latest to the earliest. Then the numbers of cursors, here and of ``_read_page``,
         are negative, so that either way the lesser cursor comes first.
@@ -114,9 +122,8 @@ class Selections:
         if bound is not None:
             cursors = [cursor for cursor in cursors if cursor <= bound]
         if len(cursors) > limit:
-            cursors, bound = cursors[:limit], cursors[limit - 1]
-        rows = self._rows(abs(job_id) for _, job_id in cursors)
-        return [row for row in rows if row.status == wanted.status], bound
+            return cursors[:limit], cursors[limit - 1]
+        return cursors, bound
 
     def _page_of_biz(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
         (table,) = self._tables(wanted)
@@ -160,19 +167,10 @@ class Selections:
             select = f"SELECT job_id FROM {self._shards.names[table]} WHERE {_where(server, wanted)}"
             found.extend(row[0] for row in server.run([Statement(select)])[0].rows)
             return found
-        pages = dict.fromkeys(self._tables(wanted), _first(wanted))
-        limit = PROBE if len(pages) > 1 else PAGE
-        while pages:
-            asked = pages if limit == PROBE else dict(list(pages.items())[:1])
-            rows = self._read_page(wanted, asked, limit)
-            full: dict[int, Cursor] = {}
-            for table, page in rows.items():
-                found.extend(job_id for _, job_id, hit in page if hit)
-                if len(page) == limit:
-                    full[table] = (page[-1][0], page[-1][1])
-            # The first pass covers all tables; those with more rows are then read one by one.
-            rest = {table: cursor for table, cursor in pages.items() if table not in rows} | full
-            pages, limit = rest, PAGE
+        after: Cursor | None = _first(wanted)
+        while after is not None:
+            cursors, after = self._cursors(wanted, after, PAGE_ROWS)
+            found.extend(job_id for _, job_id in cursors)
         return found
 
     def _read_page(

@@ -1,4 +1,4 @@
-"""What a worker process does for its tables: sweep, schedules, ends of pulled tasks, retention."""
+"""What a worker process does for its tables: sweep, schedules, retention."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Collection
 
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
-from toc.maintenance.pull_ends import PullEnds
-from toc.maintenance.record_retention import RecordRetention
 from toc.maintenance.retention import Retention
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
@@ -25,8 +23,8 @@ DECLARE_AGAIN_SECONDS = 5.0
 
 
 class TableServices:
-    """The loops over tables: per database server one that sweeps and one for schedules; one that purges, one
-    for ends of pulled tasks, one for records. One more makes the schedules that the application declares."""
+    """The loops over tables: per database server one that sweeps and one for schedules; one that purges. One
+    more makes the schedules that the application declares."""
 
     def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
@@ -53,9 +51,7 @@ class TableServices:
 
         keep = center.settings.audit_retention
         self.loops = [
-            Loop("retention", Retention(store, catalog, clock, mine).run_once),
-            Loop("record-retention", RecordRetention(store, clock, mine, keep=keep).run_once),
-            Loop("pull-ends", PullEnds(store, queues, catalog, clock, mine).run_once),
+            Loop("retention", Retention(store, catalog, clock, mine, audit=keep).run_once),
             *loops,
             Loop("declared-schedules", DeclaredSchedules(center).run_once),
         ]
@@ -71,11 +67,6 @@ class TableServices:
         self._tables = self._tables.difference(tables)
         for _, service in self._of_server:
             service.remove(tables)
-
-    def forget(self) -> None:
-        """Forget all known ids: the index may have lost entries."""
-        for sweeper in self._sweepers:
-            sweeper.forget()
 
     def refill(self) -> None:
         """Restore everything, soonest first: the index has lost data."""

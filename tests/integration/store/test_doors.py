@@ -10,12 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
 from fault.kit.proxy import Proxy
 from harness.rows import insert_many
 
 from toc import NewTask, Settings, TimeoutCenter
-from toc.maintenance.record_retention import RecordRetention
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
@@ -237,16 +235,3 @@ def test_without_the_audit_nothing_is_changed(through_proxy: Store, proxy: Proxy
         audited(through_proxy, "ann@h", "topic.pause", "a"),
     ):
         pytest.fail("the change was made all the same")
-
-
-@pytest.mark.parametrize(
-    ("table", "event"), [("timeout_audit", "audit_not_purged"), ("timeout_request", "requests_not_purged")]
-)
-def test_a_missing_table_of_records_does_not_end_the_loop_that_purges_them(
-    place: Any, store: Store, table: str, event: str
-) -> None:
-    retention = RecordRetention(store, SetClock(), lambda: range(store.requests.databases), keep=3600)
-    with place.without(store._shards.first(table)), structlog.testing.capture_logs() as logs:
-        for _ in range(1 + store.requests.databases):
-            retention.run_once()
-    assert [line["event"] for line in logs] == [event]

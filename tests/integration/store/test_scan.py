@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,8 +66,8 @@ def test_a_page_ends_before_its_end_and_holds_one_status_alone(
     buried = fresh_store.get(dead.job_id)
     assert buried is not None
     starts = dict.fromkeys(tables, Position(0))
-    found = fresh_store.scans.page(starts, T0, 10, status=TaskStatus.DEAD)
-    assert [row for page in found.values() for row in page] == [due(buried)]
+    dead_pages = fresh_store.scans.look(DueRow, [], starts, 0, T0, 10, status=TaskStatus.DEAD).pages
+    assert [row for page in dead_pages.values() for row in page] == [due(buried)]
 
 
 def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
@@ -81,31 +80,20 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
     fresh_store.fail([Failure(retried.job_id, 0, 0, 0, 1, 0, T0 + 60, "boom")])
     start = Position(T0 + 20)
 
-    everything = fresh_store.scans.look([], dict.fromkeys(tables, start), T0 + 20, T0 + 100, 1000)
-    assert sorted(at for ids in everything.ids.values() for _, at in ids) == sorted(
+    looked = fresh_store.scans.look(DueRow, [], dict.fromkeys(tables, start), T0 + 20, T0 + 100, 1000)
+    everything = {table: page for table, page in looked.pages.items() if page}
+    assert sorted(place.next_time for page in everything.values() for place in page) == sorted(
         [*range(T0 + 20, T0 + 100), T0 + 60]
     )
-    quiet = fresh_store.scans.look(tables, {}, T0 + 20, T0 + 100, 1000)
-    assert (sorted(quiet.with_due_rows), quiet.ids) == (sorted(everything.ids), {})
+    quiet = fresh_store.scans.look(DueRow, tables, {}, T0 + 20, T0 + 100, 1000)
+    assert (sorted(quiet.with_due_rows), quiet.pages) == (sorted(everything), {})
     for limits in ((T0 - 100, T0), (T0 + 200, T0 + 300)):
-        assert fresh_store.scans.look(tables, {}, *limits, 1000) == ([], {}, [], {})
-    (table, ids), *_ = everything.ids.items()
+        assert fresh_store.scans.look(DueRow, tables, {}, *limits, 1000) == ([], {}, {})
+    (table, places), *_ = everything.items()
     others = [other for other in tables if other != table]
-    after_first = {table: Position(ids[0][1], ids[0][0])}
-    mixed = fresh_store.scans.look(others, after_first, T0 + 20, T0 + 100, 2)
-    assert sorted(mixed.with_due_rows) == sorted(everything.ids.keys() - {table})
-    assert mixed.ids == {table: ids[1:3]}
-    whole = fresh_store.scans.look(others, after_first, T0 + 20, T0 + 100, 2, whole=True)
-    assert whole[:2] == mixed[:2]
-    assert sorted(whole.rows) == sorted(fresh_store.scans.pending(job_id for job_id, _ in ids[1:3]))
-
-
-def test_pending_leaves_out_what_has_ended(fresh_store: Store, new_row: NewRow) -> None:
-    rows = [new_row(action_time=T0 + n) for n in range(20)]
-    insert_many(fresh_store, rows)
-    fresh_store.finish([(row.job_id, 0) for row in rows[:5]])
-    assert sorted(fresh_store.scans.pending([row.job_id for row in rows])) == sorted(map(due, rows[5:]))
-    assert fresh_store.scans.pending([]) == []
+    mixed = fresh_store.scans.look(DueRow, others, {table: places[0].position}, T0 + 20, T0 + 100, 2)
+    assert sorted(mixed.with_due_rows) == sorted(everything.keys() - {table})
+    assert mixed.pages == {table: places[1:3]}
 
 
 def test_the_server_reads_no_more_than_it_returns(
@@ -129,17 +117,12 @@ def test_the_server_reads_no_more_than_it_returns(
 
     monkeypatch.setattr(MySqlServer, "run", spy)
     middle = due(rows[2500]).position
-    mysql_store.scans.look([table], {}, T0, T0 + 100, 10)
-    mysql_store.scans.look([], {table: middle}, T0, T0 + 100, 10)
+    mysql_store.scans.look(DueRow, [table], {}, T0, T0 + 100, 10)
     mysql_store.scans.page({table: middle}, T0 + 100, 10)
-    probe, ids, page = sent
+    probe, page = sent
     assert _reads(mysql_place, probe) <= 2
-    assert _reads(mysql_place, ids) <= 12
     assert _reads(mysql_place, page) <= 12
-    # the ids come from the index alone, and none is sorted
-    assert re.search("Using index(?! cond)", _extra(mysql_place, ids))
-    for statement in (ids, page):
-        assert "filesort" not in _extra(mysql_place, statement)
+    assert "filesort" not in _extra(mysql_place, page)
 
 
 def _connected(place: Any) -> Any:
@@ -183,7 +166,7 @@ def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_
     assert alone == [row for row in others if shards.table_of(row.job_id) == wrong]
     assert [(line["event"], line["job_id"]) for line in logs] == [("row_in_wrong_table", rows[3].job_id)]
     starts = dict.fromkeys(tables, Position(T0))
-    looked = fresh_store.scans.look([], starts, T0, T0 + 1000, 100)
-    assert sorted(job_id for ids in looked.ids.values() for job_id, _ in ids) == sorted(
+    looked = fresh_store.scans.look(DueRow, [], starts, T0, T0 + 1000, 100)
+    assert sorted(place.job_id for page in looked.pages.values() for place in page) == sorted(
         row.job_id for row in others
     )

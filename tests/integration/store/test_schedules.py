@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidSchedule
-from toc.model.schedule import Definition, new_state, step
+from toc.model.schedule import Definition, Occurrence, new_state, step
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Topic
@@ -147,27 +147,22 @@ def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
     first, second, third = store.schedules.advance([take(store, stored, NOW)]).done[0].rows
     stored = store.schedules.get(stored.name) or stored
     planned = store.schedules.occurrences.planned(stored, 7, NOW)
-    assert [(each.job_id, each.moved) for each in planned] == [
-        (row.job_id, False) for row in (first, second, third)
-    ]
-    assert store.schedules.occurrences.last_but(stored, 7, planned[1:]) == first.job_id
-    assert store.schedules.occurrences.last_but(stored, 7, planned) is None
+    assert [each.job_id for each in planned] == [row.job_id for row in (first, second, third)]
     if meanwhile == "moved":
-        assert store.reschedule(second.job_id, NOW + 60_000, expires_at=NOW + 70_000)[0]
+        assert store.reschedule(second.job_id, NOW + 60_000)[0]
     elif meanwhile == "cancelled":
         store.cancel_many([second.job_id])
     else:
         store.fail([Failure(second.job_id, 0, 0, 0, 1, 0, NOW + 20_000, "it fails")])
     before = made(store, stored.name)
     other = stored.definition.changed(attribute={"new": 1})
-    instead = store.schedules.occurrences.again(planned, other, stored.state, TOPIC).values()
-    assert store.schedules.change(stored, other, stored.state, planned, instead) is None
+    instead = store.schedules.occurrences.row(other, stored.state, Occurrence(NOW, NOW + 20_000), TOPIC)
+    assert store.schedules.change(stored, other, stored.state, planned, [instead]) is None
     assert not store.schedules.delete(stored, planned)
     assert made(store, stored.name) == before
     assert store.schedules.get(stored.name) == stored
     planned = store.schedules.occurrences.planned(stored, 7, NOW)
-    moved = [(each.job_id, each.expires_at) for each in planned if each.moved]
-    assert moved == ([(second.job_id, NOW + 70_000)] if meanwhile == "moved" else [])
+    assert [each.job_id for each in planned] == [first.job_id, third.job_id]
     assert store.schedules.delete(stored, planned)
 
 
@@ -216,7 +211,7 @@ def test_a_reply_that_is_lost_at_commit_makes_no_occurrence_twice(through_proxy:
     stored = new(through_proxy, "lost")
     move = take(through_proxy, stored, NOW)
     proxy.eat(b"UPDATE ")
-    assert len(through_proxy.schedules.advance([move]).done) == 1
+    assert not through_proxy.schedules.advance([move]).failed
     assert proxy.stats.eaten == 1
     seen = through_proxy.schedules.get("lost")
     assert seen is not None
@@ -224,11 +219,15 @@ def test_a_reply_that_is_lost_at_commit_makes_no_occurrence_twice(through_proxy:
     assert not through_proxy.schedules.advance([move]).done, "the same step again: it was taken"
     changed = seen.definition.changed(attribute={"a": 1})
     proxy.eat(b"UPDATE ")
-    assert through_proxy.schedules.change(seen, changed, seen.state) is not None
+    assert through_proxy.schedules.change(seen, changed, seen.state) is None
+    altered = through_proxy.schedules.get("lost")
+    assert altered is not None
+    assert altered.definition == changed
     proxy.eat(b"INSERT INTO")
     again = new(through_proxy, "lost2")
     assert through_proxy.schedules.get("lost2") == again
     proxy.eat(b"DELETE FROM")
-    assert through_proxy.schedules.delete(again)
+    assert not through_proxy.schedules.delete(again)
+    assert through_proxy.schedules.get("lost2") is None
     assert proxy.stats.eaten == 4
     assert [row.dedup_key for row in made(through_proxy, "lost")] == [row.dedup_key for row in move.rows]

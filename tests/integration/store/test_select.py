@@ -11,7 +11,7 @@ from harness.rows import insert_many
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.store import select
-from toc.store.select import PAGE, Selection
+from toc.store.select import Selection
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -81,10 +81,11 @@ def test_the_newest_of_many_tables_come_first(fresh_store: Store, rows: list[Tas
     assert fresh_store.selections.newest(wanted, None, 100) == (rows[::-1], None)
 
 
-def test_all_ids_are_gathered_however_many_died_in_one_instant(fresh_store: Store, new_row: NewRow) -> None:
-    many = [
-        new_row(status=DEAD, next_time=T0, biz_id=1, biz_type=7 if n % 100 else 8) for n in range(PAGE + 700)
-    ]
+def test_all_ids_are_gathered_however_many_died_in_one_instant(
+    fresh_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "PAGE_ROWS", 500)
+    many = [new_row(status=DEAD, next_time=T0, biz_id=1, biz_type=7 if n % 100 else 8) for n in range(2700)]
     few = [new_row(status=DEAD, next_time=T0 + 1, biz_id=n) for n in range(2, 50)]
     insert_many(fresh_store, [*many, *few])
     found = fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=7))

@@ -52,7 +52,7 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run(system: System) -> Non
     for first in range(0, len(old), 1000):
         insert_many(store, old[first : first + 1000])
     insert_many(store, kept)
-    daemon = system.start(processes=2)
+    system.start(processes=2)
     ran: list[int] = []
     left = {row.job_id for row in old}
     until = time.monotonic() + PATIENCE
@@ -64,9 +64,6 @@ def test_daemons_purge_what_is_old_enough_while_tasks_run(system: System) -> Non
             left &= set(store.read(left))
     assert not left, f"{len(left)} are left after two minutes\n{system.logs()}"
     assert set(store.read(row.job_id for row in kept)) == {row.job_id for row in kept}
-    text = daemon.log.read_text()
-    assert '"purged"' in text
-    assert text.count('"purged"') <= 6, "once a minute and process"
 
 
 def _status(task: Task | None) -> int:

@@ -228,17 +228,50 @@ def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> N
     assert counted.fired == 5
 
 
-@pytest.mark.parametrize("end", ["pause", "delete"])
-def test_an_occurrence_that_was_moved_by_hand_ends_with_its_schedule(bench: Bench, end: str) -> None:
+@pytest.mark.parametrize("change", ["attribute", "topic", "pause", "delete"])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_an_occurrence_that_was_rescheduled_by_hand_is_left_alone_and_not_made_again(
+    bench: Bench, change: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules, occurrences = bench.center.schedules, bench.center.store.schedules.occurrences
+    schedules.create("moved", topic="test.sync", every=10, overlap="allow")
+    first, moved, third = bench.tasks("moved")
+    at, planned = START + HOUR, occurrences.planned
+
+    def move() -> None:
+        bench.center.reschedule(moved.job_id, action_time=at)
+
+    def and_then_moved(*args: Any) -> Any:
+        found = planned(*args)
+        monkeypatch.setattr(occurrences, "planned", planned)
+        move()
+        return found
+
+    if when == "before":
+        move()
+    else:
+        monkeypatch.setattr(occurrences, "planned", and_then_moved)
+    if change in ("pause", "delete"):
+        getattr(schedules, change)("moved")
+        rest = []
+    else:
+        schedules.alter("moved", **{change: "test.async" if change == "topic" else {"new": 1}})
+        rest = [START + timedelta(seconds=10), START + timedelta(seconds=30)]
+    assert sorted(task.action_time for task in bench.tasks("moved")) == [*rest, at]
+    assert [bench.center.get(one.job_id).status for one in (first, third)] == [TaskStatus.CANCELLED] * 2  # type: ignore[union-attr]
+    [left] = [task for task in bench.tasks("moved") if task.action_time == at]
+    assert (left.job_id, left.topic, left.attribute.get("new")) == (moved.job_id, "test.sync", None)
+
+
+def test_an_edit_of_the_overlap_holds_for_what_is_no_task_yet(bench: Bench) -> None:
     schedules = bench.center.schedules
-    schedules.create("moved", topic="test.sync", every=HOUR)
-    bench.until(2 * HOUR - timedelta(seconds=10))
-    moved = bench.tasks("moved")[1]
-    bench.center.reschedule(moved.job_id, action_time=START + 5 * HOUR)
-    bench.until(2.5 * HOUR)
-    getattr(schedules, end)("moved")
-    assert bench.hours("moved") == [1]
-    assert bench.center.get(moved.job_id).status is TaskStatus.CANCELLED  # type: ignore[union-attr]
+    schedules.create("often", topic="test.sync", every=10, overlap="allow")
+    bench.until(timedelta(seconds=25), ended=False)
+    schedules.alter("often", overlap="skip")
+    bench.until(timedelta(seconds=85), ended=False)
+    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20, 30, 40, 50]
+    bench.until(timedelta(seconds=95))
+    assert [round(hours * 3600) for hours in bench.hours("often")] == [10, 20, 30, 40, 50, 90, 100]
 
 
 def test_pause_resume_and_delete(bench: Bench) -> None:

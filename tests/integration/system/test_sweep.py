@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -16,17 +14,15 @@ from harness.system import System, buried
 
 from toc import NewTask, Topic
 from toc.dev.local.servers import RedisServer
-from toc.maintenance.known_entries import KNOWN_SECONDS, KnownEntries
-from toc.maintenance.sweep import LEAST_PAGE, ROWS_PER_STEP, Sweep, SweepCounts
-from toc.maintenance.sweeper import (
-    CRAWL_ROWS,
-    SOON_EVERY,
-    Sweeper,
-)
+from toc.maintenance.passes import CRAWL_ROWS, LEAST_PAGE, ROWS_PER_STEP, SOON
+from toc.maintenance.sweep import Sweep, SweepCounts
+from toc.maintenance.sweeper import Sweeper
 from toc.model.clock import Clock
-from toc.model.task import TaskRow
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Delivery
 from toc.observe.metrics import SWEEP_ADDED
 from toc.sdk.submission import RowMaker
+from toc.store.pulls import HandOut
 from toc.store.store import Store
 
 
@@ -67,10 +63,10 @@ class Bench:
         )
         add = self.sweep.add
 
-        def spy(rows: Any, within_ms: int = 0, *, missing: bool = False) -> tuple[SweepCounts, set[int]]:
-            rows = list(rows)
-            self.added.append(len(rows))
-            return add(rows, within_ms, missing=missing)
+        def spy(rows: Any, *, missing: bool = False) -> SweepCounts:
+            if rows:
+                self.added.append(len(rows))
+            return add(rows, missing=missing)
 
         self.sweep.add = spy  # type: ignore[method-assign]
         self.busy = False
@@ -146,7 +142,7 @@ def test_a_row_that_is_due_soon_is_indexed_within_a_second_of_its_commit(bench: 
     bench.settled()
     job_ids = bench.store(*(NewTask("test.sync", n, delay=1.5) for n in range(20)))
     late = bench.store(*(NewTask("test.sync", n, delay=60) for n in range(20)))
-    bench.run(SOON_EVERY + 0.1)
+    bench.run(SOON.every + 0.1)
     assert bench.indexed(job_ids + late) == set(job_ids)
 
 
@@ -157,18 +153,16 @@ def test_a_transaction_may_commit_seconds_after_the_time_of_its_row(bench: Bench
     row = bench.row(NewTask("test.sync", 1))
     bench.run(3)
     job_id = insert(bench.center.store, row)
-    bench.run(SOON_EVERY + 0.1)
+    bench.run(SOON.every + 0.1)
     assert bench.indexed([job_id]) == {job_id}
 
 
-def test_an_entry_that_vanished_unseen_comes_back_when_what_is_known_has_aged(
-    bench: Bench, clean_redis: RedisServer
-) -> None:
+def test_an_entry_that_vanished_unseen_comes_back(bench: Bench, clean_redis: RedisServer) -> None:
     bench.settled()
     job_ids = bench.store(*(NewTask("test.sync", n, delay=0.2) for n in range(50)))
-    bench.run(SOON_EVERY + 0.1)
+    bench.run(SOON.every + 0.1)
     clean_redis.call("FLUSHALL")
-    bench.run(2 * KNOWN_SECONDS + 4)
+    bench.run(SOON.every + 0.1)
     assert bench.indexed(job_ids) == set(job_ids)
 
 
@@ -179,7 +173,7 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
         insert(bench.center.store, row)
         bench.ask("ZADD", bench.key(row), row.next_time + by, row.job_id)
     SWEEP_ADDED.of("store").take()
-    bench.run(SOON_EVERY + 0.1)
+    bench.run(SOON.every + 0.1)
     assert [bench.score(late), bench.score(well)] == [late.next_time, well.next_time]
     assert SWEEP_ADDED.of("store").take() == 1
 
@@ -190,7 +184,7 @@ def test_what_others_postpone_just_after_a_server_is_back_is_found_as_well(bench
     rows = [bench.row(NewTask("test.sync", n, delay=0.2)) for n in range(20)]
     for row in rows:
         insert(bench.center.store, row)
-    bench.run(SOON_EVERY + 0.1)
+    bench.run(SOON.every + 0.1)
     bench.sweeper.catch_up()
     bench.run(0.5)
     for row in rows:
@@ -202,11 +196,11 @@ def test_what_others_postpone_just_after_a_server_is_back_is_found_as_well(bench
 def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
     bench.settled()
     (job_id,) = bench.store(NewTask("test.sync", 1, delay=2.0))
-    bench.run(1.6 * SOON_EVERY)
+    bench.run(1.6 * SOON.every)
     assert bench.indexed([job_id]) == {job_id}
     sooner = bench.clock.now_ms() + 100
     bench.center.store.reschedule(job_id, sooner)
-    bench.run(SOON_EVERY + 0.1)
+    bench.run(SOON.every + 0.1)
     row = bench.center.store.get(job_id)
     assert row is not None
     assert bench.score(row) == sooner
@@ -303,6 +297,28 @@ def test_dead_rows_get_their_entries_back_within_a_minute(bench: Bench) -> None:
     assert buried(bench.center, slots) == set(job_ids)
 
 
+def test_pulled_tasks_whose_time_is_over_end_though_nobody_pulls(bench: Bench) -> None:
+    topic, store = Topic("pulled", 99, 4, delivery=Delivery.PULL, retries=1), bench.center.store
+    store.topics.create(topic)
+    bench.center.catalog.refresh()
+    bench.settled()
+    now = Clock().now_ms()
+    waiting, lapsed, expired = (
+        bench.row(NewTask("pulled", n, delay=1.0))._replace(next_time=now - 60_000) for n in range(3)
+    )
+    insert_many(store, [waiting, lapsed, expired._replace(expires_at=now - 30_000)])
+    store.pulls.hand_out([HandOut(lapsed.job_id, lapsed.biz_type, 1, 1, bytes(16))], now)
+    bench.run(8)
+    rows = store.read([waiting.job_id, lapsed.job_id, expired.job_id])
+    assert [rows[row.job_id].status for row in (waiting, lapsed, expired)] == [
+        TaskStatus.PENDING,
+        TaskStatus.DEAD,
+        TaskStatus.CANCELLED,
+    ]
+    assert bench.indexed([row.job_id for row in rows.values()]) == {waiting.job_id}
+    assert buried(bench.center, topic.slots()) == {lapsed.job_id}
+
+
 def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing(bench: Bench) -> None:
     bench.settled()
     lost = [bench.row(NewTask("test.sync", n, delay=1.0))._replace(biz_type=99) for n in range(300)]
@@ -337,7 +353,7 @@ def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
     SWEEP_ADDED.of("store").take()
     while added < 50:
         assert time.monotonic() < until
-        bench.run(SOON_EVERY)
+        bench.run(SOON.every)
         added += SWEEP_ADDED.of("store").take()
     assert bench.indexed(job_ids) == set(job_ids)
 
@@ -346,30 +362,3 @@ def _die(store: Store, rows: Any) -> None:
     from toc.model.verdict import Failure
 
     store.die([Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 0, 0, "x") for row in rows])
-
-
-class Interrupting(FastClock):
-    """A clock that does something of another thread's when it is asked."""
-
-    do: Callable[[], object] | None = None
-
-    def monotonic(self) -> float:
-        do, self.do = self.do, None
-        if do is not None:
-            do()
-        return super().monotonic()
-
-
-def test_what_is_forgotten_while_it_is_learned_is_unknown() -> None:
-    clock = Interrupting()
-    known = KnownEntries(clock)
-    forget = threading.Thread(target=known.forget)
-
-    def interrupt() -> None:
-        forget.start()
-        forget.join(0.2)
-
-    clock.do = interrupt
-    known.learn({1: 5}, known.epoch)
-    forget.join()
-    assert known.without([(1, 5)]) == {1: 5}
