@@ -29,9 +29,7 @@ from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_afte
 from toc.webhooks.breaker import (
     FAILURES,
     FIRST_SECONDS,
-    MOST_SECONDS,
     Breaker,
-    BreakerState,
 )
 from toc.webhooks.connect import SLOW, Resolver
 from toc.webhooks.request import body_of, headers_of, plain
@@ -314,42 +312,6 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() ->
     assert breaker.state == "closed"
     assert breaker.begin(9.0, alone=True)
     assert breaker.begin(9.0, alone=True)
-
-
-def test_requests_that_were_under_way_when_it_opened_do_not_open_it_for_longer() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES):
-        breaker.failed(0.0, breaker.era)
-    for _ in range(100):
-        assert not breaker.failed(1.0, 0)
-    assert breaker.blocked(0.0) == FIRST_SECONDS
-    assert breaker.begin(FIRST_SECONDS, alone=True)
-    assert not breaker.failed(FIRST_SECONDS, 0), "nor while the probe is under way"
-    breaker.given_up(0)
-    assert breaker.state == "half-open", "there is one probe"
-
-
-def test_a_breaker_is_never_open_for_longer_than_a_minute_and_a_lost_probe_is_replaced() -> None:
-    breaker, now = Breaker(), 0.0
-    for _ in range(FAILURES):
-        breaker.failed(now, breaker.era)
-    for _ in range(20):
-        now += breaker.blocked(now)
-        assert breaker.begin(now, alone=True)
-        breaker.given_up(breaker.era)
-        assert breaker.begin(now, alone=True)
-        assert breaker.failed(now, breaker.era)
-    assert breaker.blocked(now) == MOST_SECONDS
-
-
-def test_a_probe_that_nothing_takes_is_given_back() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES):
-        breaker.failed(0.0, breaker.era)
-    breaker.learn(9.0, BreakerState(breaker.era, 1, 0, 1))
-    assert breaker.give_back()
-    assert not breaker.give_back()
-    assert not breaker.begin(9.0, alone=False)
 
 
 # --- postponing

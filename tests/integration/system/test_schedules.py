@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib.resources import files
 from itertools import islice
 from math import ceil
@@ -21,17 +19,15 @@ from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
-from toc.model.errors import InvalidSchedule, ScheduleExists, TopicClosed, UnknownSchedule, UnknownTopic
+from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
 from toc.model.schedule import Definition, new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
-from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
 from toc.store.batch import Guard
 from toc.store.mysql import MySqlServer
 from toc.store.server import Statement
-from toc.worker.table_services import DECLARE_AGAIN_SECONDS, DeclaredSchedules
 
 START = datetime(2024, 3, 29, 0, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -51,18 +47,6 @@ class Stopped(Clock):
 
     def monotonic(self) -> float:
         return self.ms / 1000
-
-
-class Shifted(Stopped):
-    """The clock of a host that is ``ahead`` of that of a bench, or behind it."""
-
-    def __init__(self, of_bench: Stopped, ahead: timedelta) -> None:
-        self._of_bench = of_bench
-        self._ahead = ahead // timedelta(milliseconds=1)
-
-    @property
-    def ms(self) -> int:  # type: ignore[override]
-        return self._of_bench.ms + self._ahead
 
 
 class Bench:
@@ -299,34 +283,6 @@ def test_pause_resume_and_delete(bench: Bench) -> None:
     assert bench.hours("p") == [1, 5, 9]
 
 
-@pytest.mark.parametrize("ahead", [-HOUR, HOUR], ids=["behind", "ahead"])
-def test_the_clock_of_the_host_that_creates_or_changes_a_schedule_skips_and_doubles_nothing(
-    bench: Bench, ahead: timedelta
-) -> None:
-    period = timedelta(minutes=10)
-    with TimeoutCenter(bench.settings, clock=Shifted(bench.clock, ahead)) as elsewhere:
-        schedules = elsewhere.schedules
-        schedules.create("skewed", topic="test.sync", every=period, overlap="allow")
-        bench.until(timedelta(minutes=25), ended=False)
-        (first, second) = bench.tasks("skewed")  # as far as the rows tell, neither has started
-        schedules.alter("skewed", attribute={"edit": 1})
-        bench.until(timedelta(minutes=30) - timedelta(seconds=10), ended=False)
-        schedules.alter("skewed", attribute={"edit": 2})
-        bench.until(timedelta(minutes=45), ended=False)
-        schedules.pause("skewed")
-        bench.until(timedelta(minutes=65), ended=False)
-        schedules.resume("skewed")
-        bench.until(timedelta(minutes=75), ended=False)
-        done = [task.job_id for task in bench.tasks("skewed")[:2]]
-        schedules.delete("skewed")
-    assert done == [first.job_id, second.job_id]
-    tasks = sorted(bench.center.find(biz_id="skewed"), key=lambda task: task.action_time)
-    ran = [task for task in tasks if task.status is not TaskStatus.CANCELLED]
-    assert [(task.action_time - START) / period for task in ran] == [1, 2, 3, 4, 7]
-    assert [task.attribute.get("edit") for task in ran] == [None, None, 2, 2, 2]
-    assert [task.scheduled_for for task in ran] == [task.action_time for task in ran]
-
-
 DAMAGE = {
     "look_time": "'0000-00-00'",
     "after_time": "'0000-00-00'",
@@ -387,28 +343,6 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)
-
-
-def test_a_topic_that_is_being_deleted_gets_no_occurrence(bench: Bench) -> None:
-    schedules, topics = bench.center.schedules, bench.center.store.topics
-    schedules.create("before", topic="test.sync", every=10, overlap="allow", paused=True)
-    schedules.create("other", topic="test.async", every=10)
-    topics.alter("test.sync", paused=True)
-    assert topics.close("test.sync", topics.get_with_version("test.sync")[1])
-    bench.center.catalog.refresh()
-    schedules.resume("before")
-    for change in (
-        partial(schedules.create, "new", topic="test.sync", every=10),
-        partial(schedules.alter, "other", topic="test.sync"),
-    ):
-        with pytest.raises(TopicClosed):
-            change()
-    bench.until(timedelta(seconds=25))
-    assert (bench.hours("before"), bench.hours("new"), len(bench.hours("other"))) == ([], [], 3)
-    topics.alter("test.sync", closed=False)
-    bench.until(timedelta(seconds=65))
-    assert round(bench.hours("before")[0] * 3600) == 10, "late, but not lost"
-    assert len(bench.hours("before")) >= 6
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:
@@ -474,27 +408,6 @@ def test_what_is_declared_in_code_is_reconciled_by_name(bench: Bench) -> None:
         center.schedule("above", every=60)(handle)
 
 
-def test_what_an_operator_alters_stands_while_a_worker_tries_another_declaration_again(bench: Bench) -> None:
-    center = bench.center
-
-    @center.schedule("fine", every=HOUR)
-    @center.schedule("early", every=HOUR, topic="test.later")
-    @center.handler("test.sync")
-    def handle(task: Task) -> None: ...
-
-    declared = DeclaredSchedules(center)
-    assert declared.run_once() == DECLARE_AGAIN_SECONDS, "one has no topic yet"
-    center.schedules.alter("fine", every=2 * HOUR)
-    declared.run_once()
-    altered = center.schedules.get("fine")
-    assert altered is not None
-    assert altered.definition.every == 2 * HOUR
-    center.store.topics.create(Topic("test.later", 99, 4))
-    declared.run_once()
-    assert center.schedules.get("early") is not None
-    assert declared.run_once() == threading.TIMEOUT_MAX
-
-
 @pytest.fixture
 def zones(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Gives zone Test/Moved the rules of another one, as an update of the system's tzdata does: the file."""
@@ -535,24 +448,6 @@ def test_new_rules_of_a_zone_count_once_the_worker_was_restarted_and_no_day_is_l
     seen = bench.center.schedules.get("noon")
     assert seen is not None
     assert (seen.fired, seen.skipped, seen.missed) == (5, 0, 0)
-
-
-def test_a_zone_that_is_gone_holds_its_schedule_up_says_so_and_no_occurrence_is_lost(
-    bench: Bench, zones: Callable[[str], None], tmp_path: Path
-) -> None:
-    zones("Etc/GMT-1")
-    bench.center.schedules.create("noon", topic="test.sync", cron="0 12 * * *", zone="Test/Moved")
-    bench.center.schedules.create("other", topic="test.sync", every=HOUR)
-    assert bench.center.schedules.get("noon") is not None  # from now on its definition is remembered
-    (tmp_path / "Test" / "Moved").unlink()  # while the files are being replaced
-    forget_zones()
-    bench.until(timedelta(hours=13))
-    assert bench.hours("noon") == []
-    assert len(bench.hours("other")) == 13
-    assert SCHEDULES_STUCK.of().take() > 0
-    zones("Etc/GMT-1")
-    bench.until(timedelta(hours=14))
-    assert bench.hours("noon") == [11]
 
 
 def test_thousands_of_schedules_of_one_topic_make_none_of_another_late(

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import json
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import pytest
 from harness import forks
 from harness.gateway import Gateway
 from harness.hooked import Hooked
-from harness.patience import PATIENCE, in_a_moment, until
+from harness.patience import in_a_moment, until
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
 from harness.system import System
 
@@ -30,7 +29,6 @@ from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
 from toc.operate import admin
 from toc.store.records.secretbox import new_key
-from toc.webhooks import limiter
 from toc.webhooks.connect import Lookup
 from toc.webhooks.handlers import Webhooks
 from toc.webhooks.sender import Sender
@@ -210,58 +208,6 @@ def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receiv
     target = hooked.center.targets.get("shop")
     assert target is not None
     assert not target.paused
-
-
-@pytest.mark.parametrize("what", ["pause", "delete", "rotate", "alter"])
-def test_a_change_of_a_target_holds_for_what_waits_for_a_place_too(
-    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    for patience in ("PATIENCE_SECONDS", "MOST_PATIENCE_SECONDS"):
-        monkeypatch.setattr(limiter, patience, PATIENCE)  # it waits until the target has changed
-    first_is_here, may_answer = threading.Event(), threading.Event()
-
-    def reply(_got: Got) -> Reply:
-        first_is_here.set()
-        may_answer.wait(60)
-        return Reply()
-
-    receiver = receive(reply)
-    center = hook(receiver).center
-    targets = center.targets
-    targets.create("shop", receiver.url("/before"), concurrency=1)
-
-    def change(webhooks: Webhooks) -> str:
-        secret = ""
-        if what == "rotate":
-            secret = targets.rotate("shop", keep=0, wait=False).secret
-        elif what == "alter":
-            targets.alter("shop", url=receiver.url("/after"), wait=False)
-        else:
-            getattr(targets, what)("shop", wait=False)
-        webhooks.run_once()
-        return secret
-
-    async def whole(webhooks: Webhooks) -> tuple[object, str]:
-        first = asyncio.ensure_future(webhooks.deliver(routed(1, target="shop")))
-        assert await asyncio.to_thread(first_is_here.wait, 60)
-        second = asyncio.ensure_future(webhooks.deliver(routed(2, target="shop")))
-        await asyncio.sleep(0)  # now it waits for its place
-        secret = await asyncio.to_thread(change, webhooks)
-        assert not second.done()
-        may_answer.set()
-        _, outcome = await asyncio.gather(first, second, return_exceptions=True)
-        await close(webhooks)
-        return outcome, secret
-
-    outcome, secret = asyncio.run(whole(sending(center)))
-    if what in ("pause", "delete"):
-        assert isinstance(outcome, Postponed)
-        assert len(receiver.got) == 1
-    else:
-        assert isinstance(outcome, Delivered)
-        assert [got.path for got in receiver.got] == ["/before", "/after" if what == "alter" else "/before"]
-    if what == "rotate":
-        assert signatures(receiver.got[1], secret) == [True]
 
 
 def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: Receive) -> None:
