@@ -10,9 +10,8 @@ Guarantees, in order of priority:
    loads per weight more equal. With members that are alike this means: within one of each other.
 4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to members that came or
    from members that went.
-5. Each topic is spread as well: among members that are alike, the numbers of its slots differ by at
-   most two, after a ``rebalance`` by at most one. Only this guarantee, and rarely, moves slots
-   that 4 would keep.
+5. A ``rebalance`` spreads each topic as well: among members that are alike, the numbers of its slots differ
+   by at most one. Only this moves slots that 4 would keep.
 
 The result depends only on the arguments, not on their order.
 """
@@ -97,7 +96,8 @@ def assign(
     plan.keep(previous or {}, pins or {})
     plan.place()
     plan.balance()
-    plan.spread(rebalance=rebalance)
+    if rebalance:
+        plan.spread()
     return plan.owners()
 
 
@@ -196,17 +196,13 @@ class _Plan:
             else:
                 return
 
-    def spread(self, *, rebalance: bool) -> None:
-        """Swap slots between pairs of workers, at unchanged loads, to even out each topic.
-
-        A slot that is still with its previous owner is swapped only to ``rebalance``, or between
-        workers whose numbers of slots of the topic differ by more than two.
-        """
+    def spread(self) -> None:
+        """Swap slots between pairs of workers, at unchanged loads, to even out each topic."""
         swapped = True
         while swapped:
             swapped = False
             for topic in self.topics:
-                while self._swap(topic, rebalance):
+                while self._swap(topic):
                     swapped = True
 
     def owners(self) -> Owners:
@@ -282,7 +278,7 @@ class _Plan:
         topics = self.topics_of[self.kind[taker]]
         return max((t for t in topics if self.moved[giver][t] or self.kept[giver][t]), key=merit)
 
-    def _swap(self, topic: str, rebalance: bool) -> bool:
+    def _swap(self, topic: str) -> bool:
         """Make one swap that evens out ``topic``, and topics on the whole. False if there is none."""
         count, weight = self.count[topic], self.weight
         rising = sorted(self.able[topic], key=lambda w: ((2 * count[w] + 1) / weight[w], w))
@@ -291,21 +287,19 @@ class _Plan:
                 gain = (2 * count[giver] - 1) / weight[giver] - (2 * count[taker] + 1) / weight[taker]
                 if gain <= 0:
                     break
-                uneven = (count[giver] - 1) / weight[giver] > (count[taker] + 1) / weight[taker]
-                disturb = rebalance or uneven
-                if self._spare(giver, topic, disturb):
-                    other = self._return(topic, giver, taker, gain, disturb)
+                if self._spare(giver, topic):
+                    other = self._return(topic, giver, taker, gain)
                     if other is not None:
                         self._move(topic, giver, taker)
                         self._move(other, taker, giver)
                         return True
         return False
 
-    def _return(self, topic: str, giver: int, taker: int, gain: float, disturb: bool) -> str | None:
+    def _return(self, topic: str, giver: int, taker: int, gain: float) -> str | None:
         """Return the topic to give in return: its spread suffers least, and less than ``gain``."""
         best, least = None, gain / _MORE
         for other in self.topics_of[self.kind[giver]]:
-            if other != topic and self._spare(taker, other, disturb):
+            if other != topic and self._spare(taker, other):
                 count = self.count[other]
                 loss = (2 * count[giver] + 1) / self.weight[giver] - (2 * count[taker] - 1) / self.weight[
                     taker
@@ -314,6 +308,6 @@ class _Plan:
                     best, least = other, loss
         return best
 
-    def _spare(self, worker: int, topic: str, disturb: bool) -> bool:
+    def _spare(self, worker: int, topic: str) -> bool:
         """Whether the worker has a slot of the topic that may be swapped."""
-        return bool(self.moved[worker][topic] or (disturb and self.kept[worker][topic]))
+        return bool(self.moved[worker][topic] or self.kept[worker][topic])
