@@ -1,10 +1,8 @@
-"""The daemon: starts worker processes, spreads the host's slots over them, and notices their deaths.
+"""The daemon: starts worker processes, listens to them, and notices their deaths.
 
 One thread does everything: it waits for its worker processes (messages, deaths), for signals and for the
-coordinator, then aligns the slots of each worker with the assignment. It never touches a task.
-
-    desired (coordinator)  -> claim -> take          to the worker
-    no longer desired      -> drop -> dropped -> release
+coordinator, then aligns the slots of each worker with the assignment (``toc.worker.daemon.slots``). It never
+touches a task.
 """
 
 from __future__ import annotations
@@ -27,26 +25,24 @@ from toc.coordination.coordinator import Coordinator
 from toc.coordination.local import LocalCoordinator
 from toc.coordination.presence import LocalNames
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.loop import Loop
-from toc.model.catalog import REFRESH_SECONDS, TopicCatalog
+from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.errors import TocError
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
-from toc.worker.control import Suspect, pack, texts, unpack
+from toc.worker.control import Suspect, texts, unpack
 from toc.worker.daemon.alone import Alone
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start
+from toc.worker.daemon.slots import WorkerSlots
 from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
+from toc.worker.daemon.topics import Topics
 from toc.worker.silence import SILENT_SECONDS
 
 log = get_logger(__name__)
 
 TICK_SECONDS = 1.0
-TOPICS_LOOK_SECONDS = 0.05
-"""How soon a new topic is noticed: a look costs a twentieth of a millisecond of the database's time."""
 CLAIM_RETRY_SECONDS = 0.25
 """Pause before slots are claimed again whose former owner has not released them."""
 KILL_AFTER_SECONDS = 10.0
@@ -78,43 +74,23 @@ class Daemon:
         """How many processes there should be: the workers, and after them the processes of
         ``beside``."""
         self._reported_at = float("-inf")
-        self._missing: set[Slot] = set()
-        """Slots and tables that our workers should have and have not claimed yet."""
         self._selector = selectors.DefaultSelector()
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._coordinator: Coordinator
-        if self.settings.zookeeper:
-            self._coordinator = ZooKeeperCoordinator(
-                self.settings.zookeeper,
-                cluster=self.settings.cluster,
-                host=self.settings.host,
-                session_timeout=self.settings.session_timeout,
-                on_change=self._wake,
-            )
-        else:
-            self._coordinator = LocalCoordinator(on_change=self._wake)
+        self._topics = Topics(
+            self.catalog, self.topics_state, tables=self.settings.tables, on_change=self._wake
+        )
+        self._coordinator = _coordinator(self.settings, self._wake)
         self._children: dict[str, WorkerProcess] = {}
         self._local_names = LocalNames.of(self.settings.host)
-        self._met: set[str] = set()
-        """Workers of an earlier daemon of this host that have claims in our slots."""
+        self._slots = WorkerSlots(self._coordinator, self._topics, self._local_names)
         self._successors = Successors(self._processes)
         self._alone = Alone(Clock())
-        self._sent_dead: frozenset[str] = frozenset()
-        self._step_at = 0.0
-        """When the coordinator wants its next call (monotonic)."""
-        self._changed = True
-        """Whether what the workers hold may differ from what they should."""
-        self._incomplete = False
-        """Whether some claims were refused, because a former owner has not released the slots yet."""
         self._signals = 0
         self._forced = False
         self._stop_at: float | None = None
         self._exit_code = 0
-        self._catalog_loop = Loop("catalog", self._refresh_catalog)
-        self._topics_seen: object = None
-        self._topics_read_at = float("-inf")
 
     def run(self) -> int:
         """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
@@ -123,8 +99,8 @@ class Daemon:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._on_signal)
         self._coordinator.start()
-        self._coordinator.set_topics(self._amounts(), self._deliveries())
-        self._catalog_loop.start()
+        self._coordinator.set_topics(*self._topics.assigned())
+        self._topics.loop.start()
         self.monitor.start()
         log.info(
             "daemon_started", host=self.settings.host, processes=self.settings.processes, pid=os.getpid()
@@ -133,7 +109,7 @@ class Daemon:
             while not (self._stop_at is not None and not self._children):
                 self._start_missing()
                 self._run_alone()
-                self._reconcile()
+                self._slots.reconcile(self._children.values(), stopping=self._stop_at is not None)
                 self._tell()
                 self._wait()
                 self._look_after()
@@ -141,7 +117,7 @@ class Daemon:
             for child in list(self._children.values()):
                 child.process.kill()
                 child.process.wait()
-            self._catalog_loop.stop(1.0)
+            self._topics.loop.stop(1.0)
             self._coordinator.stop()
             self.monitor.stop()
             signal.set_wakeup_fd(-1)
@@ -157,44 +133,16 @@ class Daemon:
     def _on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
         self._signals += 1
 
-    def _refresh_catalog(self) -> float:
-        """Read the topics again if one has changed: the first task of a new one waits for its slots."""
-        try:
-            seen, now = self.topics_state(), time.monotonic()
-            if seen == self._topics_seen and now - self._topics_read_at < REFRESH_SECONDS:
-                return TOPICS_LOOK_SECONDS
-            before = self._amounts(), self._deliveries()
-            self.catalog.refresh()
-            self._topics_seen, self._topics_read_at = seen, now
-            if (self._amounts(), self._deliveries()) != before:
-                self._wake()
-        except TocError as exc:
-            log.warning("topics_not_read", error=str(exc))
-            return REFRESH_SECONDS
-        return TOPICS_LOOK_SECONDS
-
-    def _amounts(self) -> dict[str, int]:
-        """Return what must be assigned: the number of slots of each topic, and of tables."""
-        amounts = {topic.name: topic.slot_amount for topic in self.catalog.known().values()}
-        return amounts | {TABLES: self.settings.tables}
-
-    def _deliveries(self) -> dict[str, str]:
-        """Return the deliveries of the topics that are not delivered to handlers."""
-        topics = self.catalog.known().values()
-        return {
-            topic.name: topic.delivery.value for topic in topics if topic.delivery is not Delivery.HANDLER
-        }
-
     def _wait(self) -> None:
-        timeout = CLAIM_RETRY_SECONDS if self._incomplete else TICK_SECONDS
+        timeout = CLAIM_RETRY_SECONDS if self._slots.incomplete else TICK_SECONDS
         if [child for child in self._children.values() if not child.link.flush()]:
             timeout = CLAIM_RETRY_SECONDS
-        until = min(self._step_at, self._successors.next_at())
+        until = min(self._slots.step_at, self._successors.next_at())
         timeout = max(0.0, min(timeout, until - time.monotonic()))
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_receiver:
                 self._wake_receiver.recv(4096)
-                self._changed = True
+                self._slots.changed = True
                 continue
             child, what = key.data
             if child.worker_id not in self._children:
@@ -230,7 +178,7 @@ class Daemon:
             child.keys = frozenset(texts(message.get("keys", ())))
             log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
         elif kind == "met":
-            self._met.update(filter(self._local_names.knows, texts(message["workers"])))
+            self._slots.meet(texts(message["workers"]))
         elif kind == "suspects":
             self._alone.add(Suspect.of(each) for each in message["suspects"])
         elif kind == "begun":
@@ -238,18 +186,14 @@ class Daemon:
         elif kind == "ran":
             self._alone.ran()
         elif kind == "dropped":
-            self._changed = True
-            slots = unpack(message["slots"])
-            child.held -= slots
-            child.dropping -= slots
-            self._coordinator.release(child.worker_id, slots)
+            self._slots.dropped(child, unpack(message["slots"]))
         elif kind == "leaving":
             self._on_leaving(child, message["recycle"])
         elif kind == "left":
             child.left = True
         may_join = not (child.member or child.leaving)
         if may_join and self._consumes(child) and self._stop_at is None:
-            child.member = self._changed = True
+            child.member = self._slots.changed = True
             self._join(child)
 
     def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
@@ -262,15 +206,9 @@ class Daemon:
             self._join(child)
 
     def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
-        """Give the slots of a process that leaves to others. ``recycle``: why it wants a successor,
-        or empty.
-
-        Its running tries are kept alive under its claim numbers.
-        """
+        """Note that a process leaves. ``recycle``: why it wants a successor, or empty."""
         child.leaving = True
-        self._coordinator.release(child.worker_id, child.held)
-        child.held.clear()
-        self._take_out(child, known_dead=False)
+        self._slots.give_up(child)
         if recycle:
             child.recycled = True
             log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
@@ -305,12 +243,6 @@ class Daemon:
             served.add(Delivery.WEBHOOK.value)
         return frozenset(served) | (self.beside.deliveries if self.beside else frozenset())
 
-    def _take_out(self, child: WorkerProcess, *, known_dead: bool) -> None:
-        if child.member:
-            child.member = False
-            self._changed = True
-            self._coordinator.leave(child.worker_id, known_dead=known_dead)
-
     # --- what the monitor shows
 
     def _tell(self) -> None:
@@ -321,7 +253,7 @@ class Daemon:
         self._reported_at = now
         children = list(self._children.values())
         held = {slot for child in children for slot in child.held - child.dropping}
-        moving = {slot for child in children for slot in child.dropping} | self._missing
+        moving = {slot for child in children for slot in child.dropping} | self._slots.missing
         owned = _without_tables(held)
         self.monitor.tell(
             State(
@@ -333,7 +265,7 @@ class Daemon:
                 moving=_without_tables(moving),
                 unowned=_without_tables(self._coordinator.unowned()),
                 tables=len(held) - len(owned),
-                missing=len(self._missing),
+                missing=len(self._slots.missing),
                 zookeeper=self._coordinator.connected() if self.settings.zookeeper else None,
                 drained=self._coordinator.drained(),
                 stopping=self._stop_at is not None,
@@ -358,7 +290,7 @@ class Daemon:
                 self._spawn(self._alone_index)
         elif child.heard and not child.leaving:
             if (passed := self._alone.next()) is not None:
-                child.link.send("dead", workers=sorted(self._sent_dead))
+                child.link.send("dead", workers=sorted(self._slots.dead))
                 child.link.send("run", suspect=passed[0], how=passed[1])
             elif self._alone.idle():
                 child.leaving = True
@@ -424,7 +356,7 @@ class Daemon:
         alone = child.index == self._alone_index
         if child.heard and not child.left and (alone or self._consumes(child)):
             child.member = True  # publish the death even if it was leaving
-        self._take_out(child, known_dead=not child.left)
+        self._slots.take_out(child, known_dead=not child.left)
         if alone:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._alone.ended(how, by_task=not (child.left or child.stuck))
@@ -468,21 +400,7 @@ class Daemon:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
                 self._kill(child, f"it was silent for {silent:.0f} s")
-        self._find_gone()
-
-    def _find_gone(self) -> None:
-        """Report as dead the workers of an earlier daemon that are proved gone, so nothing of them runs.
-
-        The others may have outlived their daemon; they are checked again later.
-        """
-        self._met -= self._children.keys() | self._sent_dead
-        gone = set(filter(self._local_names.proves_gone, self._met))
-        if gone:
-            self._met -= gone
-            self._changed = True
-            log.warning("workers_proved_gone", workers=sorted(gone))
-            for worker_id in gone:
-                self._coordinator.leave(worker_id, known_dead=True)
+        self._slots.find_gone(self._children)
 
     def _kill(self, child: WorkerProcess, why: str) -> None:
         if not child.killed:
@@ -503,51 +421,18 @@ class Daemon:
                 # them.
                 os.kill(child.process.pid, signal.SIGTERM)
 
-    # --- slots
 
-    def _reconcile(self) -> None:
-        """Bring what workers hold in line with the assignment."""
-        if not (self._changed or self._incomplete or time.monotonic() >= self._step_at):
-            return
-        self._changed = self._incomplete = False
-        due = self._coordinator.step()  # it reads changes, so it comes before desired()
-        self._step_at = float("inf") if due is None else time.monotonic() + due
-        if self._stop_at is not None:
-            return
-        self._coordinator.set_topics(self._amounts(), self._deliveries())
-        dead = frozenset(self._coordinator.dead_workers())
-        if dead != self._sent_dead:
-            self._sent_dead = dead
-            for child in self._children.values():
-                child.link.send("dead", workers=sorted(dead))
-        desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
-        self._missing = set()
-        for child in self._children.values():
-            if not child.leaving:
-                serves = child.member
-                want = desired.get(child.worker_id, set()) if serves else set()
-                self._align(child, want, claimed.get(child.worker_id, set()))
-
-    def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
-        """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
-        lost = child.held - claimed - child.dropping if child.member else set()
-        if lost:
-            # The claims of these slots ended with a session. A slot that cannot be claimed again
-            # has another owner by now.
-            want -= lost - self._coordinator.claim(child.worker_id, lost & want)
-        drop = child.held - want - child.dropping
-        if drop:
-            child.dropping |= drop
-            child.link.send("drop", slots=pack(drop))
-        missing = want - child.held
-        if missing:
-            granted = self._coordinator.claim(child.worker_id, missing)
-            if granted:
-                child.held |= granted
-                child.link.send("dead", workers=sorted(self._sent_dead))
-                child.link.send("take", slots=pack(granted))
-            self._missing |= missing - granted
-            self._incomplete |= len(granted) < len(missing)
+def _coordinator(settings: Settings, on_change: Callable[[], None]) -> Coordinator:
+    """Return the coordinator of these settings, which is not connected yet."""
+    if not settings.zookeeper:
+        return LocalCoordinator(on_change=on_change)
+    return ZooKeeperCoordinator(
+        settings.zookeeper,
+        cluster=settings.cluster,
+        host=settings.host,
+        session_timeout=settings.session_timeout,
+        on_change=on_change,
+    )
 
 
 def _without_tables(slots: Collection[Slot]) -> frozenset[Slot]:

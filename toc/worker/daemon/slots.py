@@ -1,0 +1,123 @@
+"""Keeps what the workers of a daemon hold in line with the assignment.
+
+desired (coordinator)  -> claim -> take          to the worker
+no longer desired      -> drop -> dropped -> release
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+
+from toc.coordination.coordinator import Coordinator
+from toc.coordination.presence import LocalNames
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.worker.control import pack
+from toc.worker.daemon.processes import WorkerProcess
+from toc.worker.daemon.topics import Topics
+
+log = get_logger(__name__)
+
+
+class WorkerSlots:
+    """The slots of a daemon's workers. For the daemon's thread alone."""
+
+    def __init__(self, coordinator: Coordinator, topics: Topics, names: LocalNames) -> None:
+        self._coordinator = coordinator
+        self._topics = topics
+        self._names = names
+        self._met: set[str] = set()
+        """Workers of an earlier daemon of this host that have claims in our slots."""
+        self.changed = True
+        """Whether what the workers hold may differ from what they should."""
+        self.incomplete = False
+        """Whether some claims were refused, because a former owner has not released the slots yet."""
+        self.missing: set[Slot] = set()
+        """Slots and tables that our workers should have and have not claimed yet."""
+        self.dead: frozenset[str] = frozenset()
+        """The workers known to be dead, as our workers were told."""
+        self.step_at = 0.0
+        """When the coordinator wants its next call (monotonic)."""
+
+    def take_out(self, child: WorkerProcess, *, known_dead: bool) -> None:
+        """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order."""
+        if child.member:
+            child.member = False
+            self.changed = True
+            self._coordinator.leave(child.worker_id, known_dead=known_dead)
+
+    def give_up(self, child: WorkerProcess) -> None:
+        """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
+        numbers."""
+        self._coordinator.release(child.worker_id, child.held)
+        child.held.clear()
+        self.take_out(child, known_dead=False)
+
+    def dropped(self, child: WorkerProcess, slots: set[Slot]) -> None:
+        """Record that a process has let go of slots."""
+        self.changed = True
+        child.held -= slots
+        child.dropping -= slots
+        self._coordinator.release(child.worker_id, slots)
+
+    def meet(self, workers: Iterable[str]) -> None:
+        """Record workers that have claims in our slots and are none of ours."""
+        self._met.update(filter(self._names.knows, workers))
+
+    def find_gone(self, ours: Collection[str]) -> None:
+        """Report as dead the workers of an earlier daemon that are proved gone, so nothing of them runs.
+
+        The others may have outlived their daemon; they are checked again later.
+        """
+        self._met -= {*ours, *self.dead}
+        gone = set(filter(self._names.proves_gone, self._met))
+        if gone:
+            self._met -= gone
+            self.changed = True
+            log.warning("workers_proved_gone", workers=sorted(gone))
+            for worker_id in gone:
+                self._coordinator.leave(worker_id, known_dead=True)
+
+    def reconcile(self, children: Collection[WorkerProcess], *, stopping: bool) -> None:
+        """Bring what workers hold in line with the assignment."""
+        if not (self.changed or self.incomplete or time.monotonic() >= self.step_at):
+            return
+        self.changed = self.incomplete = False
+        due = self._coordinator.step()  # it reads changes, so it comes before desired()
+        self.step_at = float("inf") if due is None else time.monotonic() + due
+        if stopping:
+            return
+        self._coordinator.set_topics(*self._topics.assigned())
+        dead = frozenset(self._coordinator.dead_workers())
+        if dead != self.dead:
+            self.dead = dead
+            for child in children:
+                child.link.send("dead", workers=sorted(dead))
+        desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
+        self.missing = set()
+        for child in children:
+            if not child.leaving:
+                want = desired.get(child.worker_id, set()) if child.member else set()
+                self._align(child, want, claimed.get(child.worker_id, set()))
+
+    def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
+        """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
+        lost = child.held - claimed - child.dropping if child.member else set()
+        if lost:
+            # The claims of these slots ended with a session. A slot that cannot be claimed again
+            # has another owner by now.
+            want -= lost - self._coordinator.claim(child.worker_id, lost & want)
+        drop = child.held - want - child.dropping
+        if drop:
+            child.dropping |= drop
+            child.link.send("drop", slots=pack(drop))
+        missing = want - child.held
+        if missing:
+            granted = self._coordinator.claim(child.worker_id, missing)
+            if granted:
+                child.held |= granted
+                child.link.send("dead", workers=sorted(self.dead))
+                child.link.send("take", slots=pack(granted))
+            self.missing |= missing - granted
+            self.incomplete |= len(granted) < len(missing)
