@@ -87,10 +87,10 @@ class Batches(Tries):
 
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
         """Return the existing rows by job_id."""
-        return self._shards.each(self._shards.group(job_ids), self._read, gated=False).joined().whole()
+        return self.read_each(job_ids).whole()
 
     def read_each(self, job_ids: Iterable[int]) -> Answers[TaskRow]:
-        """Return the existing rows by job_id; does not wait for a server known to be away."""
+        """Return the existing rows by job_id, of the servers that answer."""
         return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
     def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
@@ -336,7 +336,7 @@ class Batches(Tries):
                 statements.append(bodies.follow(self._shards.body_names[table], name, part))
             return sql.task_rows(server.run(statements, transaction=True)[1::3])
 
-        parts = self._shards.each(self._shards.group(job_ids), send, gated=False)
+        parts = self._shards.each(self._shards.group(job_ids), send)
         return [row for part in parts.whole() for row in part]
 
     # --- shared ------------------------------------------------------------------------------------------

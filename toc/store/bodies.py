@@ -29,11 +29,10 @@ class Bodies:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def read(self, wanted: Mapping[int, int], *, gated: bool) -> Answers[Content]:
+    def read(self, wanted: Mapping[int, int]) -> Answers[Content]:
         """Return the bodies of tasks, given as job_id -> version: none for a row that has changed since.
 
-        One round trip per server, so the caller bounds their bytes. With ``gated``, servers that are known to
-        be away are not asked.
+        One round trip per server, so the caller bounds their bytes.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Content]:
@@ -49,7 +48,7 @@ class Bodies:
             )
             return _contents(results, wanted)
 
-        return self._shards.each(self._shards.group(wanted), send, gated=gated).joined()
+        return self._shards.each(self._shards.group(wanted), send).joined()
 
 
 def _contents(results: Iterable[Result], wanted: Mapping[int, int]) -> dict[int, Content]:

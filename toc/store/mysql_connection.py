@@ -29,7 +29,7 @@ from toc.store.mysql_answers import read_answers
 from toc.store.server import Connection, Param, Result, Statement
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
-_QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket", "bind_address"}
+_QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket"}
 _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 
 _READ_BYTES = 1 << 16
@@ -174,8 +174,7 @@ def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: flo
         sock.settimeout(seconds)
         sock.connect(options["unix_socket"])
         return sock
-    source = (options["bind_address"], 0) if "bind_address" in options else None
-    sock = socket.create_connection((url.host or "127.0.0.1", url.port or 3306), seconds, source)
+    sock = socket.create_connection((url.host or "127.0.0.1", url.port or 3306), seconds)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in sockets.keepalive(keepalive).items():

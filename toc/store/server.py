@@ -188,11 +188,7 @@ class DatabaseServer(ABC):
             sent = True
             connection.execute([ALIVE], transaction=False, patient=False)
         except Exception as exc:
-            error = self.translate(exc, sent=sent)
-            try:
-                raise error from (None if error is exc else exc)
-            finally:
-                del error  # a cycle, as in _break_off
+            _raise(self.translate(exc, sent=sent), exc)
         finally:
             if connection is not None:
                 connection.close()
@@ -255,11 +251,9 @@ class DatabaseServer(ABC):
         else:
             self._pool.drop(link)  # half-read results or an open transaction must not reach the next user
         try:
-            if error is exc:
-                raise exc
-            raise error from exc
+            _raise(error, exc)
         finally:
-            del error, exc  # this frame is part of their tracebacks: a cycle would keep what they hold
+            del error, exc  # as in _raise
 
     def _checkout(self, trust_fresh: bool) -> PooledConnection:
         while True:
@@ -270,13 +264,7 @@ class DatabaseServer(ABC):
             except Exception as exc:
                 if none_left():  # not the server's fault: existing connections stay usable
                     raise Transient(f"{self.name}: this process has no file descriptor left") from exc
-                error = self.translate(exc, sent=False)
-                try:
-                    if error is exc:
-                        raise
-                    raise error from exc
-                finally:
-                    del error  # a cycle, as in _break_off
+                _raise(self.translate(exc, sent=False), exc)
             if self._is_usable(link, trust_fresh):
                 return link
 
@@ -404,6 +392,16 @@ class Exchange:
             self._server._break_off(self._link, exc)
         self._server._pool.give(self._link)
         return results
+
+
+def _raise(error: BaseException, exc: BaseException) -> NoReturn:
+    """Raise the named error of a driver's error ``exc``; they are one if it has none."""
+    try:
+        if error is exc:
+            raise exc
+        raise error from exc
+    finally:
+        del error, exc  # this frame is part of their tracebacks: a cycle would keep what they hold
 
 
 def pause(attempt: int, *, contended: bool = False) -> None:

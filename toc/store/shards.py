@@ -192,22 +192,19 @@ class Shards:
         self,
         work: Mapping[DatabaseServer, Mapping[int, T]],
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
-        *,
-        gated: bool = True,
     ) -> Parts[R]:
         """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
         Skips servers marked as away and tables set aside. What fails is marked and harms no other: tables are
         then tried one by one and, if rows of them are locked or refused, rows. So ``do`` must tolerate
-        further calls with less. With ``gated=False`` all are asked, for callers who would rather wait than be
-        refused.
+        further calls with less.
         """
         if len(work) == 1:
             ((server, tables),) = work.items()
-            return self._ask(server, tables, do, gated=gated)
+            return self._ask(server, tables, do)
         parts: Parts[R] = Parts()
         for part in self._threads.all(
-            partial(self._ask, server, tables, do, gated=gated) for server, tables in work.items()
+            partial(self._ask, server, tables, do) for server, tables in work.items()
         ):
             parts.results += part.results
             parts.failed |= part.failed
@@ -218,13 +215,11 @@ class Shards:
         server: DatabaseServer,
         tables: Mapping[int, T],
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
-        *,
-        gated: bool,
     ) -> Parts[R]:
         parts: Parts[R] = Parts()
         health = self.health[server]
         rest = tables
-        if gated and health.troubled:
+        if health.troubled:
             rest, failed = health.sort_out(tables)
             parts.fail(tables, failed)
             if not rest:
@@ -238,7 +233,7 @@ class Shards:
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)
         except StoreUnavailable as exc:
-            if gated and not isinstance(exc, (Transient, PoolExhausted)):
+            if not isinstance(exc, (Transient, PoolExhausted)):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts

@@ -191,7 +191,7 @@ class Store(Batches):
         seen: TaskRow | None = row
         while seen is not None and seen.body_sha256 == row.body_sha256:
             version = seen.version
-            content = self.bodies.read({row.job_id: version}, gated=False).whole().get(row.job_id)
+            content = self.bodies.read({row.job_id: version}).whole().get(row.job_id)
             if content is not None:
                 return content
             seen = self.get(row.job_id)

@@ -29,7 +29,7 @@ def with_body(row: TaskRow, content: Content) -> TaskRow:
 def stored(store: Store, row: TaskRow) -> Content | None:
     """The body that the row, as it is now, names."""
     now = store.get(row.job_id)
-    return None if now is None else store.bodies.read({now.job_id: now.version}, gated=False).get(now.job_id)
+    return None if now is None else store.bodies.read({now.job_id: now.version}).get(now.job_id)
 
 
 def count(place: Any, rows: list[TaskRow]) -> int:
@@ -55,7 +55,7 @@ def test_a_body_keeps_to_its_row_through_reschedule_death_and_redrive(
     insert_many(store, [row, plain], {content.fingerprint(): content})
     assert store.reschedule(row.job_id, row.action_time + 1)[0]
     assert stored(store, row) == content
-    assert not store.bodies.read({row.job_id: 0}, gated=False), "a try of the old version is superseded"
+    assert not store.bodies.read({row.job_id: 0}), "a try of the old version is superseded"
 
     from toc.model.verdict import Failure
 

@@ -41,7 +41,7 @@ def named(new_row: NewRow, first: TaskRow, **values: Any) -> TaskRow:
 
 
 def body_of(store: Store, row: TaskRow) -> bytes | None:
-    content = store.bodies.read({row.job_id: row.version}, gated=False).whole().get(row.job_id)
+    content = store.bodies.read({row.job_id: row.version}).whole().get(row.job_id)
     return None if content is None else content.data
 
 

@@ -172,7 +172,7 @@ def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_
     insert_many(fresh_store, [gone, kept], {content.fingerprint(): content})
     purging.cycle()
     wanted = {gone.job_id: 0, kept.job_id: 0}
-    assert fresh_store.bodies.read(wanted, gated=False) == {kept.job_id: content}
+    assert fresh_store.bodies.read(wanted) == {kept.job_id: content}
 
 
 def test_rows_of_a_deleted_topic_go_when_its_retention_is_over(fresh_store: Store, old_row: NewRow) -> None:

@@ -129,7 +129,7 @@ class BodyReader:
         if not part:
             return IDLE_SECONDS
         rows = {entry.job_id: entry.row.version for entry, _ in part}
-        answers = self._store.bodies.read(rows, gated=True)
+        answers = self._store.bodies.read(rows)
         for entry, request in part:
             content = answers.get(entry.job_id)
             request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if content is None else content
