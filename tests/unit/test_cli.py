@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from toc.cli.bulk import check_rate
 from toc.cli.main import main
-from toc.cli.values import attribute, biz_id, duration, moment, who, whole_seconds
+from toc.cli.values import attribute, biz_id, duration, number, past, who, whole, whole_seconds
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput
 from toc.model.wire import parse_instant
@@ -82,14 +81,14 @@ NO_TIMES = [
 def test_times_are_of_rfc_3339_with_a_zone_and_nothing_else_is_one() -> None:
     for text in ("2030-01-31T12:00:00Z", "2030-01-31t13:00:00.000000000+01:00", "2030-01-31 12:00:00z"):
         assert parse_instant(text) == datetime(2030, 1, 31, 12, tzinfo=UTC)
-        assert moment(text, 0) == to_ms(parse_instant(text))
+        assert past(text, 0) == parse_instant(text)
     for text in NO_TIMES:
-        for parse in (parse_instant, partial(moment, now_ms=0)):
+        for parse in (parse_instant, partial(past, now_ms=0)):
             with pytest.raises(InvalidInput):
                 parse(text)
     with pytest.raises(InvalidInput, match="%2B01:00"):
         parse_instant("2030-01-31T12:00:00 01:00")
-    assert moment("2h", 10**10) == 10**10 - 7_200_000
+    assert to_ms(past("2h", 10**10)) == 10**10 - 7_200_000
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "5", '"x"', "[" * 100_000])
@@ -184,11 +183,18 @@ def test_config_show_masks_passwords_and_tells_the_source(
     assert "default" in lines["TOC_DATABASES"]
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-10, 0.0009, -1.0, 1.1e6, float("nan"), float("inf")])
-def test_a_rate_at_which_nothing_would_ever_end_is_refused(rate: float) -> None:
-    with pytest.raises(InvalidInput, match=r"0\.001 to 1000000"):
-        check_rate(rate)
-    check_rate(0.001)
+@pytest.mark.parametrize("text", ["1_0", " 5", "5 ", "", "0x5", "true", "\u0665", "1e3", "5.0", "9" * 30])
+def test_what_is_no_whole_number_in_range_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--limit must be"):
+        whole(text, "--limit", 1, 1000)
+    assert (whole("7", "--limit", 1, 1000), whole("-7"), whole("+7")) == (7, -7, 7)
+
+
+@pytest.mark.parametrize("text", ["1_0", " 5", "nan", "inf", "1e", ".", "", "0", "1e400"])
+def test_what_is_no_number_in_range_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--rate must be"):
+        number(text, "--rate", 0.001, 1e6)
+    assert (number("0.5"), number(".5e1"), number("7.")) == (0.5, 5.0, 7.0)
 
 
 def test_the_operator_is_the_user_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:

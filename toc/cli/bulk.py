@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from toc.cli.output import progress_line, say
-from toc.cli.values import biz_id, moment, who
+from toc.cli.values import biz_id, past, who
+from toc.model.access import Action
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
+from toc.operate.operation import Doing
 
 if TYPE_CHECKING:
     from toc.operate.bulk import BulkStep, Counts
@@ -24,7 +26,9 @@ Biz = Annotated[
 ]
 Text = Annotated[bool, typer.Option("--text", help="Treat the biz_id as a text even if it is all digits.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks would change.")]
-Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.")]
+Rate = Annotated[
+    float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.", min=0.001, max=1e6)
+]
 
 
 class Filters(NamedTuple):
@@ -45,33 +49,22 @@ class Filters(NamedTuple):
 
 def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
     """Turn filters into a selection. Raises InvalidInput, UnknownTopic or SchemaBehind before any change."""
-    from toc.model.sharding import BizId
-    from toc.operate import admin
-    from toc.store.select import Selection
+    from toc.operate.operations.tasks import selection
 
     topic, biz, text, after, before, error = filters
-    now = center.clock.now_ms()
-    since = None if after is None else moment(after, now)
-    until = None if before is None else moment(before, now)
-    if since is not None and until is not None and since >= until:
-        raise InvalidInput(f"--after {after} is not before --before {before}: no task can match")
     if error == "":
         raise InvalidInput("--error is empty; give a part of the error's text")
+    since, until = (None if at is None else past(at, center.clock.now_ms()) for at in (after, before))
     center.store.check_layout()
-    return Selection(
-        status,
-        biz_type=None if topic is None else admin.get_topic(center.store, topic).biz_type,
-        biz=None if biz is None else BizId.of(biz_id(biz, as_text=text)),
-        since=since,
-        before=until,
-        error=error,
+    return selection(
+        Doing(center, who(), Action.FIND_TASKS),
+        status.name.lower(),
+        topic,
+        None if biz is None else biz_id(biz, as_text=text),
+        since,
+        until,
+        error,
     )
-
-
-def check_rate(rate: float | None) -> None:
-    """Raise InvalidInput unless the rate is allowed."""
-    if rate is not None and not 0.001 <= rate <= 1e6:  # nor NaN
-        raise InvalidInput(f"--rate must be 0.001 to 1000000 per second, not {rate:g}")
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from toc.cli.options import Commands, Json, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import audited, load_settings, who
+from toc.cli.values import load_settings, who
 from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def _import(
 ) -> None:
     from toc.dialects.importing.takeover import Importing
     from toc.index.foreign import ForeignRedis
+    from toc.operate.audit import audited
     from toc.sdk.client import TimeoutCenter
 
     settings = load_settings()
@@ -103,7 +104,7 @@ def _import(
             if dry_run:
                 report = importing.survey()
             else:
-                with audited(center, f"import.{what}", what) as record:
+                with audited(center.store, who(), f"import.{what}", what) as record:
                     report = importing.run()
                     record.update(_record(report))
     except ImportError as exc:

@@ -40,51 +40,28 @@ app = Commands(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_START = "Try and develop"
-_OPERATE = "Set up and operate"
-_TASKS = "Tasks"
+_START, _TASKS, _OPERATE = "Try and develop", "Tasks", "Set up and operate"
+_COMMANDS = {
+    _START: (dev.demo, dev.dev),
+    _TASKS: (task.submit, task.get, task.find, task.running, task.cancel, task.reschedule),
+    _OPERATE: (
+        worker.worker, gateway.gateway, top.top, worker.slots, worker.workers, worker.intents, worker.drain,
+        worker.undrain, worker.pin, worker.unpin, worker.weight, worker.unweight, worker.rebalance,
+        audit.audit, index.sweep, index.rebuild, doctor.doctor,
+    ),
+}  # fmt: skip
+_GROUPS = {
+    "db": db.app, "topic": topic.app, "template": template.app, "schedule": schedule.app,
+    "target": target.app, "secrets": target.secrets, "import": importing.app, "dead": dead.app,
+    "token": token.app, "config": config.app,
+}  # fmt: skip
 
-app.command(rich_help_panel=_START)(dev.demo)
-app.command("dev", rich_help_panel=_START)(dev.dev)
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(command.__name__, rich_help_panel=panel)(command)
 app.add_typer(dev.cluster, name="cluster", rich_help_panel=_START)
-
-app.command(rich_help_panel=_TASKS)(task.submit)
-app.command(rich_help_panel=_TASKS)(task.get)
-app.command(rich_help_panel=_TASKS)(task.find)
-app.command("running", rich_help_panel=_TASKS)(task.running_tasks)
-app.command(rich_help_panel=_TASKS)(task.cancel)
-app.command(rich_help_panel=_TASKS)(task.reschedule)
-
-app.add_typer(db.app, name="db", rich_help_panel=_OPERATE)
-app.add_typer(topic.app, name="topic", rich_help_panel=_OPERATE)
-app.add_typer(template.app, name="template", rich_help_panel=_OPERATE)
-app.add_typer(schedule.app, name="schedule", rich_help_panel=_OPERATE)
-app.add_typer(target.app, name="target", rich_help_panel=_OPERATE)
-app.add_typer(target.secrets, name="secrets", rich_help_panel=_OPERATE)
-app.command("worker", rich_help_panel=_OPERATE)(worker.worker)
-app.command(rich_help_panel=_OPERATE)(gateway.gateway)
-app.add_typer(importing.app, name="import", rich_help_panel=_OPERATE)
-app.command(rich_help_panel=_OPERATE)(top.top)
-for command in (
-    worker.slots,
-    worker.workers,
-    worker.intents,
-    worker.drain,
-    worker.undrain,
-    worker.pin,
-    worker.unpin,
-    worker.weight,
-    worker.unweight,
-    worker.rebalance,
-):
-    app.command(rich_help_panel=_OPERATE)(command)
-app.add_typer(dead.app, name="dead", rich_help_panel=_OPERATE)
-app.add_typer(token.app, name="token", rich_help_panel=_OPERATE)
-app.command(rich_help_panel=_OPERATE)(audit.audit)
-app.command(rich_help_panel=_OPERATE)(index.sweep)
-app.command(rich_help_panel=_OPERATE)(index.rebuild)
-app.command(rich_help_panel=_OPERATE)(doctor.doctor)
-app.add_typer(config.app, name="config", rich_help_panel=_OPERATE)
+for name, group in _GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel=_OPERATE)
 
 
 def _version(wanted: bool) -> None:

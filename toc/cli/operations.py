@@ -15,8 +15,7 @@ import typer
 from toc.cli.bulk import confirm
 from toc.cli.options import Commands, Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import attribute, biz_id, duration, job_number, moment, opened, who, whole_seconds
-from toc.model.clock import from_ms
+from toc.cli.values import attribute, biz_id, duration, job_number, opened, past, who, whole_seconds
 from toc.model.wire import parse_instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
 
@@ -35,7 +34,7 @@ _TIMES: dict[Any, Callable[[str], Any]] = {
     Value.WHOLE_SECONDS: whole_seconds,
     Value.INSTANT: parse_instant,
     Value.MOMENT: parse_instant,
-    Value.PAST: lambda text: from_ms(moment(text, round(time.time() * 1000))),
+    Value.PAST: lambda text: past(text, round(time.time() * 1000)),
 }
 _READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute}
 """The functions that read texts."""

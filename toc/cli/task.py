@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.bulk import Biz, DryRun, Filters, Rate, Text, change, check_rate, confirm, selected
+from toc.cli.bulk import Biz, DryRun, Filters, Rate, Text, change, confirm, selected
 from toc.cli.operations import made
 from toc.cli.options import JobId, Json, MaybeJobId, Yes, flag, option
 from toc.cli.output import (
@@ -23,7 +23,7 @@ from toc.cli.output import (
     show_one,
     show_pages,
 )
-from toc.cli.values import attribute, audited, biz_id, duration, file_bytes, job_number, opened
+from toc.cli.values import attribute, biz_id, duration, file_bytes, job_number, opened, who
 from toc.model import wire
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask
@@ -146,7 +146,8 @@ def get(
     Examples: toc get 894573895733248
               toc get 894573895733248 --body > mail.eml
     """
-    from toc.operate import admin, running
+    from toc.operate import admin
+    from toc.operate.running import where_of
 
     job_id = job_number(wanted)
     with opened() as center:
@@ -162,7 +163,7 @@ def get(
         record = row_record(row, task.topic) | body_record(task, whole=body)
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
         topic = center.catalog.known().get(task.topic)
-        where = None if topic is None else running.of(center, row, topic)
+        where = None if topic is None else where_of(center, row, topic)
         if where is not None:
             record |= running_record(where)
         elif topic is not None:
@@ -242,7 +243,7 @@ def _find_by_time(status: Status, filters: Filters, limit: int, after: str | Non
 
 
 @made(cluster.running_tasks)
-def running_tasks(record: Record, *, as_json: bool) -> None:
+def running(record: Record, *, as_json: bool) -> None:
     """Example: toc running --topic order.close"""
     show(record["tasks"], as_json=as_json, empty="nothing runs", spare=("slot",))
     if record["next"] is not None:
@@ -268,9 +269,10 @@ def cancel(
               toc cancel --topic order.close --biz-id 42
               toc cancel --topic order.close --all --rate 200
     """
+    from toc.operate.audit import audited
+
     job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
-    check_rate(rate)
     with opened(account=not one) as center:
         if dry_run:
             chosen = _would_change(center, job_id, Filters(topic, biz, text))
@@ -280,7 +282,7 @@ def cancel(
             outcomes = {job_id: center.cancel(job_id)}
         elif biz is not None and topic is not None:
             partial = None
-            with audited(center, "tasks.cancel", topic, biz_id=biz) as record:
+            with audited(center.store, who(), "tasks.cancel", topic, biz_id=biz) as record:
                 try:
                     outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
                 except PartialCancel as exc:
@@ -349,7 +351,6 @@ def reschedule(
         raise InvalidInput("give --delay or --action-time")
     job_id = None if wanted is None else job_number(wanted)
     one = _is_one(job_id, topic, biz, every)
-    check_rate(rate)
     until = None if expires_at is None else parse_instant(expires_at)
     with opened(account=not one) as center:
         due = _due(center, delay, action_time)

@@ -9,11 +9,12 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toc.model.clock import to_ms
+from toc.model.clock import from_ms
 from toc.model.documents import parse
 from toc.model.errors import (
     InvalidAttribute,
@@ -84,17 +85,17 @@ def whole_seconds(text: str) -> int:
     return int(seconds)
 
 
-def moment(text: str, now_ms: int) -> int:
-    """Return a past time in ms: an age with its unit such as ``2h``, or RFC 3339. Raises InvalidInput."""
+def past(text: str, now_ms: int) -> datetime:
+    """Return a past time: an age with its unit such as ``2h``, or RFC 3339. Raises InvalidInput."""
     if not _DURATION.fullmatch(text.strip()):
         try:
-            return max(0, to_ms(parse_instant(text)))
+            return parse_instant(text)
         except InvalidInput as exc:
             raise type(exc)(f"{exc}; or an age with its unit, such as 2h") from None
     age = duration(text)
     if age > OLDEST:
         raise InvalidInput(f"{shown(text)} is not an age: it must be at most a hundred years")
-    return max(0, now_ms - round(age * 1000))
+    return from_ms(max(0, now_ms - round(age * 1000)))
 
 
 def job_number(text: str) -> int:
@@ -189,20 +190,6 @@ def opened(*, account: bool = False) -> Iterator[TimeoutCenter]:
 
     with TimeoutCenter(load_settings(daemon=account)) as center:
         yield center
-
-
-@contextmanager
-def audited(
-    center: TimeoutCenter, action: str, target: str, /, **details: object
-) -> Iterator[dict[str, Any]]:
-    """Record a change in the audit as the OS user's; nothing is changed if that cannot be written.
-
-    Yields a dict for the result. Prompts and checks belong before it, exit codes after it.
-    """
-    from toc.operate import audit
-
-    with audit.audited(center.store, who(), action, target, **details) as record:
-        yield record
 
 
 def who() -> str:

@@ -45,11 +45,11 @@ from toc.gateway.problems import (
     Problem,
     problem_of,
 )
-from toc.gateway.service import Service
+from toc.gateway.service import SMALL_TEXT, Service
 from toc.model import documents
 from toc.model.access import Access, Token
-from toc.model.documents import check_values
-from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
+from toc.model.documents import check_values, repeated_name
+from toc.model.errors import BodyTooLarge, InvalidDocument, TocError, shown
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
@@ -314,7 +314,7 @@ def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
         data = b"{}"
     try:
         check_values(data, most)
-        return model.model_validate_json(data)
+        found = model.model_validate_json(data)
     except InvalidDocument as exc:
         raise Problem(TOO_LARGE, f"{exc}; send less at once") from None
     except ValidationError as exc:
@@ -324,6 +324,9 @@ def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
         if not first["loc"] and first["type"] == "model_type":
             raise Problem(SYNTAX, "the body is not a JSON object") from None
         raise _invalid(exc, model) from None
+    if len(data) <= SMALL_TEXT and (name := repeated_name(data)) is not None:
+        raise Problem(INVALID, f"{shown(name)} is given twice in one object", field=name)
+    return found
 
 
 def _with_surrogates(model: type[BaseModel], data: bytes, why: str) -> BaseModel:

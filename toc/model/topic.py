@@ -132,7 +132,8 @@ class Topic:
             raise InvalidTopic(f"target {shown(self.target)} is not the name of a webhook target", "target")
         for name in ("backoff_base", "backoff_cap"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value <= 86_400:  # nor NaN
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value <= 86_400:  # nor NaN
                 raise InvalidTopic(f"{name} must be 0 to 86400 seconds, not {shown(value)}", name)
 
     @classmethod

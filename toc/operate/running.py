@@ -73,7 +73,7 @@ def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limi
     return Page([where[job_id] for _, job_id in shown if job_id in where], last)
 
 
-def of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
+def where_of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
     """Return where a task runs, or None. Raises StoreUnavailable; what Redis does not say the row does.
 
     Of a task that a consumer has pulled nobody knows the host.
