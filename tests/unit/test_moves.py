@@ -9,8 +9,9 @@ from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.scores import store_score
 from toc.model.topic import Slot, Topic
+from toc.model.verdict import Place
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.moves import EntryMover, Moves
+from toc.worker.stages.moves import EntryMover, Move
 
 TOPIC = Topic("order.close", 1, 1, horizon=60)
 SLOT = Slot(TOPIC.name, 0)
@@ -55,9 +56,10 @@ def test_twice_as_many_moves_take_twice_as_much_work() -> None:
     entries = [Compared(n, SLOT, 1.0, TOPIC, handler, now, 0.0) for n in range(MANY)]
     for entry in entries:
         inflight.hold(entry)
-    moves = Moves(
-        rollback=[(entry, store_score(now + entry.job_id % 2 * 3_600_000, 0, 0)) for entry in entries]
-    )
+    moves = [
+        Move(entry, Place.STORE_QUEUE, store_score(now + entry.job_id % 2 * 3_600_000, 0, 0))
+        for entry in entries
+    ]
     store: Any = None
     mover = EntryMover(store, queues, inflight, clock)  # type: ignore[arg-type]
     Compared.times = 0

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -355,7 +355,7 @@ class Worker:
             self._stop_by = self._clock.monotonic() + self._deadline
         return self._clock.monotonic() >= self._stop_by
 
-    def _give_back_running(self, running: Iterable[Entry]) -> None:
+    def _give_back_running(self, running: Sequence[Entry]) -> None:
         """Give running tries back without charging them, and mark their rows. The tasks will run
         again elsewhere."""
         finisher = self.pipeline.finisher

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from toc.index.queues import Queues
@@ -16,11 +16,12 @@ from toc.model.clock import Clock
 from toc.model.raised import EXPIRED, Raised
 from toc.model.task import TryRow
 from toc.model.topic import Slot
+from toc.model.verdict import Place
 from toc.store.store import Store
 from toc.worker.stages.entry import Entry, Inflight
 from toc.worker.stages.feedback import Pressure
 from toc.worker.stages.flush import Flusher
-from toc.worker.stages.moves import EntryMover, Moves
+from toc.worker.stages.moves import EntryMover, Move, move_by_row, tell_unwritten
 
 MOST_UNMOVED = 2000
 """Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
@@ -96,29 +97,31 @@ class Finisher:
 
     def give_back(self, entries: Iterable[Entry]) -> None:
         """Return entries that did not run to the StoreQueue, at their row's time. Charges no try."""
-        self._roll_back((entry, entry.row_score()) for entry in entries)
+        self._move(_back(entry, entry.row_score()) for entry in entries)
 
-    def give_back_running(self, entries: Iterable[Entry]) -> None:
-        """Return entries whose handlers run and will be stopped, and mark their rows. Charges no try."""
-        for entry in entries:
-            self._of(entry).move(Moves(rollback=[(entry, entry.row_score())], stopped=[entry.job_id]))
+    def give_back_running(self, entries: Sequence[Entry]) -> None:
+        """Return entries whose handlers run and will be stopped, and mark their rows. Charges no try.
+
+        The rows are marked first: a cancel learns from the lease and the entry that a try has begun, and from
+        the mark once both are gone. If that fails, the tasks are put back nevertheless: their next run must
+        not wait.
+        """
+        # [rule: mark-tried]
+        begun = [entry.job_id for entry in entries]
+        tell_unwritten(self.store.mark_begun(begun, "its worker stopped before it had ended"))
+        self.give_back(entries)
 
     def give_back_unread(self, entries: Iterable[Entry]) -> None:
         """Return entries whose row could not be read. Charges no try."""
-        self._roll_back((entry, entry.unread_score()) for entry in entries)
+        self._move(_back(entry, entry.unread_score()) for entry in entries)
 
     def give_back_until(self, times: Iterable[tuple[Entry, int]]) -> None:
         """Return entries until these instants (ms), such as the end of another worker's lease."""
-        self._roll_back((entry, entry.row_score(at)) for entry, at in times)
+        self._move(_back(entry, entry.row_score(at)) for entry, at in times)
 
-    def _roll_back(self, pairs: Iterable[tuple[Entry, float]], *, now: bool = False) -> None:
-        """Return entries at these scores: with the next flush, unless many wait for it; or ``now``, on the
-        caller's thread."""
-        by_flusher: dict[Flusher, list[tuple[Entry, float]]] = {}
-        for entry, score in pairs:
-            by_flusher.setdefault(self._of(entry), []).append((entry, score))
-        for flusher, some in by_flusher.items():
-            (flusher.move_now if now else flusher.move_soon)(Moves(rollback=some))
+    def settle_by_row(self, entries: Iterable[tuple[Entry, TryRow | None]]) -> None:
+        """Move entries whose row says that they must not run."""
+        self._move(move_by_row(entry, row) for entry, row in entries)
 
     def put_away(self, times: Iterable[tuple[Entry, int]]) -> None:
         """Return entries until these instants (ms), because their rows cannot be read or written now.
@@ -126,20 +129,21 @@ class Finisher:
         Runs on the caller's thread, so the caller takes nothing meanwhile: the server's own thread may hang,
         and postponed entries must not pile up. They have not started and have no lease, so no row is written.
         """
-        pairs = []
+        moves = []
         for entry, at in times:
             self.away.add(entry.topic.name, entry.due, at)
             score = entry.row_score(at) if entry.checked else entry.unread_score(at)  # [rule: put-away]
-            pairs.append((entry, score))
-        self._roll_back(pairs, now=True)
+            moves.append(_back(entry, score))
+        self._move(moves, now=True)
 
-    def settle_by_row(self, entries: Iterable[tuple[Entry, TryRow | None]]) -> None:
-        """Move entries whose row says that they must not run."""
-        by_flusher: dict[Flusher, Moves] = {}
-        for entry, row in entries:
-            by_flusher.setdefault(self._of(entry), Moves()).by_row(entry, row)
-        for flusher, moves in by_flusher.items():
-            flusher.move_soon(moves)
+    def _move(self, moves: Iterable[Move], *, now: bool = False) -> None:
+        """Make these moves with the next flush, unless many wait for it; or ``now``, on the caller's
+        thread."""
+        by_flusher: dict[Flusher, list[Move]] = {}
+        for move in moves:
+            by_flusher.setdefault(self._of(move.entry), []).append(move)
+        for flusher, some in by_flusher.items():
+            (flusher.move_now if now else flusher.move_soon)(some)
 
     def behind(self, entry: Entry) -> bool:
         """Whether this entry's server has too many unwritten tries for another one to start."""
@@ -176,3 +180,7 @@ class Finisher:
             flusher.loop.stop(0)
         for flusher in self.flushers:
             flusher.loop.stop(max(until - self.clock.monotonic(), 0))
+
+
+def _back(entry: Entry, score: float) -> Move:
+    return Move(entry, Place.STORE_QUEUE, score)

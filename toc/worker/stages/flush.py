@@ -11,7 +11,7 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from toc.failpoint import failpoint
 from toc.loop import Loop
@@ -19,7 +19,7 @@ from toc.model.clock import Clock
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
-from toc.model.verdict import Failure, after_failure, entry_score, is_undecided
+from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.batch import Finish, Guard
@@ -28,7 +28,7 @@ from toc.store.shards import Answers
 from toc.store.store import Store
 from toc.worker.stages.entry import NO_LEASE, Entry
 from toc.worker.stages.feedback import Pressure
-from toc.worker.stages.moves import EntryMover, Moves, mark_begun, tell_unwritten
+from toc.worker.stages.moves import EntryMover, Move, mark_begun, move_by_row, tell_unwritten
 
 log = get_logger(__name__)
 
@@ -42,20 +42,18 @@ GATHER_BUSY_SECONDS = 0.025
 """Least time between two flushes while more is due than can start at once: late tasks come first."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
-MOST_QUEUED = 8
-"""Most batches of moves that wait for a flush. Threads that ask for more make the moves themselves
-and take nothing meanwhile, because a flush may hang as long as its server does."""
+MOST_QUEUED = 200
+"""Moves that wait for a flush. Threads that ask for more make them themselves and take nothing meanwhile,
+because a flush may hang as long as its server does."""
 
 EndedTry = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
 
 
-class Failures(NamedTuple):
-    """Row changes, by job_id, of tries that failed at ``now`` (ms): a retry, or death."""
-
-    now: int
-    retries: dict[int, Failure]
-    deaths: dict[int, Failure]
+SUCCEEDED = {Finish.DONE: "processed", Finish.ALREADY: "duplicate"}
+"""What became of a try that succeeded; else it was overtaken."""
+MOVED_ON = (Finish.RESCHEDULED, Finish.DEAD)
+"""The row of a try that succeeded is not as it was read, and says where the entry goes."""
 
 
 @dataclass(eq=False)
@@ -75,7 +73,7 @@ class Flusher:
         self._again_at = 0.0
         self.failing = False
         """Whether the server failed to write tries of its last batch."""
-        self._moves: deque[Moves] = deque()
+        self._moves: deque[Move] = deque()
         self.unmoved: Counter[Slot] = Counter()
         """By slot, how many moves failed in the last flush. Replaced as a whole."""
         self._outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -94,28 +92,26 @@ class Flusher:
         self._ended.append((entry, error))
         self.loop.wake()
 
-    def move(self, moves: Moves) -> None:
-        """Make these moves with the next flush."""
-        self._moves.append(moves)
-        self.loop.wake()
-
-    def move_soon(self, moves: Moves) -> None:
+    def move_soon(self, moves: Sequence[Move]) -> None:
         """Make these moves with the next flush, or at once, on the caller's thread, if many wait
         for the flush.
 
         Moves for which leases must be given up first always wait for the flush, because the caller
         would wait for the database. They are few.
         """
-        leased = any(entry.lease.possible for entry, _ in moves.rollback)
-        (self.move if leased or len(self._moves) < MOST_QUEUED else self.move_now)(moves)
+        if len(self._moves) < MOST_QUEUED or any(move.entry.lease.possible for move in moves):
+            self._moves += moves
+            self.loop.wake()
+        else:
+            self.move_now(moves)
 
-    def move_now(self, moves: Moves) -> None:
+    def move_now(self, moves: Sequence[Move]) -> None:
         """Make these moves on the caller's thread. Those that fail are made with the next flush."""
         self._begin()
         try:
-            failed = self.mover.make(moves)
-            if failed:
-                self.move(failed)
+            if failed := self.mover.make(moves):
+                self._moves += failed
+                self.loop.wake()
         finally:
             self._end()
 
@@ -153,83 +149,74 @@ class Flusher:
             if self._unwritten and self._flushed_at >= self._again_at:
                 batch = self._unwritten[:FLUSH_LIMIT] + batch
                 self._unwritten = self._unwritten[FLUSH_LIMIT:]
-            moves = self._moves.popleft() if self._moves else Moves()
-            while self._moves:
-                moves.add(self._moves.popleft())
-            pause = 0.0
+            moves = [self._moves.popleft() for _ in range(len(self._moves))]
             failed = self.mover.make(moves)  # before the rows: these need no MySQL, which may hang
-            moves = Moves()
             if batch:
                 # Guards make it safe to write the rest again. Its entries stay held, with heartbeats.
-                unwritten = self._write(batch, moves)  # moves only after this  [rule: row-first]
+                moves, unwritten = self._write(batch)  # moves only after this  [rule: row-first]
                 failpoint("finish.rows-written")
                 if unwritten:
                     self._unwritten += unwritten
                     self._again_at = self.clock.monotonic() + RETRY_SECONDS
-            failed.add(self.mover.make(moves))
+                failed += self.mover.make(moves)
             if failed or self.unmoved:
-                self.unmoved = failed.by_slot()
-            if failed:
-                self._moves.appendleft(failed)
-                pause = RETRY_SECONDS
+                self.unmoved = Counter(move.entry.slot for move in failed)
+            self._moves += failed
             if self._ended or self._moves:
-                return pause
+                return RETRY_SECONDS if failed else 0.0
             return RETRY_SECONDS if self._unwritten else IDLE_SECONDS
         finally:
             self._end()
 
     # --- rows
 
-    def _write(self, batch: list[EndedTry], moves: Moves) -> list[EndedTry]:
-        """Write the outcome of tries and add the moves that follow. Returns those that could not be written.
+    def _write(self, batch: Sequence[EndedTry]) -> tuple[list[Move], list[EndedTry]]:
+        """Write the outcome of tries. Returns the moves that follow, and the tries that could not be written.
 
         Tries are counted in the metrics only once they are written.
         """
         self._outcomes.clear()
-        began = self.clock.monotonic()
+        began, now = self.clock.monotonic(), self.clock.now_ms()
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
+        ends = {entry.job_id: after_failure(entry.row, entry.topic, error, now) for entry, error in failed}
         cases = self._write_successes(done)
-        failures = self._failures(failed)
-        guards = self._write_failures(failures)
-        moved = {job_id for job_id, case in cases.items() if case in (Finish.RESCHEDULED, Finish.DEAD)}
-        overtaken = [entry for entry in done if entry.job_id in moved] if moved else []
+        guards = self._write_failures(ends.values())
+        overtaken = [entry for entry in done if cases.get(entry.job_id) in MOVED_ON]
         refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
         rows, waiting = self._read_again(overtaken, refused)
         trouble = cases.unanswered | guards.unanswered | rows.unanswered
         tell_unwritten(trouble)
         self.failing = bool(trouble)
-        unwritten: list[EndedTry] = []
-        if trouble or waiting:
-            missing = {*trouble, *waiting}
-            unwritten = [pair for pair in batch if pair[0].job_id in missing]
-            batch = [pair for pair in batch if pair[0].job_id not in missing]
-            done = [entry for entry in done if entry.job_id not in missing]
-            failed = [pair for pair in failed if pair[0].job_id not in missing]
-        tried = [entry for entry, error in batch if error is None or error.until is None]
-        measured = self._measured(tried)  # before entries get the rows that were read again
-        self._settle_successes(done, cases, rows, moves)
-        self._settle_failures(failed, failures, guards, rows, moves)
-        self._step.took(self.clock.monotonic() - began, len(batch))
-        for topic, (late, ran) in measured.items():
-            LATENESS.of(topic).observe(late)
-            RUNTIME.of(topic).observe(ran)
+        later = {*trouble, *waiting}
+        unwritten = [pair for pair in batch if pair[0].job_id in later] if later else []
+        written = [pair for pair in batch if pair[0].job_id not in later] if later else batch
+        # Before entries get the rows that were read again.
+        self._measure([entry for entry, error in written if error is None or error.until is None])
+        moves = []
+        for entry, error in written:
+            job_id = entry.job_id
+            if error is None:
+                moves.append(self._succeeded(entry, cases[job_id], rows))
+            else:
+                applied = guards[job_id] is Guard.APPLIED
+                moves.append(self._failed(entry, error, ends[job_id], now, applied=applied, rows=rows))
+        self._step.took(self.clock.monotonic() - began, len(written))
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
-        return unwritten
+        return moves, unwritten
 
     def _write_successes(self, done: Sequence[Entry]) -> Answers[Finish]:
         tries = [(entry.job_id, entry.row.version) for entry in done]
         sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
         return self.store.finish(tries, sent) if tries else Answers()
 
-    def _write_failures(self, failures: Failures) -> Answers[Guard]:
+    def _write_failures(self, ends: Iterable[Outcome]) -> Answers[Guard]:
         guards = Answers[Guard]()
-        if failures.retries:
-            guards = self.store.fail(list(failures.retries.values()))
-        if failures.deaths:
-            died = self.store.die(list(failures.deaths.values()))  # [rule: dead-first]
-            guards = Answers(guards | died, guards.unanswered | died.unanswered)
+        for dead, write in ((False, self.store.fail), (True, self.store.die)):  # [rule: dead-first]
+            if changes := [end.failure for end in ends if end.dead is dead]:
+                found = write(changes)
+                guards = Answers(guards | found, guards.unanswered | found.unanswered)
         return guards
 
     def _read_again(
@@ -256,92 +243,55 @@ class Flusher:
         rows.unanswered |= mark_begun(self.store, begun, moved, TRIED_BEFORE)
         return rows, waiting
 
-    def _measured(self, entries: Iterable[Entry]) -> dict[str, tuple[list[float], list[float]]]:
-        """By topic: how late tries started, how long they ran (seconds). Before rows are read again."""
+    def _measure(self, entries: Iterable[Entry]) -> None:
+        """Measure how late tries started, and how long they ran."""
         by_topic: defaultdict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             if entry.started:  # not set if a suspect's last run ended unseen
                 by_topic[entry.topic.name].append(entry)
         wall = self.clock.time() - self.clock.monotonic()
-        return {
-            topic: (
-                [entry.started + wall - entry.row.next_time / 1000 for entry in some],
-                [entry.ended - entry.started for entry in some],
-            )
-            for topic, some in by_topic.items()
-        }
+        for topic, some in by_topic.items():
+            LATENESS.of(topic).observe([entry.started + wall - entry.row.next_time / 1000 for entry in some])
+            RUNTIME.of(topic).observe([entry.ended - entry.started for entry in some])
 
-    def _settle_successes(
+    def _succeeded(self, entry: Entry, case: Finish, rows: Mapping[int, TryRow]) -> Move:
+        """Count a try that succeeded. ``rows`` are those that another party has changed."""
+        self._outcomes[entry.topic.name, SUCCEEDED.get(case, "overtaken")] += 1
+        if case in MOVED_ON:
+            return move_by_row(entry, rows.get(entry.job_id))
+        return Move(entry, Place.NOWHERE)
+
+    def _failed(
         self,
-        done: list[Entry],
-        cases: Mapping[int, Finish],
+        entry: Entry,
+        error: Raised,
+        end: Outcome,
+        now: int,
+        *,
+        applied: bool,
         rows: Mapping[int, TryRow],
-        moves: Moves,
-    ) -> None:
-        """Add the moves of tries that succeeded. ``rows`` are those that another party has changed."""
-        written = [entry for entry in done if cases[entry.job_id] is Finish.DONE]
-        moves.commit += written
-        for entry in written:
-            self._outcomes[entry.topic.name, "processed"] += 1
-        if len(written) == len(done):
-            return
-        for entry in done:
-            case = cases[entry.job_id]
-            if case is Finish.DONE:
-                continue
-            outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
-            self._outcomes[entry.topic.name, outcome] += 1
-            if case in (Finish.RESCHEDULED, Finish.DEAD):
-                moves.by_row(entry, rows.get(entry.job_id))
-            else:
-                moves.commit.append(entry)
-
-    def _failures(self, failed: Iterable[tuple[Entry, Raised]]) -> Failures:
-        """The row changes of tries that failed."""
-        now = self.clock.now_ms()
-        failures = Failures(now, {}, {})
-        for entry, error in failed:
-            failure, dead = after_failure(entry.row, entry.topic, error, now)
-            (failures.deaths if dead else failures.retries)[entry.job_id] = failure
-        return failures
-
-    def _settle_failures(
-        self,
-        failed: list[tuple[Entry, Raised]],
-        failures: Failures,
-        guards: Mapping[int, Guard],
-        rows: Mapping[int, TryRow],
-        moves: Moves,
-    ) -> None:
-        """Add the moves of tries that failed. ``rows`` are those that another party has changed."""
-        for entry, error in failed:
-            death = failures.deaths.get(entry.job_id)
-            applied = guards[entry.job_id] is Guard.APPLIED
-            if applied and death is not None and death.expired:
-                EXPIRED_TASKS.of(entry.topic.name).add()
-                log.info("task_expired", job_id=entry.job_id, topic=entry.topic.name, started=death.started)
-            if error.expired:
-                if not applied:
-                    # The row is checked again once Redis's clock has reached this host's, which may
-                    # be ahead.
-                    moves.rollback.append((entry, entry.row_score(failures.now)))
-                elif death is not None and death.started:
-                    moves.bury.append(entry)
-                else:
-                    moves.commit.append(entry)
-            elif not applied:
-                self._outcomes[entry.topic.name, "overtaken"] += 1
-                moves.by_row(entry, rows.get(entry.job_id))
-            elif death is not None:
-                self._outcomes[entry.topic.name, "dead"] += 1
-                log.warning("task_dead", attempts=death.new_attempts, **_about(entry, error))
-                moves.bury.append(entry)
-            else:
-                failure = failures.retries[entry.job_id]
-                self._note_retry(entry, error, failure, failures.now)
-                entry.lease = NO_LEASE  # the row has none any more
-                score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
-                moves.rollback.append((entry, score))
+    ) -> Move:
+        """Count and log a try that failed at ``now`` (ms). ``applied``: its change was written."""
+        failure, topic = end.failure, entry.topic.name
+        if applied and end.dead and failure.expired:
+            EXPIRED_TASKS.of(topic).add()
+            log.info("task_expired", job_id=entry.job_id, topic=topic, started=failure.started)
+        if error.expired and applied:
+            return Move(entry, Place.DEAD_QUEUE if failure.started else Place.NOWHERE)
+        if error.expired:
+            # The row is checked again once Redis's clock has reached this host's, which may be ahead.
+            return Move(entry, Place.STORE_QUEUE, entry.row_score(now))
+        if not applied:
+            self._outcomes[topic, "overtaken"] += 1
+            return move_by_row(entry, rows.get(entry.job_id))
+        if end.dead:
+            self._outcomes[topic, "dead"] += 1
+            log.warning("task_dead", attempts=failure.new_attempts, **_about(entry, error))
+            return Move(entry, Place.DEAD_QUEUE)
+        self._note_retry(entry, error, failure, now)
+        entry.lease = NO_LEASE  # the row has none any more
+        score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
+        return Move(entry, Place.STORE_QUEUE, score)
 
     def _note_retry(self, entry: Entry, error: Raised, failure: Failure, now: int) -> None:
         """Count and log a try after which another one follows."""

@@ -3,11 +3,9 @@ that a try may have begun."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from toc.index.queues import Queues
 from toc.model.clock import Clock
@@ -25,53 +23,21 @@ from toc.worker.stages.entry import NO_LEASE, Entry, Inflight
 log = get_logger(__name__)
 
 
-@dataclass(slots=True)
-class Moves:
-    """Index transitions that follow from the current rows."""
+class Move(NamedTuple):
+    """Where an entry goes from the PrepareQueue. ``score`` is that of the StoreQueue, if it goes there."""
 
-    commit: list[Entry] = field(default_factory=list)
-    rollback: list[tuple[Entry, float]] = field(default_factory=list)
-    bury: list[Entry] = field(default_factory=list)
-    stopped: list[int] = field(default_factory=list)
-    """job_ids among the rollbacks whose handlers were running. Their rows are marked as begun."""
+    entry: Entry
+    to: Place
+    score: float = 0.0
 
-    def add(self, more: Moves) -> None:
-        """Add the moves of another instance."""
-        self.stopped += more.stopped
-        self.commit += more.commit
-        self.rollback += more.rollback
-        self.bury += more.bury
 
-    def __bool__(self) -> bool:
-        return bool(self.commit or self.rollback or self.bury)
-
-    def by_slot(self) -> Counter[Slot]:
-        """How many entries of each slot move."""
-        entries = chain(self.commit, (entry for entry, _ in self.rollback), self.bury)
-        return Counter(entry.slot for entry in entries)
-
-    def departing(self, inflight: Inflight) -> Moves:
-        """The moves that may begin. The move of an entry whose id was taken again is obsolete."""
-        going = Moves()
-        if self.commit:
-            going.commit = inflight.depart(self.commit)
-        if self.rollback:
-            scores = dict(self.rollback)
-            going.rollback = [(entry, scores[entry]) for entry in inflight.depart(scores)]
-        if self.bury:
-            going.bury = inflight.depart(self.bury)
-        return going
-
-    def by_row(self, entry: Entry, row: TryRow | None) -> None:
-        """Choose the move by the row alone, as the row check does."""
-        place = belongs(row)
-        if row is None or place is Place.NOWHERE:
-            self.commit.append(entry)
-        elif place is Place.DEAD_QUEUE:
-            self.bury.append(entry)
-        else:
-            entry.row = row
-            self.rollback.append((entry, entry.row_score()))
+def move_by_row(entry: Entry, row: TryRow | None) -> Move:
+    """Choose the move by the row alone, as the row check does."""
+    place = belongs(row)
+    if row is not None and place is Place.STORE_QUEUE:
+        entry.row = row
+        return Move(entry, place, entry.row_score())
+    return Move(entry, place)
 
 
 class EntryMover:
@@ -84,43 +50,50 @@ class EntryMover:
         self._clock = clock
         self._step = StepTimer("commit")
 
-    def make(self, moves: Moves) -> Moves:
-        """Apply the transitions under their fencing tokens. Returns those whose node did not answer."""
-        if not moves:
-            return moves
-        count = len(moves.commit) + len(moves.rollback) + len(moves.bury)
-        began = self._clock.monotonic()
-        if moves.stopped:
-            # Mark the rows first: a cancel learns from the lease and the entry that a try has
-            # begun, and from the mark once both are gone. If that fails, the tasks are put back
-            # nevertheless: their next run must not wait.  [rule: mark-tried]
-            tell_unwritten(self._store.mark_begun(moves.stopped, "its worker stopped before it had ended"))
-        for entry in chain(moves.commit, moves.bury):
-            entry.lease = NO_LEASE  # the row has ended, or is gone
-        # Release leases while their entries are held: later, the lease could be one that was taken
-        # anew.
-        leased = [entry for entry, _ in moves.rollback if entry.lease.possible]
-        self._release([entry for entry in leased if self._inflight.get(entry.job_id) is entry])
-        going = moves.departing(self._inflight)
-        gone = [*going.commit, *(entry for entry, _ in going.rollback), *going.bury]
-        try:
-            return self._send(going)
-        finally:
-            self._inflight.arrived(gone)
-            self._step.took(self._clock.monotonic() - began, count)
+    def make(self, moves: Sequence[Move]) -> list[Move]:
+        """Apply the transitions under their fencing tokens. Returns those whose node did not answer.
 
-    def _send(self, moves: Moves) -> Moves:
+        The move of an entry whose id was taken again is obsolete.
+        """
+        if not moves:
+            return []
+        began = self._clock.monotonic()
+        leased = []
+        for move in moves:
+            entry = move.entry
+            if move.to is not Place.STORE_QUEUE:
+                entry.lease = NO_LEASE  # the row has ended, or is gone
+            elif entry.lease.possible and self._inflight.get(entry.job_id) is entry:
+                leased.append(entry)
+        self._release(leased)  # while they are held: later, the lease could be one that was taken anew
+        going = self._inflight.depart(move.entry for move in moves)
+        try:
+            departed = set(going)
+            return self._send([move for move in moves if move.entry in departed])
+        finally:
+            self._inflight.arrived(going)
+            self._step.took(self._clock.monotonic() - began, len(moves))
+
+    def _send(self, moves: Iterable[Move]) -> list[Move]:
         now = self._clock.now_ms()
-        scores = dict(moves.rollback)
-        for entry, score in moves.rollback:
-            if beyond_horizon(entry.topic, due_ms(score), now):
-                moves.commit.append(entry)  # it waits in its row alone; the sweep brings it back in time
-                del scores[entry]
+        sorted_out: dict[Place, defaultdict[Slot, list[Move]]] = {place: defaultdict(list) for place in Place}
+        for move in moves:
+            place = move.to
+            if place is Place.STORE_QUEUE and beyond_horizon(move.entry.topic, due_ms(move.score), now):
+                place = Place.NOWHERE  # it waits in its row alone; the sweep brings it back in time
+            sorted_out[place][move.entry.slot].append(move)
         queues = self._queues
-        commit = _unsent(queues.commit, moves.commit, lambda e: (e.job_id, e.fence))
-        back = _unsent(queues.rollback, scores, lambda e: (e.job_id, e.fence, scores[e]))
-        bury = _unsent(queues.bury, moves.bury, lambda e: (e.job_id, e.fence, now))
-        return Moves(commit, [(entry, scores[entry]) for entry in back], bury)
+        return [
+            *_unsent(queues.commit, sorted_out[Place.NOWHERE], lambda m: (m.entry.job_id, m.entry.fence)),
+            *_unsent(
+                queues.rollback,
+                sorted_out[Place.STORE_QUEUE],
+                lambda m: (m.entry.job_id, m.entry.fence, m.score),
+            ),
+            *_unsent(
+                queues.bury, sorted_out[Place.DEAD_QUEUE], lambda m: (m.entry.job_id, m.entry.fence, now)
+            ),
+        ]
 
     def _release(self, entries: list[Entry]) -> None:
         """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
@@ -162,19 +135,13 @@ def mark_begun(
 
 def _unsent(
     transition: Callable[[dict[Slot, list[Any]]], Mapping[Slot, object]],
-    entries: Collection[Entry],
-    words: Callable[[Entry], tuple[float, ...]],
-) -> list[Entry]:
-    """Make a transition of entries, each with its words. Returns those whose node did not answer."""
-    if not entries:
+    by_slot: Mapping[Slot, list[Move]],
+    words: Callable[[Move], tuple[float, ...]],
+) -> list[Move]:
+    """Make a transition of entries, each with its words. Returns the moves whose node did not answer."""
+    if not by_slot:
         return []
-    by_slot: defaultdict[Slot, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        by_slot[entry.slot].append(entry)
     results = transition({slot: list(map(words, some)) for slot, some in by_slot.items()})
     return [
-        entry
-        for slot, some in by_slot.items()
-        if isinstance(results[slot], IndexUnavailable)
-        for entry in some
+        move for slot, some in by_slot.items() if isinstance(results[slot], IndexUnavailable) for move in some
     ]
