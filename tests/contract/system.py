@@ -19,7 +19,6 @@ from sqlalchemy.engine import make_url
 from toc.dev.local.servers import MariaDB, RedisServer
 
 HERE = Path(__file__).parent
-PASSWORD = "canary-5f1e"
 T = TypeVar("T")
 
 TOPICS: dict[str, list[str]] = {

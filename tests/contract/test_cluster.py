@@ -19,8 +19,6 @@ from toc import NewTask
 from toc.cli.main import main
 from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 
-SECRET = "canary-5f1e"
-
 
 @pytest.fixture
 def cluster(
@@ -185,63 +183,6 @@ def test_a_worker_without_its_zookeeper_keeps_firing(
             assert daemon.poll() is None
         finally:
             one.stop()
-
-
-def test_passwords_are_in_no_output_log_or_process_list(
-    tmp_path: Path, mariadb: MariaDB, database_prefix: str, zookeeper: ZooKeeper, zookeeper_root: str
-) -> None:
-    with secured.redis_server(tmp_path / "redis") as own:
-        setup = Contract(tmp_path, own, mariadb, database_prefix)
-        user = f"u_{zookeeper_root[-8:]}"
-        setup.query(f"CREATE USER '{user}'@'%%' IDENTIFIED BY '{SECRET}'")
-        setup.query(f"CREATE USER '{user}'@'localhost' IDENTIFIED BY '{SECRET}'")
-        for host in ("%%", "localhost"):
-            setup.query(f"GRANT ALL ON *.* TO '{user}'@'{host}'")
-        if secured.SECURED:
-            own.call("ACL", "SETUSER", "toc", f">{SECRET}")
-            redis_url = own.url.replace(secured.login("toc"), f"toc:{SECRET}")
-        else:
-            own.call("CONFIG", "SET", "requirepass", SECRET)
-            redis_url = own.url.replace("://", f"://:{SECRET}@")
-        tail = mariadb.url.rpartition("@")[2]
-        try:
-            setup.env |= {
-                "TOC_DATABASE_URLS": f"mysql+pymysql://{user}:{SECRET}@{tail}",
-                "TOC_REDIS_URL": redis_url,
-                "TOC_ZOOKEEPER": zookeeper.url,
-                "TOC_CLUSTER": zookeeper_root,
-                "TOC_LOG_LEVEL": "debug",
-            }
-            setup.create_topics()
-            daemon = setup.start(processes=2, whole=True)
-            job_id = setup.toc("submit", "c.plain", "--biz-id", "1", "--delay", "0.2").stdout.strip()
-            setup.wait(lambda: setup.status(int(job_id)) == 2, "it runs")
-            said = ""
-            for words in (["config", "show"], ["config", "show", "--json"], ["db", "check"], ["slots"]):
-                done = setup.toc(*words)
-                assert done.returncode == 0, done.stderr
-                said += done.stdout + done.stderr
-            command_lines = b"".join(
-                Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _family(daemon.pid)
-            ).decode()
-            setup.query(f"ALTER USER '{user}'@'%%' IDENTIFIED BY 'other'")
-            setup.query(f"ALTER USER '{user}'@'localhost' IDENTIFIED BY 'other'")
-            said += setup.toc("topic", "list").stderr
-            assert said.count("Access denied") or "denied" in said.lower()
-        finally:
-            for process in setup.daemons:
-                process.terminate()
-            for process in setup.daemons:
-                process.wait(60)
-            said += setup.log()
-            setup.stop()
-        assert SECRET not in said
-        assert SECRET not in command_lines
-
-
-def _family(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(found for child in children for found in _family(int(child)))]
 
 
 def test_sigterm_gives_back_and_burns_nothing_and_a_pause_is_no_death(

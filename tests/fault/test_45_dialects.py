@@ -118,11 +118,6 @@ def now(system: System, job_id: int) -> TaskRow:
     return row
 
 
-def only(system: System) -> TaskRow:
-    (row,) = rows(system)
-    return row
-
-
 # --- 43
 
 

@@ -9,8 +9,7 @@ import struct
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ import pymysql
 import pytest
 from harness import forks
 from harness.patience import until
-from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
 from toc.dev.local import cluster
@@ -33,17 +31,6 @@ from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from conftest import Launch
-
-
-@contextmanager
-def session(server: ZooKeeper) -> Iterator[KazooClient]:
-    client = KazooClient(server.url)
-    client.start()
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
 
 
 def command_line(server: PrivateServer) -> str:

@@ -111,35 +111,6 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        [],
-        ["demo"],
-        ["dev"],
-        ["cluster", "start"],
-        ["db", "upgrade"],
-        ["db", "check"],
-        ["topic", "create"],
-        ["topic", "alter"],
-        ["submit"],
-        ["get"],
-        ["find"],
-        ["cancel"],
-        ["reschedule"],
-        ["worker"],
-        ["slots"],
-        ["workers"],
-        ["dead", "list"],
-        ["dead", "redrive"],
-        ["config", "show"],
-    ],
-)
-def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--help"]) == 0
-    assert "Usage: toc" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
         ["db", "check"],
         ["db", "upgrade"],
         ["topic", "list"],
