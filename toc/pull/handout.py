@@ -276,7 +276,7 @@ class HandOuts:
             self.ended(
                 EndedLease(by_id[row.job_id], row)
                 for row in rows.values()
-                if row.status == TaskStatus.PENDING and not row.living
+                if row is not None and row.status == TaskStatus.PENDING and not row.living
             )
 
     def ended(self, ends: Iterable[EndedLease]) -> None:

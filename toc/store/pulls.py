@@ -122,27 +122,21 @@ class Pulls:
 
         return self._shards.each(self._shards.group(by_id), send).joined()
 
-    def release(self, leases: Iterable[PullLease]) -> Answers[PullRow]:
+    def release(self, leases: Iterable[PullLease]) -> Answers[PullRow | None]:
         """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.
 
         Returns the rows as they are then.
         """
-        by_id = {lease.job_id: lease for lease in leases}
+        by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
-            now, stamp = server.from_now(0), server.instant(self._stamp())
-            updates = [
-                Statement(  # [rule: released-uncharged]
-                    f"UPDATE {self._shards.names[table]} SET "
-                    f"attempts=attempts-CASE WHEN attempts>0 THEN 1 ELSE 0 END,{FREE},next_time={now},"
-                    f"gmt_modified={stamp} WHERE {_those(part)} AND {_of_nonces(by_id, part)} "
-                    f"AND version={version:d} AND status={PENDING} AND next_time>{now}"
-                )
-                for (table, version, _biz_type), part in _alike(ids, by_id).items()
-            ]
-            return self._after(server, ids, updates)
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            return Statement(  # [rule: released-uncharged]
+                f"UPDATE {name} SET attempts=attempts-CASE WHEN attempts>0 THEN 1 ELSE 0 END,{FREE},"
+                f"next_time={server.from_now(0)},gmt_modified={server.instant(stamp)} "
+                f"WHERE {_lives(server, by_id[job_id])}"
+            )
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        return self._update_each(by_id, update, lambda _, row: row)
 
     def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
         """Mark tasks as processed that are pending under the lease's version and were handed out, however
@@ -150,72 +144,45 @@ class Pulls:
 
         That try is no longer charged: attempts counts failed tries once a task has ended.
         """
-        by_id = {lease.job_id: lease for lease in leases}
-        stamp, mark = self._stamp(), secrets.token_bytes(NONCE_BYTES)
+        by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
+        # One of these replaces the nonce of rows that end here: a repeated call finds its own by it.
+        in_time, late = secrets.token_bytes(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
-            return self._ack(server, ids, by_id, stamp, mark)
-
-        return self._shards.each(self._shards.group(by_id), send).joined()
-
-    def _ack(
-        self,
-        server: DatabaseServer,
-        ids: Mapping[int, Sequence[int]],
-        leases: Mapping[int, PullLease],
-        stamp: int,
-        mark: bytes,
-    ) -> dict[int, AckOutcome]:
-        """Do as ``ack``. ``mark`` replaces the nonce of rows that end here: a repeated call finds its own
-        by it."""
-        in_time = f" AND next_time>{server.from_now(0)}"
-
-        def end(part: Sequence[int], table: int, version: int, biz_type: int, more: str) -> Statement:
+        def end(
+            server: DatabaseServer, group: _Group, part: Sequence[int], mark: bytes, more: str
+        ) -> Statement:
             ended = server.instant(stamp)
             return Statement(  # [rule: ack-of-version]
-                f"UPDATE {self._shards.names[table]} SET status={PROCESSED},attempts=attempts-1,"
-                f"next_time={ended},pull_nonce={sql.literal(mark)},"
-                f"gmt_modified={ended} WHERE {_those(part)} AND status={PENDING} AND version={version:d} "
-                f"AND biz_type={biz_type:d} AND attempts>0{more}"
+                f"UPDATE {self._shards.names[group.table]} SET status={PROCESSED},attempts=attempts-1,"
+                f"next_time={ended},pull_nonce={sql.literal(mark)},gmt_modified={ended} "
+                f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} AND version={group.version:d} "
+                f"AND biz_type={group.biz_type:d} AND attempts>0{more}"
             )
 
-        groups = _alike(ids, leases)
-        updates = [
-            end(part, *group, f" AND {_of_nonces(leases, part)}{in_time}") for group, part in groups.items()
-        ]
-        results = server.run(updates, transaction=True, patient=True, outwait=False)
-        outcomes = dict.fromkeys((job_id for part in ids.values() for job_id in part), AckOutcome.ACKED)
-        doubtful: dict[int, list[int]] = {}
-        for ((table, *_), part), result in zip(groups.items(), results, strict=True):
-            if result.matched != len(part):
-                doubtful.setdefault(table, []).extend(part)
-        if doubtful:
-            outcomes |= self._ack_late(server, doubtful, leases, mark, end)
-        return outcomes
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
+            groups, lives = _alike(ids, by_id), f" AND next_time>{server.from_now(0)}"
+            updates = [
+                end(server, group, part, in_time, f" AND {_of_nonces(by_id, part)}{lives}")
+                for group, part in groups.items()
+            ]
+            results = server.run(updates, transaction=True, patient=True, outwait=False)
+            outcomes = dict.fromkeys((job_id for part in ids.values() for job_id in part), AckOutcome.ACKED)
+            doubtful: dict[int, list[int]] = {}
+            for (group, part), result in zip(groups.items(), results, strict=True):
+                if result.matched != len(part):
+                    doubtful.setdefault(group.table, []).extend(part)
+            if doubtful:  # end those that are pending, then see what became of each
+                again = _alike(doubtful, by_id).items()
+                rows = self._after(
+                    server, doubtful, [end(server, group, part, late, "") for group, part in again]
+                )
+                for part in doubtful.values():
+                    outcomes |= {
+                        job_id: _acked(rows.get(job_id), by_id[job_id], in_time, late) for job_id in part
+                    }
+            return outcomes
 
-    def _ack_late(
-        self,
-        server: DatabaseServer,
-        ids: Mapping[int, Sequence[int]],
-        leases: Mapping[int, PullLease],
-        mark: bytes,
-        end: Callable[[Sequence[int], int, int, int, str], Statement],
-    ) -> dict[int, AckOutcome]:
-        """End the pending ones of rows that may not have ended. Returns the outcome of each."""
-        before = self._read(server, ids)
-        pending = {
-            table: [job_id for job_id in part if job_id in before and before[job_id].status == PENDING]
-            for table, part in ids.items()
-        }
-        late = _alike(pending, leases)
-        server.run([end(part, *group, "") for group, part in late.items()], transaction=True)
-        asked = {job_id for part in late.values() for job_id in part}
-        after = self._read(server, ids)
-        return {
-            job_id: _acked(after.get(job_id), leases[job_id], mark, late=job_id in asked)
-            for part in ids.values()
-            for job_id in part
-        }
+        return self._shards.each(self._shards.group(by_id), send).joined()
 
     def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
         """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
@@ -359,34 +326,34 @@ def _key(text: str) -> str | None:
     return None if text == "-" else bytes.fromhex(text).decode(errors="replace")
 
 
-def _acked(row: PullRow | None, lease: PullLease, mark: bytes, *, late: bool) -> AckOutcome:
-    """Return the outcome of an ack with this mark, by the row after it. ``late``: the lease had ended
-    before."""
+def _acked(row: PullRow | None, lease: PullLease, in_time: bytes, late: bytes) -> AckOutcome:
+    """Return the outcome of an ack with these marks, by the row after it."""
     if row is None or row.biz_type != lease.biz_type:
         return AckOutcome.UNKNOWN
     if row.version != lease.version:
         return AckOutcome.REPLACED
     if row.status == PENDING:
         return AckOutcome.NOT_HANDED_OUT
-    if (row.status, row.nonce) == (PROCESSED, mark):
-        return AckOutcome.LATE if late else AckOutcome.ACKED
+    if row.status == PROCESSED and row.nonce in (in_time, late):
+        return AckOutcome.LATE if row.nonce == late else AckOutcome.ACKED
     return _ENDED.get(row.status, AckOutcome.UNKNOWN)
 
 
-def _alike(
-    ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]
-) -> dict[tuple[int, int, int], list[int]]:
-    """Return the ids by table, and by the version and biz_type that their leases name."""
-    groups: dict[tuple[int, int, int], list[int]] = {}
+class _Group(NamedTuple):
+    """What rows share that one statement ends: their table, and what their leases name."""
+
+    table: int
+    version: int
+    biz_type: int
+
+
+def _alike(ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]) -> dict[_Group, list[int]]:
+    groups: dict[_Group, list[int]] = {}
     for table, part in ids.items():
         for job_id in part:
             lease = leases[job_id]
-            groups.setdefault((table, lease.version, lease.biz_type), []).append(job_id)
+            groups.setdefault(_Group(table, lease.version, lease.biz_type), []).append(job_id)
     return groups
-
-
-def _those(job_ids: Sequence[int]) -> str:
-    return f"job_id IN ({sql.numbers(job_ids)})"
 
 
 def _lives(server: DatabaseServer, lease: PullLease) -> str:

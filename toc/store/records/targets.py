@@ -24,7 +24,7 @@ from toc.model.topic import NAME
 from toc.observe.log import get_logger
 from toc.store.records.secretbox import SecretBox
 from toc.store.records.table import REPEATS, NamedTable
-from toc.store.server import DatabaseServer, Lost
+from toc.store.server import DatabaseServer
 
 log = get_logger(__name__)
 
@@ -149,13 +149,9 @@ class TargetTable(NamedTable[Target]):
         """Write a target over the one with this change_id. False if there is none any more."""
         values = self._values(target)
         change = update(self._table).where(self._at(target.name, change_id)).values(values)
-        try:
-            return self._write(change) == 1
-        except Lost:  # it may have been written; sent again, it changes nothing more
-            # Not more often: callers of other targets wait while a server hangs.
-            if self._write(change) == 1 or self.get(target.name).change_id == values["change_id"]:
-                return True
-            raise
+        changed = self._server.run([self._compiled(change)])[0].matched == 1
+        # Sent again after its reply was lost, it changes nothing more.
+        return changed or self.get(target.name).change_id == values["change_id"]
 
     def _values(self, target: Target) -> dict[str, Any]:
         """Return the columns of a target that change, with a new change_id."""
