@@ -28,7 +28,8 @@ from toc import TaskStatus, TimeoutCenter
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.clock import to_ms
 from toc.model.errors import TocError
-from toc.model.schedule import Definition, new_state
+from toc.model.schedule import Definition
+from toc.model.schedule_state import new_state
 from toc.model.sharding import crc32
 
 ZONES = (

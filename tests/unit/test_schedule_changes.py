@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from toc.model.clock import to_ms
-from toc.model.schedule import Definition, Planned, State, change, new_state, step
+from toc.model.schedule import Definition
+from toc.model.schedule_state import Planned, State, change, new_state, step
 
 NOW = to_ms(datetime(2026, 1, 1, tzinfo=UTC))
 SECOND = 1000

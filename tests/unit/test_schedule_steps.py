@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidAttribute, InvalidSchedule
-from toc.model.schedule import LEAD_MS, Definition, State, new_state, preview, step
+from toc.model.schedule import Definition, preview
+from toc.model.schedule_state import LEAD_MS, State, new_state, step
 from toc.model.task import Task, TaskStatus
 from toc.sdk.schedules import define
 

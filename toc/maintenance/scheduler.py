@@ -27,7 +27,7 @@ from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
-from toc.model.schedule import step
+from toc.model.schedule_state import step
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
 from toc.store.scan import DueRow

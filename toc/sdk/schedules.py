@@ -31,21 +31,16 @@ from toc.model.schedule import (
     BACKFILL_RATE,
     EPOCH,
     LEAST_BACKFILL_RATE,
-    NEAR_MS,
     Definition,
     Dst,
     Fire,
     Missed,
     Overlap,
-    Planned,
-    State,
-    change,
     check_instant,
     check_schedule_name,
-    new_state,
     preview,
-    step,
 )
+from toc.model.schedule_state import NEAR_MS, Planned, State, change, new_state, step
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic, check_native
 from toc.store.occurrences import occurrence_key

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from toc.model.clock import Clock, to_ms
-from toc.model.schedule import Definition, Occurrence, Planned, State
+from toc.model.schedule import Definition
+from toc.model.schedule_state import Occurrence, Planned, State
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from toc.model.errors import InvalidSchedule
-from toc.model.schedule import Definition, State
+from toc.model.schedule import Definition
+from toc.model.schedule_state import State
 from toc.store import rows as sql
 from toc.store.server import DatabaseServer
 

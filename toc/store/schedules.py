@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
-from toc.model.schedule import Definition, Planned, State, Step
+from toc.model.schedule import Definition
+from toc.model.schedule_state import Planned, State, Step
 from toc.model.sharding import JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic

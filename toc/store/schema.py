@@ -169,7 +169,7 @@ def schedule_table(metadata: MetaData, table: int) -> Table:
     """Declare the table of the schedules whose occurrences are in one task table.
 
     ``definition`` is a JSON object (model.schedule.Definition), whose topic is also in ``topic``;
-    model.schedule.State describes the rest.
+    model.schedule_state.State describes the rest.
     ``change_id`` is a random number of the last change, by which its transaction knows its own.
     """
     return _table(

@@ -17,7 +17,7 @@ from pathlib import Path
 from toc import TimeoutCenter
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
-from toc.model import schedule
+from toc.model import schedule_state
 from toc.model.clock import Clock, to_ms
 
 NEW_YEAR = datetime(2023, 1, 1, tzinfo=UTC)
@@ -44,7 +44,9 @@ class Compressed(Clock):
 def main() -> None:
     year, skew = map(float, sys.argv[1:3])
     clock = Compressed(time.time(), year, skew)
-    schedule.LEAD_MS = 12 * 3_600_000  # as much longer as this year is shorter, or nothing is ever ahead
+    schedule_state.LEAD_MS = (
+        12 * 3_600_000
+    )  # as much longer as this year is shorter, or nothing is ever ahead
     center = TimeoutCenter(clock=clock)
     store, catalog = center.store, center.catalog
     catalog.refresh()

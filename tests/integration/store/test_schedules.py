@@ -13,7 +13,8 @@ from sqlalchemy import create_engine
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidSchedule
-from toc.model.schedule import Definition, Occurrence, new_state, step
+from toc.model.schedule import Definition
+from toc.model.schedule_state import Occurrence, new_state, step
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Topic

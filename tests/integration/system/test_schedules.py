@@ -20,7 +20,8 @@ from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
-from toc.model.schedule import Definition, new_state
+from toc.model.schedule import Definition
+from toc.model.schedule_state import new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
 from toc.model.verdict import Failure
