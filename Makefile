@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model reference runbook setup run test test-fast check cluster cluster-stop secured servers sizing clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers sizing clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,12 +20,6 @@ $(STAMP): pyproject.toml scripts/setup
 
 run: $(STAMP) ## the demo: everything embedded, no server to install
 	$(BIN)/toc demo
-
-cluster: $(STAMP) ## start Redis Cluster, MariaDB, ZooKeeper and workers on this machine
-	$(BIN)/toc cluster start
-
-cluster-stop: $(STAMP) ## stop what `make cluster` started; its data stays in .toc
-	$(BIN)/toc cluster stop
 
 check: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -28,10 +28,10 @@ import pymysql
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it comes without types
 
 from benchmarks import processes
+from benchmarks.cluster import LocalCluster
 from toc import NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
-from toc.dev.local.cluster import LocalCluster
 from toc.dev.local.resp import call
 from toc.observe.log import configure
 from toc.store.migrate import Migrator
@@ -94,13 +94,8 @@ class Sizing:
 
     def __init__(self, local: LocalCluster, settings: Settings, own: TimeoutCenter) -> None:
         self._local, self._settings, self._own = local, settings, own
-        self._parts = {part["name"]: part for part in local.status()}
-        self._daemons = [part["pid"] for name, part in self._parts.items() if name.startswith("host")]
-        self._servers = {
-            int(part["address"].rpartition(":")[2]): re.sub(r"\d", "", name)
-            for name, part in self._parts.items()
-            if not name.startswith("host")
-        }
+        self._daemons = [daemon.pid for daemon in local.daemons]
+        self._servers = {server.port: re.sub(r"\d", "", name) for name, server in local.servers.items()}
         self._nodes = [port for port, name in self._servers.items() if name == "redis"]
 
     def measure(self) -> None:

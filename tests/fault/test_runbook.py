@@ -135,16 +135,16 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
 
         with cluster.recipe("When Redis is lost") as (rebuild,):
             with system.recorder.fault("redis_loss"):
-                cluster.local.kill("redis1")
+                cluster.local.servers["redis1"].kill()
                 shutil.rmtree(cluster.local.directory / "redis/0/appendonlydir")
-                cluster.local.start_parts(["redis1"])
+                cluster.local.servers["redis1"].start()
                 cluster.wait(lambda: _succeeds(cluster, rebuild), "all is indexed again")
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
         with cluster.recipe("When MySQL is lost") as lines:
             with system.recorder.fault("store_down"):
-                cluster.local.kill("mariadb")
-                cluster.local.start_parts(["mariadb"])
+                cluster.local.servers["mariadb"].kill()
+                cluster.local.servers["mariadb"].start()
             for line in lines:
                 run(line)
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
@@ -152,19 +152,21 @@ def test_every_recipe_works_as_it_is_written(cluster: Cluster) -> None:
         members = ("zookeeper1", "zookeeper2", "zookeeper3")
         with cluster.recipe("When a ZooKeeper is lost") as (doctor,):
             with system.recorder.fault("zk_down"):
-                cluster.local.kill(members[0])
+                cluster.local.servers[members[0]].kill()
                 [said] = [line for line in run(doctor, codes=(1,)).splitlines() if "does not answer" in line]
                 assert cluster.settings["zookeeper"].split(",")[0] in said
                 assert cluster.even()
-                cluster.local.start_parts(members[:1])
+                cluster.local.servers[members[0]].start()
             cluster.wait(lambda: "does not answer" not in run(doctor, codes=(0, 1)), "it is back")
 
         with cluster.recipe("When all ZooKeepers are lost") as (workers,):
             with system.recorder.fault("zk_down"):
-                cluster.local.kill(*members)
+                for member in members:
+                    cluster.local.servers[member].kill()
                 seen = len(system.history())
                 cluster.wait(lambda: len(system.history()) > seen + 200, "tasks run on")
-                cluster.local.start_parts(members)
+                for member in members:
+                    cluster.local.servers[member].start()
             cluster.wait(lambda: _succeeds(cluster, workers) and cluster.even(), "the hosts are back")
             run(workers)
 

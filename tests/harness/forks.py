@@ -40,7 +40,7 @@ STREAMS = ("stdin", "stdout", "stderr")
 OBEYED = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables of the interpreter that a forked process does obey."""
 TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
-"""How ``toc demo`` and ``toc cluster`` start daemons."""
+"""How ``toc demo`` and local clusters start daemons."""
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 HELPER, HTTP = b"toc-helper", b"toc-http"
 
@@ -255,7 +255,6 @@ def _serve(scripts: socket.socket) -> None:
     import toc.dev.demo.report
     import toc.dev.demo.run
     import toc.dev.demo.stage
-    import toc.dev.local.cluster
     import toc.dev.local.embedded
     import toc.dialects.process
     import toc.gateway.app
@@ -331,8 +330,8 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
     if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not job["whole"]:
         Helper().install()
-    starts = job["words"][:1] == ["demo"] or job["words"][:2] == ["cluster", "start"]
-    if starts and CLOSED not in job.values():  # else the helper's socket would take the place of the stream
+    # The helper's socket would take the place of a closed stream.
+    if job["words"][:1] == ["demo"] and CLOSED not in job.values():
         Helper(paths=paths).install_daemons()
     module = job["module"]
     _customize(module or "toc", job["words"])

@@ -218,9 +218,7 @@ COMMANDS: dict[str, str] = {
     "top --once --daemon h:99999": "not an address",
     # directories
     f"demo --count {'9' * 30}": "--count",
-    "cluster start --daemons=-1 --directory /proc/x": "--daemons",
     "dev --directory /dev/null": "cannot be used as a directory",
-    f"cluster start --directory {'x' * 5000}": "cannot be used as a directory",
-    "cluster stop redis1 --directory /proc/x": "no cluster runs",
+    f"dev --directory {'x' * 5000}": "cannot be used as a directory",
 }
 """By a line of ``toc``, as a shell takes it apart: what its error says. Its exit code is 2."""

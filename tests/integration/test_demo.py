@@ -1,4 +1,4 @@
-"""`toc demo`, `toc dev` and `toc cluster` as a user runs them: programs of their own, on real servers."""
+"""`toc demo` and `toc dev` as a user runs them: programs of their own, on real servers."""
 
 from __future__ import annotations
 
@@ -157,45 +157,3 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
     finally:
         dev.send_signal(signal.SIGINT)
         assert dev.wait(60) == 0
-
-
-@pytest.fixture(params=["few tables", pytest.param("all tables", marks=pytest.mark.chaos)])
-def cluster(request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "cluster#1?%20"
-    start = ("cluster", "start", "--directory", str(directory), "--processes", "1", "--zookeepers", "1")
-    if request.param == "few tables":
-        env = environment | {"PYTHONPATH": str(HARNESS)}
-        started = forks.run(start, env=env, directory=tmp_path, module="harness.small_cluster", timeout=240)
-    else:
-        whole = [*forks.TOC, *start]
-        started = subprocess.run(
-            whole, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-        )
-    try:
-        if started.returncode == 3 and not os.environ.get("CI"):  # a server is not on this machine
-            pytest.skip(started.stderr)
-        assert started.returncode == 0, started.stderr
-        yield directory
-    finally:
-        assert toc(environment, tmp_path, "cluster", "stop", "--directory", directory).returncode == 0
-
-
-def test_a_local_cluster_runs_the_demo_and_shows_itself(
-    environment: dict[str, str], tmp_path: Path, cluster: Path
-) -> None:
-    at = ("--directory", cluster)
-    parts = json.loads(toc(environment, tmp_path, "cluster", "status", *at, "--json").stdout)
-    assert all(part["running"] for part in parts)
-    environment["TOC_CONFIG"] = str(cluster / "toc.toml")
-    workers = json.loads(toc(environment, tmp_path, "workers", "--json").stdout)
-    assert {worker["host"] for worker in workers} == {"host1", "host2"}
-    slots = json.loads(toc(environment, tmp_path, "slots", "--json").stdout)
-    assert len(slots) == 16
-    assert {slot["owner"] for slot in slots} == {worker["worker"] for worker in workers}
-    words = ("--configured", "--count", 60, "--speed", 10)
-    assert demo(environment, tmp_path, *words)["orders"] == 60
-
-
-def test_no_cluster_is_said_plainly(environment: dict[str, str], tmp_path: Path) -> None:
-    ended = toc(environment, tmp_path, "cluster", "status")
-    assert (ended.returncode, "no cluster runs" in ended.stderr) == (1, True)

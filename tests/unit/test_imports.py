@@ -157,7 +157,7 @@ def test_every_part_is_in_the_rules() -> None:
         ("model/task.py", "from toc.observe.log import log", "toc.model must not import toc.observe"),
         ("maintenance/sweep.py", "from toc.sdk import client", "toc.maintenance must not import toc.sdk"),
         ("maintenance/sweep.py", "from toc.worker import loop", "toc.maintenance must not import toc.worker"),
-        ("dev/local/cluster.py", "from toc.store import Store", "toc.dev.local must not import toc.store"),
+        ("dev/local/embedded.py", "from toc.store import Store", "toc.dev.local must not import toc.store"),
         ("store/store.py", "from toc.dev.local import cluster", "toc.store must not import toc.dev.local"),
         ("worker/stages/poll.py", "from toc.sdk.client import Center", "toc.worker must not import toc.sdk"),
         ("worker/process.py", "from toc.sdk.client import Center", None),

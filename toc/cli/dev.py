@@ -1,9 +1,8 @@
-"""toc demo | dev | cluster start | status | stop | kill"""
+"""toc demo | dev"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shlex
 import signal
@@ -12,12 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from toc.cli.gateway import http_processes, with_dialects
-from toc.cli.options import Commands, Json, flag, option
+from toc.cli.options import Json, flag, option
 from toc.cli.output import print_json, progress_line, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
     from toc.dev.demo.stage import Stage
     from toc.worker.daemon.processes import SideProcesses
 
-cluster = Commands(
-    no_args_is_help=True,
-    help="A whole cluster on this machine: Redis Cluster, MariaDB, ZooKeeper and several worker daemons.",
-)
-
-Directory = Annotated[
-    Path, typer.Option("--directory", metavar="DIR", help="Where the cluster keeps its files.")
-]
-CLUSTER = Path(".toc/cluster")
 LOOPBACK = "127.0.0.1"
 DEV_RECEIVER = f"http://{LOOPBACK}:8080"
 """Where `toc dev` sends webhooks besides to public addresses: as in examples/webhooks."""
@@ -255,100 +245,3 @@ def _create_topics(app: str) -> None:
         center.store.topics.create(Topic(name, number, 4))
         say(f"created topic {name} (biz_type {number}, 4 slots)")
     center.close()
-
-
-@cluster.command()
-def start(
-    parts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...", help="Only these parts (see `toc cluster status`), or a new host: host3."
-        ),
-    ] = None,
-    daemons: int = option("N", "Worker daemons; each acts as a host.", default=2, min=0, max=32),
-    processes: int | None = option(
-        "N", "Worker processes per daemon. Default: as the daemons have, or 2.", min=1, max=256
-    ),
-    zookeepers: int = option(
-        "N", "ZooKeeper servers: three survive the loss of one.", default=3, min=1, max=9
-    ),
-    directory: Directory = CLUSTER,
-) -> None:
-    """Start the cluster in the background; its daemons run the demo's handlers. Load: toc demo --configured
-
-    With NAMEs: restart killed or stopped parts, or add a host.
-
-    Example: toc cluster start redis1 host3
-    """
-    from toc.config import Settings
-    from toc.dev.demo.run import create_topics
-    from toc.dev.demo.stage import only_config
-    from toc.dev.local.cluster import LocalCluster
-    from toc.operate.admin import migrator
-    from toc.sdk.client import TimeoutCenter
-
-    _clean_up_when_terminated()
-    local = LocalCluster(directory, daemons=daemons, processes=processes, zookeepers=zookeepers)
-    if parts:
-        local.start_parts(parts, lambda name: say(f"starting {name}"))
-        return
-
-    def prepare(_settings: dict[str, Any]) -> None:
-        say("making the tables")
-        with only_config(local.config):
-            migrator(Settings()).upgrade()
-            with TimeoutCenter() as center:
-                create_topics(center)
-
-    local.start(prepare, lambda name: say(f"starting {name}"))
-    print(f"export TOC_CONFIG={shlex.quote(str(local.config))}")
-
-
-@cluster.command()
-def status(directory: Directory = CLUSTER, as_json: Json = False) -> None:
-    """Show the processes of the cluster. Exits with 1 unless all run."""
-    from toc.dev.local.cluster import LocalCluster
-
-    parts = LocalCluster(directory).status()
-    if not as_json:
-        for part in parts:
-            part["log"] = os.path.relpath(part["log"])
-    empty = f"no cluster runs in {directory}; start one with `toc cluster start`"
-    show(parts, as_json=as_json, empty=empty, spare=("pid",))
-    if not parts or not all(part["running"] for part in parts):
-        raise typer.Exit(1)
-
-
-@cluster.command()
-def stop(
-    parts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Only these parts (see `toc cluster status`)."),
-    ] = None,
-    directory: Directory = CLUSTER,
-) -> None:
-    """Stop the cluster or parts of it, daemons first, in good order. Keeps the data."""
-    from toc.dev.local.cluster import LocalCluster
-
-    if parts:
-        LocalCluster(directory).stop_parts(parts)
-    else:
-        LocalCluster(directory).stop()
-    say("stopped")
-
-
-@cluster.command()
-def kill(
-    parts: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Parts, as `toc cluster status` shows them.")
-    ],
-    directory: Directory = CLUSTER,
-) -> None:
-    """Kill parts of the cluster as a power failure would. `toc cluster start NAME` restarts them.
-
-    Example: toc cluster kill redis1 redis2 redis3
-    """
-    from toc.dev.local.cluster import LocalCluster
-
-    LocalCluster(directory).kill(*parts)
-    say(f"killed {', '.join(parts)}")

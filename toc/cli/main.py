@@ -59,7 +59,6 @@ _GROUPS = {
 for panel, commands in _COMMANDS.items():
     for command in commands:
         app.command(command.__name__, rich_help_panel=panel)(command)
-app.add_typer(dev.cluster, name="cluster", rich_help_panel=_START)
 for name, group in _GROUPS.items():
     app.add_typer(group, name=name, rich_help_panel=_OPERATE)
 

@@ -15,8 +15,8 @@ from typing import Any
 from harness.patience import until
 from harness.system import TOPICS, DaemonProcess, System
 
+from benchmarks.cluster import LocalCluster
 from toc import Topic
-from toc.dev.local.cluster import LocalCluster
 
 
 class OperatedCluster:

@@ -54,7 +54,7 @@ def embedded(processes: int) -> Iterator[Stage]:
 def configured(directory: Path, processes: int) -> Iterator[Stage]:
     """Use the servers of the settings, with a new worker that keeps its files in ``directory``.
 
-    Other workers of the same settings file run tasks too, as those of ``toc cluster`` do.
+    Other workers of the same settings file may run its tasks too.
     """
     history = history_directory() if config_file() else directory / "demo-history"
     with TimeoutCenter() as center:

@@ -1,1 +1,1 @@
-"""Servers as private processes on this machine: the embedded default, the local cluster, the tests."""
+"""Servers as private processes on this machine: the embedded default, and those of tests."""

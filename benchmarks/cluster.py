@@ -1,0 +1,71 @@
+"""A whole cluster as processes of this one: Redis Cluster, MariaDB, three ZooKeepers, and daemons."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toc.dev.local.embedded import write_config
+from toc.dev.local.private import PrivateServer
+from toc.dev.local.process import Process, free_port
+from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeperEnsemble
+
+_TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
+STOP_SECONDS = 40.0
+
+
+class LocalCluster:
+    """``daemons`` run ``app`` as host1, host2, ... with two processes each. All ends with this process."""
+
+    def __init__(self, directory: Path, *, daemons: int = 2, app: str = "toc.dev.demo.app:center") -> None:
+        self.directory = directory
+        self._redis = RedisCluster(directory / "redis")
+        self._mariadb = MariaDB(directory / "mariadb")
+        self._zookeeper = ZooKeeperEnsemble(directory / "zookeeper")
+        self.servers: dict[str, PrivateServer] = {
+            **{f"redis{number}": node for number, node in enumerate(self._redis.nodes, 1)},
+            "mariadb": self._mariadb,
+            **{f"zookeeper{number}": node for number, node in enumerate(self._zookeeper.nodes, 1)},
+        }
+        self.daemons: list[Process] = []
+        self._hosts = [f"host{number}" for number in range(1, daemons + 1)]
+        self._app = app
+
+    def start(self, prepare: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Start everything and return the settings. ``prepare`` gets them before any daemon starts: it makes
+        the schema and the topics."""
+        for group in (self._redis, self._mariadb, self._zookeeper):
+            group.start()
+        settings = {
+            "database_urls": [self._mariadb.url],
+            "databases": 8,
+            "tables": 1024,
+            "redis_url": self._redis.url,
+            "zookeeper": self._zookeeper.url,
+            "session_timeout": 2,  # so that the death of a host is noticed soon
+            "cluster": "local",
+        }
+        config = write_config(self.directory / "toc.toml", settings)
+        prepare(settings)
+        # A variable of the caller's shell must not lead a daemon to other servers.
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        for host in self._hosts:
+            own = {
+                "TOC_CONFIG": str(config),
+                "TOC_HOST": host,
+                "TOC_METRICS_ADDRESS": f"127.0.0.1:{free_port()}",
+            }
+            command = [*_TOC, "worker", "--app", self._app, "--processes", "2"]
+            log = self.directory / f"{host}.log"
+            self.daemons.append(Process.spawn(command, log, env=outside | own, die_with_parent=True))
+        return settings
+
+    def stop(self) -> None:
+        """Stop the daemons in good order, then the servers."""
+        for daemon in self.daemons:
+            daemon.stop(STOP_SECONDS)
+        for server in self.servers.values():
+            server.stop()
