@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -157,25 +154,6 @@ def test_a_long_handler_is_kept_alive_under_one_fence_and_runs_once(pair: Contra
     pair.open_gate("long")
     pair.wait(lambda: pair.status(job_id) == 2, "it ends")
     assert pair.row(job_id)["attempts"] == 0
-
-
-def test_a_process_that_stands_still_loses_its_task_to_another_and_does_no_harm(pair: Contract) -> None:
-    job_id = pair.center.submit("c.silent", biz_id=2, delay=0.05, attribute={"gate": "paused"})
-    (start,) = pair.wait(lambda: pair.history(job_id), "it runs")
-    os.kill(start["pid"], signal.SIGSTOP)
-    try:
-        pair.wait(lambda: len(pair.history(job_id)) == 2, "another process takes it over")
-    finally:
-        with suppress(ProcessLookupError):  # its daemon has ended it
-            os.kill(start["pid"], signal.SIGCONT)
-    first, second = pair.history(job_id)
-    assert first["pid"] != second["pid"]
-    assert (first["attempt"], second["attempt"]) == (1, 2)
-    pair.open_gate("paused")
-    pair.wait(lambda: pair.status(job_id) == 2 and not pair.scores(job_id), "it ends")
-    assert len(pair.history(job_id)) == 2
-    after = pair.center.submit("c.silent", biz_id=3, delay=0.05)
-    pair.wait(lambda: pair.status(after) == 2, "the slot works on")
 
 
 def test_ten_thousand_tasks_of_one_instant_start_once_each_and_cancelled_ones_do_not(pair: Contract) -> None:

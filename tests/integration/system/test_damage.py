@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from toc import NewTask, TaskStatus, Topic
 from toc.cli.output import row_record
 from toc.model.errors import UnreadableTask
 from toc.model.topic import Delivery
-from toc.model.verdict import Check, check
 from toc.operate.shown import task_shown
 from toc.pull.pulls import Pulls
 from toc.sdk import server_batcher
@@ -68,24 +66,6 @@ def test_a_damaged_value_makes_its_own_row_unreadable_and_no_other(
         assert row.status == TaskStatus.DEAD
         assert "UnreadableTask" not in (row.last_error or "")
         assert "cannot be read" in (row.last_error or "")
-
-
-def test_a_task_whose_time_to_expire_is_damaged_does_not_expire(system: System) -> None:
-    system.create_topics()
-    system.center.catalog.refresh()
-    store = system.center.store
-    ends = datetime(2100, 1, 1, tzinfo=UTC)
-    job_id = system.center.submit("test.sync", biz_id=7, delay=0.01, expires_at=ends)
-    server = store._shards.servers[0]._connect_within(5)
-    try:
-        table = store._shards.names[store._shards.table_of(job_id)]
-        server.batch([f"UPDATE {table} SET expires_at='0000-00-00' WHERE job_id={job_id}"])
-    finally:
-        server.close()
-    row = store.read_tries([job_id])[job_id]
-    assert (row.expires_at, system.row(job_id).expires_at) == (0, 0)
-    now = row.next_time + 1
-    assert check(row, now=now, taken=now) is Check.START
 
 
 @pytest.mark.parametrize("fault", ["too few outcomes", "a look that fails"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -41,19 +40,6 @@ def test_a_retry_beyond_the_horizon_leaves_redis_and_keeps_its_row(running: Syst
     running.wait(lambda: len(running.starts(job_id)) == 2, "it runs at its new time", 5)
 
 
-def test_a_horizon_of_a_second_brings_tasks_in_as_their_times_come_near(system: System) -> None:
-    """The sweep looks a little further ahead than that, and does not come again in time."""
-    system.create_topics(horizon=1)
-    system.start()
-    began = time.monotonic()
-    job_ids = system.center.submit_many([NewTask("test.sync", n, 3 + n / 20) for n in range(40)])
-    found = entries(system)
-    assert not found or time.monotonic() - began > 1.5, "none is in Redis before its time comes near"
-    system.wait(lambda: not system.pending(job_ids), "all have run", 30)
-    assert system.not_run_once(job_ids) == {}
-    assert system.late(job_ids)[0] >= 0
-
-
 def test_reschedule_goes_over_the_horizon_both_ways(running: System) -> None:
     center = running.center
     job_id = center.submit("test.sync", biz_id=1, delay=HOUR / 2)
@@ -85,15 +71,3 @@ def test_what_lies_beyond_the_horizon_can_be_cancelled_and_is_not_brought_in_by_
     clean_redis.call("FLUSHALL")
     running.wait(lambda: entries(running) == len(near), "what lies inside is back", 10)
     assert {running.row(job_id).status for job_id in far[1:]} == {TaskStatus.PENDING}
-
-
-def test_a_lost_race_beyond_the_horizon_does_not_keep_the_entry(running: System) -> None:
-    """Rescheduled far away while its handler runs: what finish finds on the row decides."""
-    center, enough = running.center, running.directory / "enough"
-    job_id = center.submit("test.sync", biz_id=1, delay=0.1, attribute={"until": str(enough)})
-    running.wait(lambda: bool(running.starts(job_id)), "it runs", 5)
-    far = datetime.now(UTC) + timedelta(hours=2)
-    assert center.reschedule(job_id, action_time=far) is RescheduleOutcome.MAY_HAVE_STARTED
-    enough.touch()
-    running.wait(lambda: entries(running) == 0, "it has left Redis", 10)
-    assert running.row(job_id).status == TaskStatus.PENDING

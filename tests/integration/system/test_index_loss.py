@@ -7,20 +7,12 @@ from harness.system import DaemonProcess, System
 
 from toc import NewTask
 from toc.dev.local.servers import RedisServer
-from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.topic import Slot
 
 
 def slots(system: System) -> list[Slot]:
     return [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
-
-
-def waiting(system: System, topic: str | None = None) -> int:
-    """How many entries stand in StoreQueues, of one topic or of all."""
-    some = [slot for slot in slots(system) if topic in (None, slot.topic)]
-    peeks = system.center.queues.peek(some).values()
-    return sum(peek.store for peek in peeks if isinstance(peek, Peek))
 
 
 def claims(system: System) -> set[str]:
@@ -48,15 +40,6 @@ def test_the_keys_of_one_slot_that_vanish_are_noticed_by_its_owner(
     running.wait(lambda: bool(_lines(daemon, "index_lost_data")), "it is noticed", 5)
     running.wait(running.whole, "it is recorded again", 15)
     assert claims(running) == held
-
-
-def test_a_thousand_new_slots_are_recorded_without_a_storm(system: System) -> None:
-    system.create_topics(slots=256)
-    system.center.submit_many([NewTask("test.sync", n, 600) for n in range(5000)])
-    daemon = system.start()
-    system.wait(system.whole, "all are recorded", 15)
-    assert waiting(system) == 5000
-    assert daemon.log.read_text().count("index_refilled") < 30, "a pass for each time that slots were taken"
 
 
 def _lines(daemon: DaemonProcess, about: str) -> list[str]:

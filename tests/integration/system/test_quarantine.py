@@ -55,19 +55,6 @@ def test_a_task_that_kills_every_process_is_dead_after_a_run_alone_and_its_neigh
     assert "task_dead" in text
 
 
-def test_a_task_that_raises_when_it_runs_alone_has_failed_a_try_like_any_other(system: System) -> None:
-    system.create_topics(backoff_base=0.1)
-    system.start(processes=1)
-    job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 3, "fail": 4})
-    system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "it ran among others again", 30)
-    row = system.row(job_id)
-    assert row.last_error == "RuntimeError: attempt 4 fails as asked"
-    assert row.crashes == 0
-    starts = system.starts(job_id)
-    assert [start.attempt for start in starts] == [1, 2, 3, 4, 5]
-    assert starts[4].pid not in (starts[3].pid, starts[2].pid)
-
-
 def test_a_handler_that_runs_alone_may_raise_retry_and_dead(system: System) -> None:
     system.create_topics()
     raises: dict[TaskStatus, tuple[str, dict[str, Any]]] = {
@@ -224,35 +211,6 @@ def test_a_task_that_ends_its_worker_even_when_it_runs_alone_is_dead_in_the_end(
     assert not system.starts(unseen)
     assert "8 times" in (system.row(unseen).last_error or "")
     system.wait(lambda: system.row(never_alone).status == TaskStatus.PROCESSED, "it ran well", 30)
-
-
-def test_a_flood_of_culprits_stops_no_others_nor_fills_memory(system: System) -> None:
-    system.create_topics(slots=2)
-    culprits = 1500
-    delay = 4
-    job_ids = system.center.submit_many(
-        [NewTask("test.sync", n, delay, attribute={"die": 99}) for n in range(culprits)]
-    )
-    _accuse(system, job_ids)
-    daemon = system.start(processes=1)
-    pid = daemon.workers()[0]
-    system.wait(lambda: "quarantine_full" in daemon.log.read_text(), "the line is full", 20)
-    beside = set()
-    for n in range(10):
-        job_id = system.center.submit("test.sync", biz_id=n, delay=0.2)
-        system.wait(lambda: system.row(job_id).status == TaskStatus.PROCESSED, "a good one has run", 5)  # noqa: B023
-        beside.add(len(daemon.workers()) - 1)
-    assert beside <= {0, 1}, "one process beside it"
-    assert pid in daemon.workers()
-    system.wait(lambda: "task_dead" in daemon.log.read_text(), "one has run alone", 20)
-    rows = system.center.store.read(job_ids)
-    assert all((row.attempts, row.crashes) != (0, 0) for row in rows.values())
-    dead = [row for row in rows.values() if row.status == TaskStatus.DEAD]
-    waiting = [row for row in rows.values() if row.status == TaskStatus.PENDING]
-    assert dead
-    assert {row.crashes for row in waiting} <= {3, 4}, "who waits is charged nothing"
-    due_now = [row for row in waiting if row.next_time <= time.time() * 1000]
-    assert len(due_now) < LINE + 200, "the others have a time of their own, to which the sweep keeps"
 
 
 def _suspect(

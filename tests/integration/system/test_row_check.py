@@ -10,9 +10,6 @@ from sqlalchemy import create_engine, text
 from toc import NewTask, TaskStatus
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.sharding import table_of_job
-from toc.model.topic import Slot
-from toc.worker.slots import OwnedSlot
-from toc.worker.stages.agenda import TAKE_LIMIT, share
 
 MOVED_MS = 3000
 
@@ -55,29 +52,6 @@ def test_a_worker_whose_handlers_are_all_busy_does_not_ask_for_more(
     assert len(system.history()) == 1, "it runs all the time"
     enough.touch()
     assert asked[-1] < 100, asked
-
-
-def test_nothing_is_asked_of_a_full_slot_while_there_is_no_room() -> None:
-    full = OwnedSlot(Slot("order.close", 0), 1, {})
-    full.left = 10**6
-    assert share([full], 0) == []
-    assert share([full], 1) == [(full, 1)]
-    assert share([full], 10**6) == [(full, TAKE_LIMIT)]
-
-
-def test_a_round_asks_each_slot_for_what_is_known_to_be_left_there_and_others_for_an_even_part() -> None:
-    slots = [OwnedSlot(Slot("order.close", number), 1, {}) for number in range(5)]
-    assert share(slots, 400) == [(slot, 80) for slot in slots]
-    slots[0].left, slots[1].left = 4, 1000
-    assert share(slots, 400) == [
-        (slots[0], 4),
-        (slots[1], TAKE_LIMIT),
-        (slots[2], 80),
-        (slots[3], 80),
-        (slots[4], 36),
-    ]
-    assert share(slots, 3) == [(slots[0], 3)]
-    assert share(slots[2:], 2) == [(slots[2], 1), (slots[3], 1)]
 
 
 def _scripts_run(server: RedisServer) -> int:

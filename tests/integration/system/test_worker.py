@@ -15,32 +15,6 @@ from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 
 
-def test_sigterm_finishes_what_runs_and_gives_back_what_waits_without_burning_retries(system: System) -> None:
-    system.create_topics()
-    daemon = system.start(processes=1, threads=2)
-    center = system.center
-    job_ids = [
-        center.submit("test.sync", biz_id=n, delay=0.2 + n / 1000, attribute={"sleep": 1}) for n in range(20)
-    ]
-    system.wait(lambda: bool(system.history()), "the first has started", 5)
-    daemon.terminate()
-    assert daemon.process.wait(60) == 0, system.logs()
-    started = {event.job_id for event in system.history()}
-    assert 0 < len(started) < 20
-    for job_id in job_ids:
-        row = system.row(job_id)
-        assert (row.attempts, row.crashes) == (0, 0)
-        assert row.status == (TaskStatus.PROCESSED if job_id in started else TaskStatus.PENDING)
-        slot = center.catalog.get("test.sync").slot(row.slot_crc)
-        peek = center.queues.peek([slot])[slot]
-        assert not isinstance(peek, Exception)
-        assert peek.prepared == 0
-    system.start("host-b")
-    system.wait(lambda: not system.pending(job_ids), "the others have run", 20)
-    starts = [event.job_id for event in system.history() if event.event == "start"]
-    assert sorted(starts) == sorted(job_ids)
-
-
 def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
     system.create_topics()
     daemon = system.start(processes=1)
