@@ -76,15 +76,13 @@ class BodyReader:
 
     def fetch(self, entries: Sequence[Entry]) -> Fetched:
         """Return those of these entries that may start, and their bodies. The others are settled."""
-        answers: SimpleQueue[None] = SimpleQueue()
-        request = _Request(entries, lambda: answers.put(None))
-        self._ask(request)
+        answer: SimpleQueue[Fetched] = SimpleQueue()
+        end = self.fetch_async(entries, answer.put)
         try:
-            while not request.complete:
-                answers.get(timeout=self.patience)
+            return answer.get(timeout=self.patience)
         except Empty:
-            pass
-        return self._fetched(request)
+            end()
+            return answer.get()
 
     def fetch_async(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> Callable[[], None]:
         """Call ``then`` once with what ``fetch`` returns, on another thread.

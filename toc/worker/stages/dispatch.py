@@ -47,36 +47,24 @@ class Dispatcher:
     """Whether ``serve`` may bring coroutines although there is none at the start."""
 
     def __post_init__(self) -> None:
+        self._wanted = WantedRoom(self.room, self.on_room)
         calls = HandlerCalls(
             inflight=self.inflight,
             finisher=self.finisher,
+            catalog=self.catalog,
             clock=self.clock,
             early=self.early,
             let_go=self.let_go,
+            bodies=self.bodies,
+            wanted=self._wanted,
             recycle=self.recycle,
         )
-        self._wanted = WantedRoom(self.room, self.on_room)
-        self._threads = HandlerThreads(
-            [topic for topic, handler in self.handlers.items() if not handler.is_async],
-            self.threads,
-            calls=calls,
-            bodies=self.bodies,
-            clock=self.clock,
-            wanted=self._wanted,
-            concurrency=self._concurrency,
-        )
+        plain = [topic for topic, handler in self.handlers.items() if not handler.is_async]
+        self._threads = HandlerThreads(plain, self.threads, calls)
         coroutines = [handler for handler in self.handlers.values() if handler.is_async]
         self._loop: HandlerLoop | None = None
         if coroutines or self.coroutines:
-            self._loop = HandlerLoop(
-                coroutines,
-                self.async_limit,
-                calls=calls,
-                bodies=self.bodies,
-                clock=self.clock,
-                wanted=self._wanted,
-                concurrency=self._concurrency,
-            )
+            self._loop = HandlerLoop(coroutines, self.async_limit, calls)
 
     def start(self) -> None:
         """Start the threads."""
@@ -105,11 +93,6 @@ class Dispatcher:
         if self._loop is not None:
             self._loop.limits_changed()
         self._wanted.look()
-
-    def _concurrency(self, topic: str) -> int:
-        """How many handlers of the topic may run at once. 0: no limit."""
-        known = self.catalog.known().get(topic)
-        return 0 if known is None else known.concurrency
 
     def room(self, topic: str) -> int:
         """How many more entries of ``topic`` may be taken now: no more than can start soon."""

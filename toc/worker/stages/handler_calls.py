@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toc.model.body import Body
+from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import UnreadableTask
 from toc.model.raised import Raised, raised
@@ -20,9 +21,10 @@ from toc.model.topic import Delivery
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
 from toc.worker import copies, damage
+from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.feedback import LetGo
+from toc.worker.stages.feedback import LetGo, WantedRoom
 from toc.worker.stages.finish import Finisher
 
 log = get_logger(__name__)
@@ -33,14 +35,23 @@ NO_BODIES: TaskBodies = {}
 
 @dataclass(kw_only=True, eq=False)
 class HandlerCalls:
-    """Decides which entries may start, and reports how their tries ended. Thread-safe."""
+    """Decides which entries may start, and reports how their tries ended; and what those need that run
+    handlers. Thread-safe."""
 
     inflight: Inflight
     finisher: Finisher
+    catalog: TopicCatalog
     clock: Clock
     early: EarlyEntries
     let_go: LetGo
+    bodies: BodyReader
+    wanted: WantedRoom
     recycle: Callable[[str], None]
+
+    def concurrency(self, topic: str) -> int:
+        """How many handlers of the topic may run at once. 0: no limit."""
+        known = self.catalog.known().get(topic)
+        return 0 if known is None else known.concurrency
 
     def last_look(self, batch: Sequence[Entry], started: float) -> list[Entry]:
         """The entries that are due by this machine's clock too, and may start. The others go back to the

@@ -15,16 +15,14 @@ from time import monotonic
 from typing import Any
 
 from toc.loop import end_process, watch_callbacks, watched_thread
-from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Disturbed, raised
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.worker import copies
-from toc.worker.stages.bodies import BodyReader, Fetched
+from toc.worker.stages.bodies import Fetched
 from toc.worker.stages.coroutine import HandlerTask
 from toc.worker.stages.entry import Entry
-from toc.worker.stages.feedback import WantedRoom
 from toc.worker.stages.handler_calls import (
     NO_BODIES,
     HandlerCalls,
@@ -72,28 +70,13 @@ class _LoopLine(Line):
 
 
 class HandlerLoop:
-    """Runs the coroutines of these handlers, for at most ``limit`` tasks of a topic.
+    """Runs the coroutines of these handlers, for at most ``limit`` tasks of a topic."""
 
-    ``concurrency`` tells how many handlers of a topic may run at once (0: no limit).
-    """
-
-    def __init__(
-        self,
-        handlers: Iterable[Handler],
-        limit: int,
-        *,
-        calls: HandlerCalls,
-        bodies: BodyReader,
-        clock: Clock,
-        wanted: WantedRoom,
-        concurrency: Callable[[str], int],
-    ) -> None:
+    def __init__(self, handlers: Iterable[Handler], limit: int, calls: HandlerCalls) -> None:
         self._limit = limit
         self._calls = calls
-        self._bodies = bodies
-        self._clock = clock
-        self._wanted = wanted
-        self._concurrency = concurrency
+        self._clock = calls.clock
+        self._wanted = calls.wanted
         self._lines = {handler.topic: _line(handler) for handler in handlers}
         self._shared_taken = 0
         """Entries of lines whose handlers have ``waiting_remotely`` that have not ended."""
@@ -146,7 +129,7 @@ class HandlerLoop:
         if line is None:
             return None
         limit = self._limit
-        if concurrency := self._concurrency(topic):
+        if concurrency := self._calls.concurrency(topic):
             soon = concurrency * line.size * (1 + START_WITHIN_SECONDS / line.seconds)
             limit = int(min(limit, soon))
         room = limit - line.taken
@@ -240,7 +223,7 @@ class HandlerLoop:
 
     def _start_waiting(self, topic: str) -> None:
         """Start the waiting entries that may run."""
-        line, concurrency = self._lines.get(topic), self._concurrency(topic)
+        line, concurrency = self._lines.get(topic), self._calls.concurrency(topic)
         if line is None:
             return  # the topic was given up meanwhile, so nothing of it waits
         while True:
@@ -262,8 +245,8 @@ class HandlerLoop:
             for first in range(0, len(rest), line.size):
                 batch = rest[first : first + line.size]
                 line.calls += 1
-                give_up = self._bodies.fetch_async(batch, partial(self._have_fetched, line, len(batch)))
-                self._loop.call_later(self._bodies.patience, self._on_loop, _call, give_up)
+                give_up = self._calls.bodies.fetch_async(batch, partial(self._have_fetched, line, len(batch)))
+                self._loop.call_later(self._calls.bodies.patience, self._on_loop, _call, give_up)
 
     def _have_fetched(self, line: _LoopLine, count: int, fetched: Fetched) -> None:
         """Have the event loop begin a batch whose bodies are here. Runs on any thread."""

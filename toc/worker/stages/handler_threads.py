@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from toc.loop import watched_thread
-from toc.model.clock import Clock
 from toc.model.topic import Slot
-from toc.worker.stages.bodies import BodyReader
 from toc.worker.stages.entry import Entry
-from toc.worker.stages.feedback import WantedRoom
 from toc.worker.stages.handler_calls import (
     NO_BODIES,
     HandlerCalls,
@@ -43,28 +40,13 @@ class _ThreadLine(Line):
 
 
 class HandlerThreads:
-    """Runs the handlers of these topics on ``threads`` threads.
+    """Runs the handlers of these topics on ``threads`` threads."""
 
-    ``concurrency`` tells how many handlers of a topic may run at once (0: no limit).
-    """
-
-    def __init__(
-        self,
-        topics: Sequence[str],
-        threads: int,
-        *,
-        calls: HandlerCalls,
-        bodies: BodyReader,
-        clock: Clock,
-        wanted: WantedRoom,
-        concurrency: Callable[[str], int],
-    ) -> None:
+    def __init__(self, topics: Sequence[str], threads: int, calls: HandlerCalls) -> None:
         self._size = threads
         self._calls = calls
-        self._bodies = bodies
-        self._clock = clock
-        self._wanted = wanted
-        self._concurrency = concurrency
+        self._clock = calls.clock
+        self._wanted = calls.wanted
         self._lines = {topic: _ThreadLine(topic) for topic in topics}
         self._limit_lines()
         self._shared = len(self._lines) > 1
@@ -106,7 +88,7 @@ class HandlerThreads:
 
     def _limit_lines(self) -> None:
         for line in self._lines.values():
-            line.threads = self._concurrency(line.topic) or self._size
+            line.threads = self._calls.concurrency(line.topic) or self._size
 
     def room(self, topic: str) -> int:
         """How many more entries of ``topic`` can start soon, judged by past run times.
@@ -231,7 +213,7 @@ class HandlerThreads:
             for entry in batch:
                 if entry.row.body_length >= 0:
                     # Before the last look: reading takes time, in which others may have taken the entry.
-                    whole, bodies = self._bodies.fetch(batch)
+                    whole, bodies = self._calls.bodies.fetch(batch)
                     now = self._clock.monotonic()
                     break
             due = self._calls.last_look(whole, now)

@@ -198,14 +198,11 @@ class IndexWatch:
         if known is before:
             return
         self._topics = known
-        gone = {
-            name
-            for name, topic in before.items()
-            if name not in known or known[name].biz_type != topic.biz_type
-        }
-        if gone:
-            self._seen = {slot: seen for slot, seen in self._seen.items() if slot.topic not in gone}
-            self._missing = {slot: seen for slot, seen in self._missing.items() if slot.topic not in gone}
+        types = {name: topic.biz_type for name, topic in known.items()}
+        gone = {name for name, topic in before.items() if types.get(name) != topic.biz_type}
+        for slots in (self._seen, self._missing) if gone else ():
+            for slot in [slot for slot in slots if slot.topic in gone]:
+                del slots[slot]
             self._spread_at = float("-inf")
 
     def ask_owner(self) -> None:

@@ -7,9 +7,10 @@ slots that hold prepared entries of others. Only these are searched for timed-ou
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.messages import ExpiredRequest
@@ -50,6 +51,17 @@ RECLAIM_LIMIT = 200
 BEFORE_MOVED = "its worker for a former time died or fell silent"
 """The last_error, if it has no other, of a task with a new deadline: a try for the former one may
 have begun, but none is charged."""
+
+
+class _Left(NamedTuple):
+    """An entry that its worker has left: its whole score, its row, and what the end of its try changes."""
+
+    slot: Slot
+    topic: Topic
+    job_id: int
+    score: float
+    row: TryRow | None
+    crash: Failure | None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -166,18 +178,28 @@ class Reclaimer:
         """
         rows = self.store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
         now = self.clock.now_ms()
-        crashes = self._crashes(found, rows, topics, now)
-        guards = self.store.crash(list(crashes.values())) if crashes else Answers[Guard]()
-        pulled = {topic.biz_type for topic in topics.values() if topic.delivery is Delivery.PULL}
+        owned = self.book.owned
+        left: list[_Left] = []
+        for slot, pairs in found.items():
+            topic = topics[slot.topic]
+            dead = _numbers_of(self.book.dead, owned[slot]) if slot in owned else []
+            for job_id, score in pairs:
+                row = rows.get(job_id)
+                _, remaining, claim = split(score)
+                crash = after_crash(row, topic, remaining, now, self.max_crashes, dead=claim in dead)
+                left.append(_Left(slot, topic, job_id, score, row, crash))
+        crashes = [one.crash for one in left if one.crash is not None]
+        guards = self.store.crash(crashes) if crashes else Answers[Guard]()
         # A try of these tasks may have begun before their deadline changed, and nothing else
         # records that.
         moved = [
-            job_id
-            for job_id, row in rows.items()
-            if row.status == TaskStatus.PENDING
-            and row.version
-            and job_id not in crashes
-            and row.biz_type not in pulled  # a hand-out is on the row
+            one.job_id
+            for one in left
+            if one.crash is None
+            and one.row is not None
+            and one.row.status == TaskStatus.PENDING
+            and one.row.version
+            and one.topic.delivery is not Delivery.PULL  # a hand-out is on the row
         ]
         unmarked = mark_begun(self.store, rows.values(), moved, BEFORE_MOVED)
         # Rows that cannot be read or written now: a later look finds their entries again.
@@ -185,72 +207,40 @@ class Reclaimer:
         if unknown:
             log.warning("not_reclaimed", tasks=len(unknown), error=str(next(iter(unknown.values()))))
         failpoint("reclaim.rows-written")
-        lost = {job_id for job_id in crashes if guards.get(job_id) is not Guard.APPLIED}
-        known = {slot: [pair for pair in pairs if pair[0] not in unknown] for slot, pairs in found.items()}
-        tasks = self._move(known, rows, crashes, lost, topics, now)
+        tasks = self._move([one for one in left if one.job_id not in unknown], guards, now)
         log.warning("reclaimed", slots=len(found), tasks=tasks)
         return unknown
 
-    def _crashes(
-        self,
-        found: Mapping[Slot, list[tuple[int, float]]],
-        rows: Mapping[int, TryRow],
-        topics: Mapping[str, Topic],
-        now: int,
-    ) -> dict[int, Failure]:
-        """Return the row changes, by job_id, that charge the tries whose worker died or fell
-        silent."""
-        crashes: dict[int, Failure] = {}
-        for slot, pairs in found.items():
-            dead = _numbers_of(self.book.dead, self.book.owned[slot]) if slot in self.book.owned else []
-            for job_id, score in pairs:
-                _, remaining, claim = split(score)
-                failure = after_crash(
-                    rows.get(job_id), topics[slot.topic], remaining, now, self.max_crashes, dead=claim in dead
-                )
-                if failure is not None:
-                    crashes[job_id] = failure
-        return crashes
-
-    def _move(
-        self,
-        found: Mapping[Slot, list[tuple[int, float]]],
-        rows: Mapping[int, TryRow],
-        crashes: Mapping[int, Failure],
-        lost: Collection[int],
-        topics: Mapping[str, Topic],
-        now: int,
-    ) -> int:
+    def _move(self, left: Iterable[_Left], guards: Mapping[int, Guard], now: int) -> int:
         """Move entries to where their rows say. Returns how many were put back.
 
         The whole score is the fencing token: it holds unless a heartbeat came since the entry was listed. A
         worker that has woken up meanwhile continues, but its failure is fenced off.
         """
         # [rule: whole-score]
-        commits: dict[Slot, list[tuple[int, float]]] = {}
-        backs: dict[Slot, list[tuple[int, float, float]]] = {}
-        buries: dict[Slot, list[tuple[int, float, int]]] = {}
-        for slot, pairs in found.items():
-            topic = topics[slot.topic]
-            for job_id, score in pairs:
-                row = rows.get(job_id)
-                place = belongs(row)
-                if row is None or place is Place.NOWHERE:
-                    commits.setdefault(slot, []).append((job_id, score))
-                elif place is Place.DEAD_QUEUE:
-                    buries.setdefault(slot, []).append((job_id, score, now))
-                elif job_id in lost:
-                    continue  # the row changed meanwhile; the next look reads it again
-                elif crash := crashes.get(job_id):
-                    TRIES.of(topic.name, "crashed").add()
-                    target = entry_score(topic, crash.next_time, crash.new_attempts)
-                    backs.setdefault(slot, []).append((job_id, score, target))
-                else:
-                    due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
-                    target = entry_score(topic, due, row.attempts)
-                    backs.setdefault(slot, []).append((job_id, score, target))
+        commits: defaultdict[Slot, list[tuple[int, float]]] = defaultdict(list)
+        backs: defaultdict[Slot, list[tuple[int, float, float]]] = defaultdict(list)
+        buries: defaultdict[Slot, list[tuple[int, float, int]]] = defaultdict(list)
+        orphans: set[int] = set()
+        for slot, topic, job_id, score, row, crash in left:
+            place = belongs(row)
+            if row is None or place is Place.NOWHERE:
+                commits[slot].append((job_id, score))
+                if row is None:
+                    orphans.add(job_id)
+            elif place is Place.DEAD_QUEUE:
+                buries[slot].append((job_id, score, now))
+            elif crash is None:
+                due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
+                backs[slot].append((job_id, score, entry_score(topic, due, row.attempts)))
+            elif (
+                guards.get(job_id) is Guard.APPLIED
+            ):  # else the row has changed: the next look reads it again
+                TRIES.of(topic.name, "crashed").add()
+                target = entry_score(topic, crash.next_time, crash.new_attempts)
+                backs[slot].append((job_id, score, target))
         if commits:
-            self._drop(commits, rows)
+            self._drop(commits, orphans)
         if backs:
             self.queues.rollback(backs)
         if buries:
@@ -259,14 +249,14 @@ class Reclaimer:
             RECLAIMED.of(slot.topic).add(len(given))
         return sum(map(len, backs.values()))
 
-    def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], rows: Mapping[int, TryRow]) -> None:
+    def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], orphans: Collection[int]) -> None:
         """Remove entries of tasks that have ended or have no row. A task without a row is logged as
         an error."""
         for slot, removed in self.queues.commit(entries).items():
             if isinstance(removed, IndexUnavailable):
                 continue
             for (job_id, _), was_there in zip(entries[slot], removed, strict=True):
-                if was_there and job_id not in rows:
+                if was_there and job_id in orphans:
                     log.error("orphan_dropped", job_id=job_id, slot=str(slot))
                     ORPHANS.of(slot.topic).add()
 
