@@ -54,7 +54,7 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 
 # Besides the table's: outages of Redis seen from within, which no other target runs in full.
 OUTAGES := tests/integration/system/test_split_from_redis.py tests/integration/system/test_without_redis.py \
-	tests/integration/gateway/test_faults.py tests/integration/test_webhook_receivers.py
+	tests/integration/test_webhook_receivers.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(OUTAGES) -m "not chaos" --measure $(ARGS)
