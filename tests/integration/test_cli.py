@@ -30,7 +30,6 @@ from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
-from toc.operate.top import Top
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.store.pulls import HandOut
 from toc.store.server import Statement
@@ -287,7 +286,6 @@ def test_slots_show_what_waits_where(toc: Toc, topic: str) -> None:
 
 def kill_tasks(center: TimeoutCenter, topic: str, count: int) -> list[int]:
     """Tasks that are dead, in row and DeadQueue, as after their last try."""
-    from toc.model.verdict import Failure
 
     job_ids = [center.submit(topic, biz_id=number, delay=60) for number in range(count)]
     now = center.clock.now_ms()
@@ -367,24 +365,6 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
     assert "change_made" not in toc.err
 
 
-def test_a_damaged_row_is_named_and_hides_no_other(toc: Toc, center: TimeoutCenter, topic: str) -> None:
-    whole, damaged = center.submit_many([NewTask(topic, 42, 3600), NewTask(topic, 42, 3600)])
-    store = center.store
-    name = store._shards.names[store._shards.table_of(damaged)]
-    store._shards.servers[0].run([Statement(f"UPDATE {name} SET attribute='[1]' WHERE job_id={damaged}")])
-    found = toc.json("find", "--biz-id", 42)
-    assert [task["job_id"] for task in found] == [str(whole), str(damaged)]
-    assert ["unreadable" in task for task in found] == [False, True]
-    assert str(damaged) in found[1]["unreadable"]
-    assert str(damaged) in toc.ok("find", "--biz-id", 42)
-    assert str(damaged) in toc.refused("get", damaged, code=1)
-    rows = store.read([whole, damaged]).values()
-    store.die([Failure(row.job_id, 0, 0, 0, 1, 0, 1, "it raised") for row in rows])
-    dead = toc.json("dead", "list")
-    assert {task["job_id"]: "unreadable" in task for task in dead} == {str(whole): False, str(damaged): True}
-    assert "unreadable" in toc.json("dead", "show", damaged)
-
-
 def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:
     job_ids = kill_tasks(center, topic, 10)
     began = time.monotonic()
@@ -442,13 +422,6 @@ def test_all_tasks_of_a_topic_are_cancelled_when_confirmed(
     assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.CANCELLED}
     statuses = {row.job_id: row.status for row in center.store.read([other, *dead]).values()}
     assert statuses == {other: TaskStatus.PENDING, dead[0]: TaskStatus.DEAD}
-
-
-def test_a_cancel_by_biz_id_says_who_did_it(toc: Toc, center: TimeoutCenter, topic: str) -> None:
-    center.submit(topic, biz_id=42, delay=60)
-    toc.ok("cancel", "--topic", topic, "--biz-id", 42)
-    said = _account(toc, "tasks.cancel")
-    assert (said["biz_id"], said["cancelled"]) == ("42", 1)
 
 
 def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutCenter, topic: str) -> None:
@@ -520,15 +493,6 @@ def test_a_rebuild_without_some_tables_indexes_what_the_others_have_and_ends_wit
 # --- servers that are missing or not ready ----------------------------------------------------------------
 
 
-def test_a_zookeeper_out_of_reach_is_named(toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topic
-    address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv("TOC_ZOOKEEPER", address)
-    monkeypatch.setenv("TOC_CONNECT_TIMEOUT", "1")
-    for words in (["workers"], ["slots"], ["drain", "h"], ["rebalance"]):
-        assert address in toc.refused(*words, code=4)
-
-
 def test_top_says_at_every_look_that_zookeeper_is_out_of_reach_and_ends_with_4(
     toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,14 +504,6 @@ def test_top_says_at_every_look_that_zookeeper_is_out_of_reach_and_ends_with_4(
         assert address in toc.out, "it asks ZooKeeper again only after a while"
         assert topic in toc.out
         assert toc.err.startswith("error: ZooKeeper at ")
-
-
-def test_what_is_no_address_of_a_daemon_is_said_by_top(center: TimeoutCenter) -> None:
-    """Anybody may have written it in ZooKeeper."""
-    wrong = ["host:abc", "127.0.0.1:99999"]
-    picture = Top(center, wrong).look()
-    assert picture.silent == wrong
-    assert [line.partition(": ")[0] for line in picture.trouble if line.startswith(tuple(wrong))] == wrong
 
 
 def test_a_task_table_that_redis_remembers_is_not_made_anew_in_silence(
@@ -581,23 +537,6 @@ def test_dev_gives_a_new_topic_no_number_that_a_deleted_one_had(
 
 
 # --- templates, tokens, the audit --------------------------------------------------------------------------
-
-
-def test_bulk_changes_are_in_the_audit_with_what_became_of_them(
-    toc: Toc, topic: str, center: TimeoutCenter
-) -> None:
-    job_ids = {str(center.submit(topic, biz_id=number, delay=3600)) for number in range(3)}
-    toc.ok("reschedule", "--topic", topic, "--all", "--delay", "2h", "--yes")
-    toc.ok("cancel", "--topic", topic, "--all", "--yes")
-    toc.ok("dead", "redrive", "--topic", topic, "--all")
-    found = [each for each in toc.json("audit", "--target", topic) if each["action"].startswith("tasks.")]
-    assert [(each["action"], each["outcome"]) for each in found] == [
-        ("tasks.cancel", "done"),
-        ("tasks.reschedule", "done"),
-    ], "nothing was dead, so nothing was redriven"
-    assert found[0]["result"]["cancelled"] == 3
-    assert (found[0]["details"]["tasks"], set(found[0]["details"]["job_ids"])) == (3, job_ids)
-    assert found[1]["details"]["selected"].startswith(f"topic={topic}")
 
 
 # --- webhook targets

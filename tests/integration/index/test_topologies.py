@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from fault.kit.servers import Reshard, Sentinel, caught_up, cluster_replica
 from harness.patience import until
 
-from toc.dev.local.process import free_port
 from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.index.calls import ReplyLost
 from toc.index.connections import IndexSlow
@@ -232,58 +225,6 @@ def test_a_server_that_is_no_cluster_is_named_as_such(clean_redis: RedisServer) 
     results = queues.expired([ExpiredRequest(slot, 30) for slot in SLOTS])
     assert all("part of a cluster" in str(result) for result in results.values())
     queues.close()
-
-
-def test_tls_works_and_a_stranger_is_not_trusted(launch: Launch, tmp_path: Path) -> None:
-    certificate, key = _certificate(tmp_path)
-    port = free_port()
-    launch(
-        RedisServer,
-        config=[
-            f"tls-port {port}",
-            f"tls-cert-file {certificate}",
-            f"tls-key-file {key}",
-            f"tls-ca-cert-file {certificate}",
-            "tls-auth-clients no",
-        ],
-    )
-    trusting = Queues(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
-    for number in range(3):
-        assert trusting.add({slot: [(number, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
-    serving = {generation.serving for generation in trusting.generations(SLOTS).values()}  # type: ignore[union-attr]  # an error fails the test
-    assert len(serving) == 1
-    stranger = Queues(f"rediss://127.0.0.1:{port}")
-    assert isinstance(stranger.peek(SLOTS[:1])[SLOTS[0]], IndexUnavailable)
-    for one in (trusting, stranger):
-        one.close()
-
-
-def _certificate(directory: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    paths = directory / "cert.pem", directory / "key.pem"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    return paths
 
 
 def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(launch: Launch) -> None:

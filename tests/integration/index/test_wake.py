@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -172,18 +171,6 @@ def test_an_outage_is_told_once_and_its_end_as_well(
         assert set(levels) == {"warning"}
         assert [event["event"] for event in logged].count("wake_listener_connected") == outage
     queues.close()
-
-
-def test_a_nudge_during_an_outage_does_not_cut_its_pauses_short(
-    listen: Listen, attempts: list[float]
-) -> None:
-    ear = listen(Queues("redis://127.0.0.1:1"), [SLOT])
-    assert until(lambda: bool(attempts), 60)
-    while len(attempts) < 5:  # nudged all the time
-        ear.listener.set_slots([OTHER])
-    least = [0.025, 0.05, 0.1, 0.2]  # half of 0.05, 0.1, ... seconds
-    pauses = [later - sooner for sooner, later in pairwise(attempts[:5])]
-    assert [pause >= floor for pause, floor in zip(pauses, least, strict=True)] == [True] * 4, pauses
 
 
 def test_without_slots_the_connection_alone_is_told(queues: Queues, listen: Listen) -> None:
