@@ -60,7 +60,7 @@ class LocalCluster:
             }
             command = [*_TOC, "worker", "--app", self._app, "--processes", "2"]
             log = self.directory / f"{host}.log"
-            self.daemons.append(Process.spawn(command, log, env=outside | own, die_with_parent=True))
+            self.daemons.append(Process.spawn(command, log, env=outside | own))
         return settings
 
     def stop(self) -> None:

@@ -439,19 +439,15 @@ class Helper:
         right = Process.spawn
 
         def spawn(
-            command: Sequence[str | Path],
-            log: Path,
-            *,
-            env: Mapping[str, str] | None = None,
-            die_with_parent: bool = False,
+            command: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None
         ) -> Process:
             if command[:3] != TOC:
-                return right(command, log, env=env, die_with_parent=die_with_parent)
+                return right(command, log, env=env)
             place = {"cwd": str(Path.cwd()), "env": dict(os.environ if env is None else env)}
             how = {"session": True, "seconds": 0, "whole": False, "module": None}
             streams = dict.fromkeys(("stdout", "stderr"), str(log))
             daemon = {"words": list(command[3:]), **place, **how, **streams}
-            pid = self._ask({"daemon": daemon, "dies": die_with_parent})
+            pid = self._ask({"daemon": daemon})
             started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
             return Process(pid, int(started))
 
@@ -487,7 +483,7 @@ class Helper:
                     os.close(held)
                     os.read(gate, 1)  # until its parent has ended, and the daemon has it
                     if "daemon" in job:
-                        self._become_daemon(job["daemon"], dies=job["dies"])
+                        self._become_daemon(job["daemon"])
                     self._become(job, descriptors)
                 if "daemon" not in job:  # which has a session of its own
                     os.setpgid(child, child)
@@ -498,10 +494,9 @@ class Helper:
             for one in (told, tell, gate, held, *descriptors):
                 os.close(one)
 
-    def _become_daemon(self, job: dict[str, Any], *, dies: bool) -> NoReturn:
+    def _become_daemon(self, job: dict[str, Any]) -> NoReturn:
         os.closerange(3, 200)
-        if dies:
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _become(job, self._paths)
 
     def _become(self, job: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:

@@ -45,26 +45,20 @@ def test_a_stranger_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_a_process_started_to_die_with_its_parent_does_and_another_does_not(tmp_path: Path) -> None:
+def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from toc.dev.local.process import Process; "
-        f"command, log = {SLEEP!r}, Path({str(tmp_path / 'log')!r}); "
-        "bound = Process.spawn(command, log, die_with_parent=True); free = Process.spawn(command, log); "
-        "print(bound.pid, bound.started, free.pid, free.started, flush=True); time.sleep(600)"
+        f"bound = Process.spawn({SLEEP!r}, Path({str(tmp_path / 'log')!r})); "
+        "print(bound.pid, bound.started, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        numbers = [int(word) for word in parent.stdout.readline().split()]
-        bound, free = Process(*numbers[:2]), Process(*numbers[2:])
-        assert until(lambda: tail(tmp_path / "log").count("up") == 2, 60)
+        bound = Process(*map(int, parent.stdout.readline().split()))
+        assert until(lambda: tail(tmp_path / "log") == "up", 60)
         assert bound.alive()
         parent.kill()
         parent.wait()
-    try:
-        assert bound.wait(60)
-        assert free.alive()
-    finally:
-        free.kill()
+    assert bound.wait(60)
 
 
 def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(

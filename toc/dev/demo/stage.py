@@ -64,7 +64,6 @@ def configured(directory: Path, processes: int) -> Iterator[Stage]:
             [*_TOC, "worker", "--app", APP, "--processes", str(processes)],
             log,
             env={**os.environ, "TOC_DEMO_HISTORY": str(history)},
-            die_with_parent=True,
         )
 
         def alive() -> None:

@@ -36,7 +36,7 @@ class Started:
 class PrivateServer(Started):
     """One private server. Not thread-safe: one owner starts and stops it.
 
-    ``die_with_parent``: the kernel kills it when the thread that called start() ends, however it ends.
+    The kernel kills it when the thread that called start() ends, however it ends.
     ``port`` 0 means a free one, chosen at the first start in that directory and kept from then on.
     """
 
@@ -46,12 +46,11 @@ class PrivateServer(Started):
     start_timeout = 60.0
     stop_timeout = 20.0
 
-    def __init__(self, directory: Path, *, port: int = 0, die_with_parent: bool = True) -> None:
+    def __init__(self, directory: Path, *, port: int = 0) -> None:
         self.directory = directory.absolute()
         self.port = port
         self.log = self.directory / f"{self.name}.log"
         self.process: Process | None = None
-        self._die_with_parent = die_with_parent
 
     @property
     def pid(self) -> int:
@@ -75,7 +74,7 @@ class PrivateServer(Started):
                 self.port = free_port() if retry else self.kept_port("port")
             command = self._prepare()
             start = self.log.stat().st_size
-            process = self.process = Process.spawn(command, self.log, die_with_parent=self._die_with_parent)
+            process = self.process = Process.spawn(command, self.log)
             ready = until(lambda: self._ready(start) or not process.alive(), self.start_timeout)  # noqa: B023
             if ready and process.alive():
                 self._write("port", [str(self.port)])

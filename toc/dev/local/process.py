@@ -44,21 +44,14 @@ class Process:
 
     @classmethod
     def spawn(
-        cls,
-        command: Sequence[str | Path],
-        log: Path,
-        *,
-        env: Mapping[str, str] | None = None,
-        die_with_parent: bool = False,
+        cls, command: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None
     ) -> Process:
         """Start ``command`` in its own session; append its output to ``log``.
 
-        With ``die_with_parent`` it is killed when the calling *thread* ends, so call this from a thread that
-        lives as long as the server should.
+        It is killed when the calling *thread* ends, so call this from a thread that lives as long as the
+        process should.
         """
-        argv = [str(part) for part in command]
-        if die_with_parent:
-            argv = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+        argv = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *map(str, command)]
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         pid = os.posix_spawn(
             argv[0],

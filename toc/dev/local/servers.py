@@ -78,9 +78,8 @@ class RedisServer(PrivateServer):
         aof: bool = True,
         password: str | None = None,
         config: Sequence[str] = (),
-        die_with_parent: bool = True,
     ) -> None:
-        super().__init__(directory, port=port, die_with_parent=die_with_parent)
+        super().__init__(directory, port=port)
         self.binary = binary
         self.password = password
         self.config = list(config)
@@ -145,17 +144,13 @@ class RedisCluster(_Nodes[_ClusterNode]):
         size: int = 3,
         binary: Path | None = None,
         config: Sequence[str] = (),
-        die_with_parent: bool = True,
     ) -> None:
         # Without the last setting, one node that is away makes all hash slots unavailable.
         config = [
             *("cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no"),
             *config,
         ]
-        self.nodes = [
-            _ClusterNode(directory / str(n), binary=binary, config=config, die_with_parent=die_with_parent)
-            for n in range(size)
-        ]
+        self.nodes = [_ClusterNode(directory / str(n), binary=binary, config=config) for n in range(size)]
 
     @property
     def url(self) -> str:
@@ -201,9 +196,8 @@ class MariaDB(PrivateServer):
         port: int = 0,
         buffer_pool: str = "256M",
         config: Sequence[str] = (),
-        die_with_parent: bool = True,
     ) -> None:
-        super().__init__(directory, port=port, die_with_parent=die_with_parent)
+        super().__init__(directory, port=port)
         self.config = list(config)
         self._buffer_pool = buffer_pool
         self._password = ""
@@ -350,8 +344,8 @@ class ZooKeeper(PrivateServer):
 class _ZooKeeperMember(ZooKeeper):
     _main = "quorum.QuorumPeerMain"
 
-    def __init__(self, directory: Path, number: int, *, die_with_parent: bool) -> None:
-        super().__init__(directory, die_with_parent=die_with_parent)
+    def __init__(self, directory: Path, number: int) -> None:
+        super().__init__(directory)
         self.number = number
         self.others: list[_ZooKeeperMember] = []
 
@@ -377,11 +371,8 @@ class _ZooKeeperMember(ZooKeeper):
 class ZooKeeperEnsemble(_Nodes[_ZooKeeperMember]):
     """A ZooKeeper ensemble. ``nodes`` are its members; it serves while more than half of them run."""
 
-    def __init__(self, directory: Path, *, size: int = 3, die_with_parent: bool = True) -> None:
-        self.nodes = [
-            _ZooKeeperMember(directory / str(number), number, die_with_parent=die_with_parent)
-            for number in range(1, size + 1)
-        ]
+    def __init__(self, directory: Path, *, size: int = 3) -> None:
+        self.nodes = [_ZooKeeperMember(directory / str(number), number) for number in range(1, size + 1)]
         for node in self.nodes:
             node.others = self.nodes
 
