@@ -15,6 +15,7 @@ from typing import Any
 import pymysql
 import pytest
 from fault.conftest import Build, Verdict
+from fault.kit.load import TOPICS, Load
 from fault.kit.proxy import Proxy
 from fault.kit.table import Line
 from harness.history import Client
@@ -24,55 +25,25 @@ from sqlalchemy.engine import make_url
 
 from toc import NewTask, TimeoutCenter, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
-from toc.model.errors import TocError
 from toc.model.sharding import BizId
 from toc.store.health import MOST_PATIENCE_SECONDS
 
 RATE = 50
 TABLES = 8
 CROWD = 20_000
-TOPICS = ("test.sync", "test.async", "test.batch")
 RESTARTED = 3.0
 """Seconds by which a task may be late whose process ends: until its successor is there."""
 UNWRITTEN = 15
 """How many tasks a process may run, or have run and not written, as it is killed."""
 
 
-class Producer:
-    """Submits tasks of some tables, due in a moment, at a steady pace; keeps what was slow."""
-
-    def __init__(
-        self, system: System, rate: float, belongs: Callable[[int], bool], client: Client | None = None
-    ) -> None:
-        self.job_ids: list[int] = []
-        self.slowest = 0.0
-        self.errors: list[str] = []
-        self._client = client or system.client
-        self._rate = rate
-        self._belongs = belongs
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="producer")
-
-    def __enter__(self) -> Producer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        began = time.monotonic()
-        mine = (biz_id for biz_id in range(10**6, 10**7) if self._belongs(BizId.of(biz_id).crc % TABLES))
-        for number, biz_id in enumerate(mine):
-            if self._over.wait(max(0.0, began + number / self._rate - time.monotonic())):
-                return
-            called = time.monotonic()
-            try:
-                self.job_ids.append(self._client.submit(TOPICS[number % 3], biz_id=biz_id, delay=0.3))
-            except TocError as exc:
-                self.errors.append(str(exc))
-            self.slowest = max(self.slowest, time.monotonic() - called)
+def producer(
+    system: System, rate: float, belongs: Callable[[int], bool], client: Client | None = None
+) -> Load:
+    """Submits tasks of some tables, due in a moment."""
+    mine = (biz_id for biz_id in range(10**6, 10**7) if belongs(BizId.of(biz_id).crc % TABLES))
+    steady: Any = {"ahead": (0.3, 0.3), "cancel": 0.0, "fail": 0.0}
+    return Load(client or system.client, rate=rate, biz_ids=mine, **steady)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +113,8 @@ def run(
     for the first ``at_begin`` seconds, by which it may then be late."""
     daemon = system.start()
     with (
-        Producer(system, RATE / 2, lambda table: not sick(table)) as healthy,
-        Producer(system, RATE / 2, sick) as ill,
+        producer(system, RATE / 2, lambda table: not sick(table)) as healthy,
+        producer(system, RATE / 2, sick) as ill,
     ):
         system.wait(lambda: len(healthy.job_ids) > 50 and len(ill.job_ids) > 50, "the load runs", 10)
         healthy.slowest = 0.0
@@ -152,7 +123,7 @@ def run(
             assert not threading.Event().wait(seconds)
             during = healthy.job_ids[before:]
             system.wait(lambda: during and not system.pending(during), "those of the rest run meanwhile", 60)
-            errors = list(ill.errors)
+            failed = ill.errors.total()
         resumed = len(ill.job_ids)
         system.wait(lambda: len(ill.job_ids) > resumed + 30, "submits to the sick part go on", 30)
         slowest = healthy.slowest
@@ -164,8 +135,8 @@ def run(
     late = system.late(healthy.job_ids[settled : after + 1])
     said = daemon.log.read_text()
     line.prove(
-        "rows_not_read" in said or "rows_not_written" in said or bool(errors),
-        f"{len(errors)} calls to the sick part failed; {len(during)} tasks of the rest meanwhile: "
+        "rows_not_read" in said or "rows_not_written" in said or failed > 0,
+        f"{failed} calls to the sick part failed; {len(during)} tasks of the rest meanwhile: "
         f"p99 {late[int(len(late) * 0.99)]:.1f} ms, at most {late[-1]:.0f} ms late"
         f"{f', at its begin {first[-1]:.0f} ms' if at_begin else ''}, "
         f"the slowest SDK call {slowest * 1000:.0f} ms",
@@ -330,7 +301,7 @@ def test_processes_started_without_the_topic_tables_server_run_what_the_others_h
     )
     daemon = system.start(processes=2)
     first = daemon.workers()
-    with Producer(system, RATE, lambda table: table % 2 == 1) as healthy:
+    with producer(system, RATE, lambda table: table % 2 == 1) as healthy:
         system.wait(lambda: len(healthy.job_ids) > RATE, "the load runs", 10)
         with system.recorder.fault("store_down"), how(servers[0]):
             with system.recorder.fault("kill", pids=first):
@@ -384,7 +355,7 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
     system.client.cancel(locked)  # which is recorded, as those of handlers are not
     table = BizId.of(1).crc % TABLES
     name = f"{system.settings.database_prefix}{table % 2}.timeout_task_{table:04d}"
-    with Producer(system, RATE, lambda _: True) as others:
+    with producer(system, RATE, lambda _: True) as others:
         system.wait(lambda: len(others.job_ids) > 50, "the load runs", 10)
         before = len(others.job_ids)
         with system.recorder.fault("store_down"), session(servers[0], "BEGIN") as stranger:
@@ -443,8 +414,8 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
         proxy.delay(delay if at_start else 0)
         daemon = system.start(env=ANY_ADDRESS)
         with (
-            Producer(system, RATE / 2, lambda table: table % 2 == 0, client) as others,
-            Producer(system, RATE / 2, lambda table: table % 2 == 1, client) as far,
+            producer(system, RATE / 2, lambda table: table % 2 == 0, client) as others,
+            producer(system, RATE / 2, lambda table: table % 2 == 1, client) as far,
         ):
             # Its connections are open by then.
             system.wait(lambda: len(far.job_ids) > 100, "the load runs", 10)
@@ -495,7 +466,7 @@ def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
             for number, biz_id in zip(range(CROWD), sick, strict=False)
         ]
     )
-    with Producer(system, RATE, lambda table: table % 2 == 0) as others:
+    with producer(system, RATE, lambda table: table % 2 == 0) as others:
         system.wait(lambda: datetime.now(UTC) > due - timedelta(seconds=1), "they are about to be due", 20)
         with system.recorder.fault("store_down"), hanging(servers[1]):
             # To put them away once takes what it takes; after that they are no trouble.

@@ -8,7 +8,8 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Self
 
 from harness import forks
@@ -43,8 +44,8 @@ def tasks(
 class Load:
     """Submits tasks from a thread until the block is left; now and then it cancels one.
 
-    ``rate`` tasks a second, due ``ahead`` seconds later. Errors of the SDK are counted by name, not raised:
-    whether they may occur is for the test to say.
+    ``rate`` tasks a second, due ``ahead`` seconds later, of ``biz_ids`` or of all from ``first`` on. Errors
+    of the SDK are counted by name, not raised: whether they may occur is for the test to say.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Load:
         attribute: Mapping[str, Any] | None = None,
         seed: int = 0,
         first: int = 1_000_000,
+        biz_ids: Iterable[int] | None = None,
         topics: Sequence[str] = TOPICS,
     ) -> None:
         self.job_ids: list[int] = []
@@ -74,7 +76,7 @@ class Load:
         self._attribute = dict(attribute or {})
         self._topics = topics
         self._dice = random.Random(seed)
-        self._first = first
+        self._biz_ids = iter(count(first) if biz_ids is None else biz_ids)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
 
@@ -90,7 +92,7 @@ class Load:
         began = time.monotonic()
         number = 0
         while not self._over.wait(max(0.0, began + number / self._rate - time.monotonic())):
-            self._submit(self._first + number)
+            self._submit(next(self._biz_ids))
             number += 1
             if self.job_ids and self._dice.random() < self._cancel:
                 self._call(self._client.cancel, self._dice.choice(self.job_ids[-40:]))
