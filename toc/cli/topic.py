@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from toc.cli.operations import command
-from toc.cli.options import Commands, Json, flag
-from toc.cli.output import print_json, progress_line, say, show, show_one
-from toc.cli.values import opened
+from toc.cli.options import Commands
+from toc.cli.output import print_json, say, show, show_one
 from toc.operate.operation import Record
 from toc.operate.operations import topics
-from toc.operate.records import topic_record
-
-_NOT_COUNTED = "not counted: --count does"
 
 app = Commands(no_args_is_help=True, help="Create topics and change their policies.")
 
@@ -39,36 +31,9 @@ def _show_list(record: Record, *, as_json: bool) -> None:
     )
 
 
-@app.command("show")
-def show_topic(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=topics.NAME.about)],
-    count: bool = flag("--count", "Count all pending tasks by their number of slots."),
-    as_json: Json = False,
-) -> None:
-    """Show a topic with its policies.
-
-    `pending by slots` counts, with --count, pending tasks by the number of slots that the topic had when they
-    were submitted. It reads every pending row.
-    """
-    from toc.operate import admin
-
-    with opened() as center:
-        topic = admin.get_topic(center.store, name)
-        found = None
-        if count:
-            with progress_line("tables") as progress:
-                found = admin.pending_by_slots(center.store, topic, progress=progress)
-    record = topic_record(topic)
-    if as_json:
-        print_json(record | {"pending_by_slots": found})
-    else:
-        show_one(record | {"pending_by_slots": _amounts(found)}, as_json=False)
-
-
-def _amounts(found: dict[int, int] | None) -> str:
-    if found is None:
-        return _NOT_COUNTED
-    return ", ".join(f"{tasks} under {amount}" for amount, tasks in found.items()) or "none"
+@command(app, topics.show_topic)
+def _show_topic(record: Record, *, as_json: bool) -> None:
+    show_one(record, as_json=as_json)
 
 
 @command(app, topics.alter)

@@ -196,7 +196,7 @@ class DialectTasks:
         store = self._service.center.store
 
         def read() -> Content:
-            content = store.bodies.read({of.job_id: of.version}).whole().get(of.job_id)
+            content = store.bodies.one(of.job_id, of.version)
             if content is None:
                 raise BodyGone(f"the body of task {of.job_id} is gone: the task was purged or replaced")
             return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,21 +83,6 @@ def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
     return alter_topic(
         store, name, {"paused": False, "closed": False, "resume_rate": rate, "resumed_at": now_ms}
     )
-
-
-def pending_by_slots(
-    store: Store, topic: Topic, *, progress: Callable[[float, str], None] = lambda _part, _text: None
-) -> dict[int, int]:
-    """Count pending tasks by the slot_amount of their row. Reads every pending row, a few tables at a time.
-
-    ``progress`` gets the part done (0 to 1) and what was found. Raises StoreUnavailable.
-    """
-    tables = store.tables
-    found: Counter[int] = Counter()
-    for at in range(0, len(tables), TABLES_COUNTED):
-        found += store.count_stamped(tables[at : at + TABLES_COUNTED], topic.biz_type)
-        progress(min(at + TABLES_COUNTED, len(tables)) / len(tables), f"{found.total():,} pending")
-    return dict(sorted(found.items()))
 
 
 # --- dead tasks -----------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class HandOuts:
         bodies = self._store.bodies
 
         def read() -> Content:
-            content = bodies.read({row.job_id: row.version}).whole().get(row.job_id)
+            content = bodies.one(row.job_id, row.version)
             if content is None:
                 raise BodyGone(f"the body of task {row.job_id} is gone: the task was purged or replaced")
             return content

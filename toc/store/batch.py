@@ -7,7 +7,7 @@ then serves the sweep (toc.store.scan), the list of dead letters and the purge.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -86,30 +86,15 @@ class Batches(Tries):
     # --- reading -------------------------------------------------------------------------------------------
 
     def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
-        """Return the existing rows by job_id."""
-        return self.read_each(job_ids).whole()
+        """Return the existing rows by job_id; also asks a server that is marked as away."""
+        rows: dict[int, TaskRow] = {}
+        for server, ids in self._shards.group(job_ids).items():
+            rows |= self._read(server, ids)
+        return rows
 
     def read_each(self, job_ids: Iterable[int]) -> Answers[TaskRow]:
         """Return the existing rows by job_id, of the servers that answer."""
         return self._shards.each(self._shards.group(job_ids), self._read).joined()
-
-    def count_stamped(self, tables: Iterable[int], biz_type: int) -> Counter[int]:
-        """Count the pending rows of a biz_type by slot_amount, in these tables.
-
-        Reads all their pending rows, so pass only a few of many tables at a time.
-        """
-        results = self._scan(
-            tables,
-            lambda _, _table, name: (
-                f"SELECT slot_amount,COUNT(*) FROM {name} WHERE status={PENDING} AND biz_type={biz_type:d} "
-                "GROUP BY slot_amount"
-            ),
-        )
-        counts: Counter[int] = Counter()
-        for result in results:
-            for amount, count in result.rows:
-                counts[amount] += count
-        return counts
 
     def count_open(self, tables: Iterable[int], biz_type: int) -> OpenTasks:
         """Count the tasks of a biz_type that have not ended well, in these tables.

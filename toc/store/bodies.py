@@ -34,21 +34,26 @@ class Bodies:
 
         One round trip per server, so the caller bounds their bytes.
         """
+        return self._shards.each(
+            self._shards.group(wanted), lambda server, ids: self._read(server, ids, wanted)
+        ).joined()
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Content]:
-            results = server.run(
-                [
-                    Statement(
-                        f"SELECT job_id,version,content_type,body FROM {self._shards.body_names[table]} "
-                        f"WHERE job_id IN ({sql.numbers(part)})"
-                    )
-                    for table, part in ids.items()
-                ],
-                outwait=False,
+    def one(self, job_id: int, version: int) -> Content | None:
+        """Return one body, None if its row has changed since; also asks a server that is marked as away."""
+        ((server, ids),) = self._shards.group([job_id]).items()
+        return self._read(server, ids, {job_id: version}).get(job_id)
+
+    def _read(
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], wanted: Mapping[int, int]
+    ) -> dict[int, Content]:
+        selects = [
+            Statement(
+                f"SELECT job_id,version,content_type,body FROM {self._shards.body_names[table]} "
+                f"WHERE job_id IN ({sql.numbers(part)})"
             )
-            return _contents(results, wanted)
-
-        return self._shards.each(self._shards.group(wanted), send).joined()
+            for table, part in ids.items()
+        ]
+        return _contents(server.run(selects, outwait=False), wanted)
 
 
 def _contents(results: Iterable[Result], wanted: Mapping[int, int]) -> dict[int, Content]:

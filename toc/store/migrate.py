@@ -52,9 +52,7 @@ class Migrator:
         write_timeout: float = 10.0,
     ) -> None:
         self._layout = Layout(urls, databases, tables, prefix)
-        self._connect_timeout = connect_timeout
-        self._write_timeout = write_timeout
-        self._read_timeout = read_timeout
+        self._timeouts = connect_timeout, read_timeout, write_timeout
 
     def upgrade(self, progress: Progress | None = None, *, new: bool = False) -> None:
         """Bring every database to the newest revision; creates missing databases.
@@ -108,12 +106,9 @@ class Migrator:
             shards.close()
 
     def _shards(self) -> Shards:
+        connect, read, write = self._timeouts
         return Shards(
-            self._layout,
-            connect_timeout=self._connect_timeout,
-            read_timeout=self._read_timeout,
-            write_timeout=self._write_timeout,
-            pool_size=1,
+            self._layout, connect_timeout=connect, read_timeout=read, write_timeout=write, pool_size=1
         )
 
     def _each_database(self, run: Callable[[Config], None], progress: Progress | None) -> None:
@@ -150,7 +145,7 @@ class Migrator:
         return config
 
     def _create_database(self, url: URL, name: str) -> None:
-        connection = connector(url, self._connect_timeout, self._read_timeout, self._write_timeout)()
+        connection = connector(url, *self._timeouts)()
         try:
             connection.batch(
                 [f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"]
@@ -166,7 +161,8 @@ class Migrator:
             take, give = "BEGIN IMMEDIATE", "COMMIT"  # all of SQLite's DDL is one transaction
         else:
             # No read timeout: changing a big table is slow.
-            opened = connector(url, self._connect_timeout, None, self._write_timeout, name)
+            connect, _, write = self._timeouts
+            opened = connector(url, connect, None, write, name)
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
         engine = create_engine(
             url.set(database=name) if not self._layout.sqlite else url,

@@ -58,11 +58,11 @@ class MySqlServer(DatabaseServer):
         url: URL,
         databases: Sequence[int],
         *,
-        connect_timeout: float,
-        read_timeout: float,
-        write_timeout: float,
-        pool_size: int,
+        connect_timeout: float = 3.0,
+        read_timeout: float = 10.0,
+        write_timeout: float = 10.0,
         keepalive: float = KEEPALIVE_SECONDS,
+        pool_size: int = 8,
     ) -> None:
         connect = connector(
             url,

@@ -12,7 +12,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ _EXPECTED = {
 """What a connection must have. MySQL and MariaDB each know only one of two names."""
 _SHOW = f"SHOW SESSION VARIABLES WHERE Variable_name IN ({','.join(map(repr, [*_EXPECTED, 'log_bin']))})"
 _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
-"""Errors that the driver raises for a damaged greeting, besides its own."""
+"""Errors that a damaged greeting or first answer causes, besides the driver's own."""
 
 
 def connector(
@@ -137,12 +137,8 @@ def connector(
             raise pymysql.err.OperationalError(
                 CR.CR_CONN_HOST_ERROR, f"Can't connect to MySQL server on {url.host!r} ({exc})"
             ) from exc
-        try:
+        with _parsed("greeting"):
             driver.connect(sock)
-        except _NONSENSE as exc:
-            raise pymysql.err.OperationalError(
-                CR.CR_MALFORMED_PACKET, f"its greeting cannot be parsed ({type(exc).__name__}: {exc})"
-            ) from exc
         return driver, inside.socket or sock
 
     def connect() -> MySqlConnection:
@@ -151,20 +147,27 @@ def connector(
             began = time.monotonic()
             *_, off, shown = connection.batch(session)
             connection.first_answer = time.monotonic() - began
-            found = {str(name).lower(): str(value) for name, value in shown.rows}
-            _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 10)
-            connection.max_packet = int(found["max_allowed_packet"])
-        except _NONSENSE as exc:  # a damaged answer
-            connection.close()
-            raise pymysql.err.OperationalError(
-                CR.CR_MALFORMED_PACKET, f"its first answer cannot be parsed ({type(exc).__name__})"
-            ) from exc
+            with _parsed("first answer"):
+                found = {str(name).lower(): str(value) for name, value in shown.rows}
+                _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 10)
+                connection.max_packet = int(found["max_allowed_packet"])
         except BaseException:
             connection.close()
             raise
         return connection
 
     return connect
+
+
+@contextlib.contextmanager
+def _parsed(what: str) -> Iterator[None]:
+    """Raise the driver's error if this is damaged."""
+    try:
+        yield
+    except _NONSENSE as exc:
+        raise pymysql.err.OperationalError(
+            CR.CR_MALFORMED_PACKET, f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
+        ) from exc
 
 
 def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: float) -> socket.socket:

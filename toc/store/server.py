@@ -12,7 +12,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 from sqlalchemy import Dialect
 
@@ -84,6 +84,17 @@ class PoolExhausted(StoreUnavailable):
 
 class Duplicate(Exception):
     """A unique key refused the batch, which was rolled back."""
+
+
+class Options(TypedDict, total=False):
+    """Options of the connections to a server. Timeouts and ``keepalive`` (see ``toc.sockets``) are seconds;
+    ``pool_size`` bounds how many connections a process has."""
+
+    connect_timeout: float
+    read_timeout: float
+    write_timeout: float
+    keepalive: float
+    pool_size: int
 
 
 class Connection(ABC):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, Unpack
 from urllib.parse import unquote
 
 from sqlalchemy import MetaData
@@ -17,13 +17,12 @@ from sqlalchemy.exc import ArgumentError
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
-from toc.sockets import KEEPALIVE_SECONDS
 from toc.store.health import OF_TABLES as OF_TABLES
 from toc.store.health import Health
 from toc.store.health import Trouble as Trouble
 from toc.store.mysql import MySqlServer
 from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
-from toc.store.server import DatabaseServer, Locked, PoolExhausted, Refused, Transient
+from toc.store.server import DatabaseServer, Locked, Options, PoolExhausted, Refused, Transient
 from toc.store.sqlite import SqliteServer
 from toc.store.threads import Threads
 
@@ -107,34 +106,15 @@ class Parts(Generic[R]):
 class Shards:
     """The servers, and the mapping from a job_id to its server and table. Thread-safe and fork-safe."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        *,
-        connect_timeout: float,
-        read_timeout: float,
-        write_timeout: float,
-        keepalive: float = KEEPALIVE_SECONDS,
-        pool_size: int,
-    ) -> None:
+    def __init__(self, layout: Layout, **options: Unpack[Options]) -> None:
         self.layout = layout
         self.tables = layout.tables
-        self.servers: list[DatabaseServer] = []
-        for number, url in enumerate(layout.urls):
-            if layout.sqlite:
-                self.servers.append(SqliteServer(url, busy_timeout=read_timeout, pool_size=pool_size))
-            else:
-                self.servers.append(
-                    MySqlServer(
-                        url,
-                        layout.databases_of(number),
-                        connect_timeout=connect_timeout,
-                        read_timeout=read_timeout,
-                        write_timeout=write_timeout,
-                        keepalive=keepalive,
-                        pool_size=pool_size,
-                    )
-                )
+        self.servers: list[DatabaseServer] = [
+            SqliteServer(url, **options)
+            if layout.sqlite
+            else MySqlServer(url, layout.databases_of(number), **options)
+            for number, url in enumerate(layout.urls)
+        ]
         self.server_of: list[DatabaseServer] = []
         """The server of each table."""
         self.number_of: list[int] = []

@@ -120,9 +120,9 @@ class SqliteServer(DatabaseServer):
     for_update = ""
     read_only = ""
 
-    def __init__(self, url: URL, *, busy_timeout: float, pool_size: int) -> None:
+    def __init__(self, url: URL, *, read_timeout: float = 10.0, pool_size: int = 8, **_others: float) -> None:
         self._url = url
-        super().__init__(str(path_of(url)), [0], Pool(connector(url, busy_timeout), pool_size, busy_timeout))
+        super().__init__(str(path_of(url)), [0], Pool(connector(url, read_timeout), pool_size, read_timeout))
 
     def _connect_within(self, seconds: float) -> SqliteConnection:
         return connector(self._url, seconds)()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from toc.model.body import Content
 from toc.model.clock import Clock
@@ -13,7 +13,6 @@ from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, check_expiry
-from toc.sockets import KEEPALIVE_SECONDS
 from toc.store import bodies, fitness
 from toc.store import rows as sql
 from toc.store.batch import CANCELLED, PENDING, Batches
@@ -44,7 +43,7 @@ from toc.store.schema import (
     topic_table,
 )
 from toc.store.select import Selections
-from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Statement, pause
+from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Options, Statement, pause
 from toc.store.shards import Layout, Shards
 from toc.store.write import RESEND_SECONDS, Writer
 
@@ -57,10 +56,9 @@ IDS_READ = 10_000
 class Store(Batches):
     """The task table and the topic table over all servers.
 
-    Connects on first use; thread-safe; usable after a fork. Timeouts and ``keepalive`` (see ``toc.sockets``)
-    are seconds. ``urls`` are SQLAlchemy URLs, each of which takes a block of the databases, in order; or one
-    sqlite:/// URL. ``pool_size`` bounds the connections to each server. ``secret_keys`` encrypt the secrets
-    of webhook targets. Raises ConfigError.
+    Connects on first use; thread-safe; usable after a fork. ``urls`` are SQLAlchemy URLs, each of which takes
+    a block of the databases, in order; or one sqlite:/// URL. ``secret_keys`` encrypt the secrets of webhook
+    targets. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
     has not been run. Methods over many tasks (``Batches``) send one batch to each server. Methods
@@ -76,21 +74,10 @@ class Store(Batches):
         tables: int,
         prefix: str = "toc_",
         clock: Clock,
-        connect_timeout: float = 3.0,
-        read_timeout: float = 10.0,
-        write_timeout: float = 10.0,
-        keepalive: float = KEEPALIVE_SECONDS,
-        pool_size: int = 8,
         secret_keys: Sequence[str] = (),
+        **options: Unpack[Options],
     ) -> None:
-        shards = Shards(
-            Layout(urls, databases, tables, prefix),
-            connect_timeout=connect_timeout,
-            read_timeout=read_timeout,
-            write_timeout=write_timeout,
-            keepalive=keepalive,
-            pool_size=pool_size,
-        )
+        shards = Shards(Layout(urls, databases, tables, prefix), **options)
         super().__init__(shards, Leases(shards), clock)
         self.soon, self.run_detached = shards.soon, shards.run_detached
         self.bodies = bodies.Bodies(shards)
@@ -191,7 +178,7 @@ class Store(Batches):
         seen: TaskRow | None = row
         while seen is not None and seen.body_sha256 == row.body_sha256:
             version = seen.version
-            content = self.bodies.read({row.job_id: version}).whole().get(row.job_id)
+            content = self.bodies.one(row.job_id, version)
             if content is not None:
                 return content
             seen = self.get(row.job_id)

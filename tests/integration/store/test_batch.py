@@ -351,14 +351,3 @@ def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> 
 def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
     row = dead_row(store, new_row("order-é"))
     assert row in store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), None, 100).rows
-
-
-def test_pending_rows_of_a_topic_are_counted_by_their_slot_amount(
-    fresh_store: Store, new_row: NewRow
-) -> None:
-    rows = [new_row(slot_amount=amount) for amount in (16, 32, 32, 64)]
-    insert_many(fresh_store, [*rows, new_row(slot_amount=128, biz_type=8)])
-    fresh_store.finish([(rows[3].job_id, 0)])
-    tables = [table for tables in fresh_store.tables_of_server() for table in tables]
-    assert fresh_store.count_stamped(tables, 7) == {16: 1, 32: 2}
-    assert sum(fresh_store.count_stamped([table], 8)[128] for table in tables) == 1

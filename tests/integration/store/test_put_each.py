@@ -62,7 +62,8 @@ def test_each_of_many_has_the_outcome_that_it_would_have_alone(store: Store, new
     before, used, fresh = request(), request(b"one"), request()
     put(store, answered, request=before)
     put(store, reused, request=used)
-    unnamed, another = of_one_server(store, new_row, 2)
+    (unnamed,) = of_one_server(store, new_row, 1)
+    another = new_row(unnamed.biz_id)
     again, body = named(new_row, ended), with_body(named(new_row, pending, action_time=new.action_time), b"x")
     wanted = [
         replacing(new),
