@@ -112,11 +112,9 @@ def http_processes(
         ) from exc
     try:
         address = ip_address(host)
-        networks = [str(ip_network(text)) for text in plain_from]
     except ValueError as exc:
-        raise InvalidInput(
-            f"{exc}; write an address such as 0.0.0.0 and networks such as 10.0.0.0/8"
-        ) from exc
+        raise InvalidInput(f"--host: {exc}; write an address such as 0.0.0.0") from exc
+    networks = _networks("--plain-from", plain_from)
     if (tls_cert is None) != (tls_key is None):
         raise InvalidInput("give both --tls-cert and --tls-key, or neither")
     for file in filter(None, (tls_cert, tls_key)):
@@ -133,22 +131,28 @@ def http_processes(
     command = [sys.executable, "-m", toc.gateway.process.__name__, "--listen", str(listener.fileno())]
     if tls_cert is not None and tls_key is not None:
         command += ["--tls-cert", str(tls_cert.absolute()), "--tls-key", str(tls_key.absolute())]
-    for network in networks:
-        command += ["--allow", network]
-    return SideProcesses(
-        "http", processes, tuple(command), (listener.detach(),), frozenset({Delivery.PULL.value})
-    )
+    command += _each("--allow", networks)
+    pulled = frozenset({Delivery.PULL.value})
+    return SideProcesses("http", processes, tuple(command), (listener.detach(),), pulled)
 
 
 def with_bounds(beside: SideProcesses, per_address: int, proxies: Sequence[str]) -> SideProcesses:
     """Return what serves with these bounds on connections. Raises InvalidInput."""
-    command = [*beside.command, "--per-address", str(per_address)]
-    for text in proxies:
-        try:
-            command += ["--proxy", str(ip_network(text))]
-        except ValueError as exc:
-            raise InvalidInput(f"--proxy: {exc}; write a network such as 10.0.0.7/32") from exc
-    return replace(beside, command=tuple(command))
+    bounds = ["--per-address", str(per_address), *_each("--proxy", _networks("--proxy", proxies))]
+    return replace(beside, command=(*beside.command, *bounds))
+
+
+def _networks(name: str, texts: Sequence[str]) -> list[str]:
+    """Return networks in their usual form. Raises InvalidInput."""
+    try:
+        return [str(ip_network(text)) for text in texts]
+    except ValueError as exc:
+        raise InvalidInput(f"{name}: {exc}; write a network such as 10.0.0.0/8") from exc
+
+
+def _each(name: str, values: Sequence[str]) -> list[str]:
+    """Return an option for each value."""
+    return [word for value in values for word in (name, value)]
 
 
 def with_dialects(
@@ -158,10 +162,7 @@ def with_dialects(
 
     Raises ConfigError or InvalidInput.
     """
-    try:
-        allowed = [str(ip_network(text)) for text in networks]
-    except ValueError as exc:
-        raise InvalidInput(f"--dialect-from: {exc}; write a network such as 10.0.0.0/8") from exc
+    allowed = _networks("--dialect-from", networks)
     command, descriptors = list(beside.command), list(beside.descriptors)
     if named:
         import toc.dialects.process
@@ -184,10 +185,7 @@ def with_dialects(
         say(f"{name} at http://{_address_of(listener)}")
         descriptors.append(listener.detach())
         command += ["--dialect", f"{name}={descriptors[-1]}"]
-    for network in allowed:
-        command += ["--dialect-from", network]
-    for host in hosts:
-        command += ["--dialect-host", host]
+    command += _each("--dialect-from", allowed) + _each("--dialect-host", hosts)
     return replace(beside, command=tuple(command), descriptors=tuple(descriptors))
 
 
