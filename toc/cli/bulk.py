@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from toc.cli.output import progress_line, say
+from toc.cli.output import say
 from toc.cli.values import biz_id, past, who
 from toc.model.access import Action
 from toc.model.errors import InvalidInput
@@ -16,7 +15,6 @@ from toc.model.task import TaskStatus
 from toc.operate.operation import Doing
 
 if TYPE_CHECKING:
-    from toc.operate.bulk import BulkStep, Counts
     from toc.sdk.client import TimeoutCenter
     from toc.store.select import Selection
 
@@ -25,10 +23,6 @@ Biz = Annotated[
     typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
 ]
 Text = Annotated[bool, typer.Option("--text", help="Treat the biz_id as a text even if it is all digits.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show how many tasks would change.")]
-Rate = Annotated[
-    float | None, typer.Option("--rate", metavar="N", help="At most N tasks per second.", min=0.001, max=1e6)
-]
 
 
 class Filters(NamedTuple):
@@ -41,10 +35,6 @@ class Filters(NamedTuple):
     after: str | None = None
     before: str | None = None
     error: str | None = None
-
-    def given(self) -> dict[str, str]:
-        """Return the filters that were given."""
-        return {name: value for name, value in self._asdict().items() if isinstance(value, str)}
 
 
 def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Selection:
@@ -76,30 +66,3 @@ def confirm(question: str, *, yes: bool) -> None:
     if not typer.confirm(f"{question}?", err=True):
         say("nothing was done")
         raise typer.Exit(1)
-
-
-def change(
-    center: TimeoutCenter,
-    action: str,
-    steps: Iterator[BulkStep],
-    job_ids: Sequence[int],
-    filters: Filters,
-    **more: str,
-) -> Counts:
-    """Take all steps, which change these tasks, as ``toc.operate.bulk.changed`` does. Returns the counts.
-
-    Shows the progress: a bar on a terminal, else a line every few seconds.
-    """
-    from toc.operate.bulk import changed
-
-    chosen = filters.given() | more
-    selected = ", ".join(f"{name}={value}" for name, value in chosen.items())
-    with progress_line("tasks", lines=True) as bar:
-
-        def progress(step: BulkStep) -> None:
-            bar(step.done / len(job_ids), f"{step.done} of {len(job_ids)}")
-
-        return changed(
-            center, who(), action, steps, job_ids,
-            target=chosen.get("topic", "tasks"), progress=progress, selected=selected,
-        )  # fmt: skip

@@ -169,7 +169,7 @@ def _read(param: Param, typed: Any, own: Option | None, *, as_text: bool) -> Any
     if param.kind is Value.BIZ_ID:
         return biz_id(typed, as_text=as_text)
     if param.kind is Value.JOB_ID:
-        return list(map(job_number, typed)) or None
+        return list(map(job_number, typed)) or None if param.many else job_number(typed)
     return _READ[param.kind](typed) if param.kind in _READ else typed
 
 

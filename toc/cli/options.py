@@ -25,7 +25,6 @@ _NUMBERS: dict[Any, tuple[Any, Callable[..., Any]]] = {
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")]
-MaybeJobId = Annotated[str | None, typer.Argument(metavar="[JOB_ID]", help="Which task.")]
 
 
 class _Command(TyperCommand):

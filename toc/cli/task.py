@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.bulk import Biz, DryRun, Filters, Rate, Text, change, confirm, selected
+from toc.cli.bulk import Biz, Filters, Text, selected
 from toc.cli.operations import made
-from toc.cli.options import JobId, Json, MaybeJobId, Yes, flag, option
+from toc.cli.options import JobId, Json, flag, option
 from toc.cli.output import (
     body_record,
     print_bytes,
@@ -23,20 +22,17 @@ from toc.cli.output import (
     show_one,
     show_pages,
 )
-from toc.cli.values import attribute, biz_id, duration, file_bytes, job_number, opened, who
-from toc.model import wire
-from toc.model.clock import to_ms
-from toc.model.errors import InvalidInput, NotInFuture, PartialCancel, UnknownTask
-from toc.model.task import CancelOutcome, OnConflict, RescheduleOutcome, TaskStatus
+from toc.cli.values import attribute, biz_id, duration, file_bytes, job_number, opened
+from toc.model.errors import InvalidInput, UnknownTask
+from toc.model.task import OnConflict, TaskStatus
 from toc.model.wire import parse_instant
 from toc.observe.tracing import is_traced, trace_id
 from toc.operate.operation import Record
-from toc.operate.operations import cluster
+from toc.operate.operations import cluster, pending
 from toc.operate.records import running_record
 
 if TYPE_CHECKING:
-    from toc.operate.bulk import Counts
-    from toc.sdk.client import TimeoutCenter
+    pass
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -72,9 +68,6 @@ class Status(StrEnum):
     PROCESSED = "processed"
     CANCELLED = "cancelled"
     DEAD = "dead"
-
-
-Every = Annotated[bool, typer.Option("--all", help="With --topic: all its pending tasks.")]
 
 
 def submit(
@@ -250,177 +243,35 @@ def running(record: Record, *, as_json: bool) -> None:
         say(f"more follow: repeat it with --next {record['next']}")
 
 
-def cancel(
-    wanted: MaybeJobId = None,
-    topic: str | None = option(None, "With --biz-id: its tasks on this topic. With --all: every task."),
-    biz: Biz = None,
-    text: Text = False,
-    every: Every = False,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Cancel a task, those of a biz_id on a topic, or all of a topic.
+@made(pending.cancel)
+def cancel(record: Record, values: Record, *, as_json: bool) -> None:
+    """Exits with 0 only if every task is cancelled and was never started.
 
-    Exits with 0 only if every task is cancelled and was never started.
-
-    Examples: toc cancel 894573895733248
-              toc cancel --topic order.close --biz-id 42
-              toc cancel --topic order.close --all --rate 200
+    Example: toc cancel --topic order.close --all --rate 200
     """
-    from toc.operate.audit import audited
+    _tell(record, values, "cancelled", as_json=as_json)
 
-    job_id = None if wanted is None else job_number(wanted)
-    one = _is_one(job_id, topic, biz, every)
-    with opened(account=not one) as center:
-        if dry_run:
-            chosen = _would_change(center, job_id, Filters(topic, biz, text))
-            show_one({"would_cancel": len(chosen)}, as_json=as_json)
-            return
-        if job_id is not None:
-            outcomes = {job_id: center.cancel(job_id)}
-        elif biz is not None and topic is not None:
-            partial = None
-            with audited(center.store, who(), "tasks.cancel", topic, biz_id=biz) as record:
-                try:
-                    outcomes = center.cancel_by_biz(topic, biz_id=biz_id(biz, as_text=text))
-                except PartialCancel as exc:
-                    partial, outcomes = exc, exc.outcomes
-                record.update(Counter(outcome.value for outcome in outcomes.values()))
-            if partial is not None:
-                raise partial
-        else:
-            _cancel_all(center, topic or "", rate, yes=yes, as_json=as_json)
-            return
-    records = [{"job_id": job, "outcome": outcome.value} for job, outcome in outcomes.items()]
-    if job_id is not None:
-        show_one(records[0], as_json=as_json)
-        if outcomes[job_id] is not CancelOutcome.CANCELLED:
-            say(_MEANS[outcomes[job_id].value])
+
+@made(pending.reschedule)
+def reschedule(record: Record, values: Record, *, as_json: bool) -> None:
+    """Exits with 0 only if every task is rescheduled and was not due yet.
+
+    Example: toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
+    """
+    _tell(record, values, "rescheduled", as_json=as_json)
+
+
+def _tell(record: Record, values: Record, done: str, *, as_json: bool) -> None:
+    """Show what came of one task or of many. Exit with 1 unless all are ``done``."""
+    tasks = record.get("tasks")
+    if tasks is None:
+        show_one(record, as_json=as_json)
+        counts = {record["outcome"]: 1} if "outcome" in record else record
     else:
-        show(records, as_json=as_json, empty=f"no tasks of biz_id {biz} on {topic}")
-    if any(record["outcome"] != "cancelled" for record in records):
-        raise typer.Exit(1)
-
-
-def _cancel_all(center: TimeoutCenter, topic: str, rate: float | None, *, yes: bool, as_json: bool) -> None:
-    from toc.operate import bulk
-
-    filters = Filters(topic)
-    chosen = _pending(center, filters)
-    if chosen:
-        confirm(f"cancel {len(chosen)} pending tasks of {topic}", yes=yes)
-    counts = change(center, "tasks.cancel", bulk.cancel(center, chosen, rate), chosen, filters)
-    _tell(counts, "cancelled", as_json=as_json)
-
-
-def _tell(counts: Counts, done: str, *, as_json: bool) -> None:
-    """Show the outcome of many tasks; exit with 1 unless all are ``done``."""
-    show_one(counts or {done: 0}, as_json=as_json)
-    if sum(counts.values()) > counts.get(done, 0):
-        raise typer.Exit(1)
-
-
-def reschedule(
-    wanted: MaybeJobId = None,
-    delay: Delay = None,
-    action_time: ActionTime = None,
-    topic: str | None = option(None, "With --biz-id: its pending tasks on this topic. With --all: all."),
-    biz: Biz = None,
-    text: Text = False,
-    every: Every = False,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    expires_at: str | None = option(
-        "TIME", "No try starts after it: RFC 3339 with a zone. Default: unchanged."
-    ),
-    as_json: Json = False,
-) -> None:
-    """Give pending tasks, as chosen for `toc cancel`, another deadline and all tries.
-
-    A task that expires before its new deadline needs --expires-at.
-    Exits with 0 only if every task is rescheduled and was not due yet.
-
-    Examples: toc reschedule 894573895733248 --delay 2h
-              toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
-              toc reschedule --topic order.close --all --delay 1h --rate 100
-    """
-    if (delay is None) == (action_time is None):
-        raise InvalidInput("give --delay or --action-time")
-    job_id = None if wanted is None else job_number(wanted)
-    one = _is_one(job_id, topic, biz, every)
-    until = None if expires_at is None else parse_instant(expires_at)
-    with opened(account=not one) as center:
-        due = _due(center, delay, action_time)
-        if not one or dry_run:
-            chosen = _would_change(center, job_id, Filters(topic, biz, text))
-            if dry_run:
-                show_one({"would_reschedule": len(chosen)}, as_json=as_json)
-            else:
-                _reschedule_many(center, chosen, due, until, rate, topic or "", biz, yes=yes, as_json=as_json)
-            return
-        at = due()
-        outcome = center.reschedule(job_id or 0, action_time=at, expires_at=until)
-    moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
-    due_at = wire.instant(to_ms(at)) if moved else None
-    show_one({"job_id": job_id, "outcome": outcome.value, "action_time": due_at}, as_json=as_json)
-    if outcome is not RescheduleOutcome.RESCHEDULED:
-        say(_MEANS[outcome.value])
-        raise typer.Exit(1)
-
-
-def _reschedule_many(
-    center: TimeoutCenter,
-    chosen: Sequence[int],
-    due: Callable[[], datetime],
-    expires_at: datetime | None,
-    rate: float | None,
-    topic: str,
-    biz: str | None,
-    *,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    from toc.operate import bulk
-
-    if due() <= datetime.now(UTC):
-        raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
-    if chosen and biz is None:
-        confirm(f"reschedule {len(chosen)} pending tasks of {topic}", yes=yes)
-    at = wire.instant(to_ms(due()))
-    steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
-    counts = change(center, "tasks.reschedule", steps, chosen, Filters(topic, biz), action_time=at)
-    _tell(counts, "rescheduled", as_json=as_json)
-
-
-def _would_change(center: TimeoutCenter, job_id: int | None, filters: Filters) -> Sequence[int]:
-    """Return the pending tasks of a command: one if it is named, else all that the filters select."""
-    if job_id is None:
-        return _pending(center, filters)
-    row = center.store.get(job_id)
-    return [job_id] if row is not None and row.status == TaskStatus.PENDING else []
-
-
-def _is_one(job_id: int | None, topic: str | None, biz: str | None, every: bool) -> bool:
-    """Whether one task is named, rather than those of a topic. Raises InvalidInput when neither is."""
-    one = job_id is not None and biz is None and topic is None and not every
-    if not one and (job_id is not None or topic is None or (biz is not None) == every):
-        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
-    return one
-
-
-def _due(center: TimeoutCenter, delay: str | None, action_time: str | None) -> Callable[[], datetime]:
-    """Return the function that says when a task is to be due; it is called as each task is moved."""
-    if action_time is not None:
-        at = parse_instant(action_time)
-        return lambda: at
-    seconds = duration(delay or "")
-    if seconds > center.settings.max_delay:
-        raise InvalidInput(f"{delay} is further ahead than TOC_MAX_DELAY={center.settings.max_delay:g} s")
-    return lambda: datetime.now(UTC) + timedelta(seconds=seconds)
-
-
-def _pending(center: TimeoutCenter, filters: Filters) -> Sequence[int]:
-    return center.store.selections.ids(selected(center, TaskStatus.PENDING, filters))
+        show(tasks, as_json=as_json, empty=f"no tasks of biz_id {values['biz_id']} on {values['topic']}")
+        counts = Counter(task["outcome"] for task in tasks)
+    if values["dry_run"] or not sum(counts.values()) > counts.get(done, 0):
+        return
+    if "outcome" in record:
+        say(_MEANS[record["outcome"]])
+    raise typer.Exit(1)

@@ -7,6 +7,7 @@ from toc.operate.operations import (
     audit,
     cluster,
     dead,
+    pending,
     schedules,
     targets,
     tasks,
@@ -15,6 +16,6 @@ from toc.operate.operations import (
     topics,
 )
 
-SUBJECTS = (tasks, topics, dead, cluster, tokens, templates, audit, targets, schedules)
+SUBJECTS = (tasks, topics, pending, dead, cluster, tokens, templates, audit, targets, schedules)
 OPERATIONS: tuple[Operation, ...] = tuple(one for subject in SUBJECTS for one in subject.OPERATIONS)
 """All that operators can do."""

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
-from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
-from toc.model.wire import instant
 from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.operations.tasks import (
     BIZ_ID,
+    DRY_RUN,
     ERROR,
     FILTERS,
     MOST_ON_PAGE,
     NEXT,
-    TEXT,
+    RATE,
     TOPIC,
+    TYPED_TEXT,
     TaskPage,
+    chosen_by,
     page,
     selection,
     shown,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 CHOSEN = (
     Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=1000, many=True, metavar="[JOB_ID]..."),
-    TOPIC, BIZ_ID, Param("text", Value.FLAG, TEXT.about, typed=True),
+    TOPIC, BIZ_ID, TYPED_TEXT,
     Param("due_after", Value.PAST, "Died from this time on.", option="--after"),
     Param("due_before", Value.PAST, "Died before this time.", option="--before"),
     ERROR,
@@ -41,8 +42,7 @@ CHOSEN = (
     Param("limit", Value.WHOLE, "At most N of the selected tasks, in the order of their deaths.",
           MOST_ON_PAGE, least=1, most=MOST_ON_PAGE),
     NEXT,
-    Param("rate", Value.NUMBER, "At most N tasks per second.", least=0.001, most=1e6, typed=True),
-    Param("dry_run", Value.FLAG, "Change nothing; show how many tasks would change.", default=False),
+    RATE, DRY_RUN,
 )  # fmt: skip
 
 
@@ -139,20 +139,12 @@ def _change(
     counts: Record = bulk.changed(
         doing.center, doing.by, f"tasks.{verb}", begin(doing.center, chosen, rate), chosen,
         target=which.get("topic", "tasks"), progress=lambda step: doing.progress(f"{step.done} of {asked}"),
-        **({"selected": _text(which)} if which else {}),
+        **({"selected": chosen_by(which)} if which else {}),
     )  # fmt: skip
     unknown = asked - len(chosen)
     if typed:
         return (counts or nothing) | {"unknown": unknown}
     return {**counts, "left": counts.get("left", 0) + unknown} | more
-
-
-def _text(which: Record) -> str:
-    """Return filters as text for the audit."""
-    texts = {name.removeprefix("due_"): value for name, value in which.items()}
-    for name in texts.keys() & {"after", "before"}:
-        texts[name] = instant(to_ms(texts[name]))
-    return ", ".join(f"{name}={value}" for name, value in texts.items())
 
 
 OPERATIONS: tuple[Operation, ...] = (list_dead, redrive, purge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
+from toc.model.wire import instant
 from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.shown import TaskShown, UnreadableShown, task_or_damage
 
@@ -25,6 +27,9 @@ MOST_ON_PAGE = 1000
 TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="NAME")
 BIZ_ID = Param("biz_id", Value.BIZ_ID, "Id of the order or other object; a number if all digits.")
 TEXT = Param("text", Value.FLAG, "Treat the biz_id as a text even if it is all digits.", default=False)
+TYPED_TEXT = replace(TEXT, default=None, typed=True)
+RATE = Param("rate", Value.NUMBER, "At most N tasks per second.", least=0.001, most=1e6, typed=True)
+DRY_RUN = Param("dry_run", Value.FLAG, "Change nothing; show how many tasks would change.", default=False)
 STATUS = Param(
     "status", Literal["pending", "processed", "cancelled", "dead"], "Without a biz_id by default pending."
 )
@@ -125,6 +130,15 @@ def shown(doing: Doing, found: Page) -> Record:
 
     tasks = [task_or_damage(row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}
+
+
+def chosen_by(which: Record) -> str:
+    """Return filters as text for the audit."""
+    texts = {name.removeprefix("due_"): value for name, value in which.items() if value is not None}
+    for name, value in texts.items():
+        if isinstance(value, datetime):
+            texts[name] = instant(to_ms(value))
+    return ", ".join(f"{name}={value}" for name, value in texts.items())
 
 
 OPERATIONS: tuple[Operation, ...] = (search,)
