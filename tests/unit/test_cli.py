@@ -161,6 +161,15 @@ def test_what_is_no_whole_number_in_range_is_refused(text: str) -> None:
     assert (whole("7", "--limit", 1, 1000), whole("-7"), whole("+7")) == (7, -7, 7)
 
 
+@pytest.mark.parametrize("words", ["find --biz-id 1 --limit", "dead list --limit", "topic resume t --rate"])
+@pytest.mark.parametrize("text", ["1_0", " 5"])
+def test_every_command_reads_its_numbers_so(
+    words: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words.split(), text]) == 2
+    assert "must be a whole number, not " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["1_0", " 5", "nan", "inf", "1e", ".", "", "0", "1e400"])
 def test_what_is_no_number_in_range_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="--rate must be"):

@@ -89,4 +89,5 @@ def _with_texts(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     reading.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    reading.__annotations__ = {taken.name: taken.annotation for taken in parameters}  # typer reads both
     return reading
