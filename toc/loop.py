@@ -9,13 +9,14 @@ ends its process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -29,6 +30,9 @@ PREFIX = "toc-"
 """The names of toc's own threads begin with it."""
 LAST_WORDS_SECONDS = 0.5
 """How long a process may take to log why its thread died, before it exits."""
+
+_SELECTABLE = 1024
+"""Descriptors below this can be waited for by select(2), which counts microseconds."""
 
 
 class Wake:
@@ -62,6 +66,72 @@ class Wake:
             self._wake_ups.get(timeout=seconds)
         except Empty:
             return
+
+
+class Reactor(Wake):
+    """A Wake whose sleep also ends when one of the watched descriptors can be read.
+
+    Any thread may wake it; one thread watches and sleeps, as precisely as the system's timers are.
+    """
+
+    def __init__(self) -> None:
+        self._woken = False
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._ready: list[int] | None = None
+        """The descriptors that can be read, of which the last sleep has heard."""
+
+    def __call__(self) -> None:
+        """Run the loop again now."""
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._event, 1)
+
+    def surely(self) -> None:
+        """Run the loop again now, even if an exception from a signal has broken off a call halfway."""
+        self._woken = True
+        os.eventfd_write(self._event, 1)
+
+    def clear(self) -> None:
+        """Forget all wake-ups so far."""
+        if self._woken or (self._ready and self._event in self._ready):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._event)
+            self._woken = False
+
+    def watch(self, descriptor: int, then: Callable[[], None]) -> None:
+        """Have ``hear`` call ``then`` once this can be read, until ``forget``."""
+        self._watched[descriptor] = then
+
+    def forget(self, descriptor: int) -> None:
+        """Watch this no more."""
+        del self._watched[descriptor]
+
+    def sleep(self, seconds: float, also: Iterable[int] = ()) -> None:
+        """Sleep until woken or until a watched descriptor, or one of ``also``, can be read; at most
+        ``seconds``."""
+        self._ready = self._readable(max(seconds, 0.0), also)
+
+    def hear(self) -> None:
+        """Make the calls for the descriptors that can be read."""
+        ready, self._ready = self._ready, None
+        if ready is None:
+            ready = self._readable(0.0, ()) if self._watched else []
+        for descriptor in ready:
+            if descriptor in self._watched:
+                self._watched[descriptor]()
+
+    def _readable(self, seconds: float, also: Iterable[int]) -> list[int]:
+        wanted = [self._event, *self._watched, *also]
+        if max(wanted) < _SELECTABLE:
+            return select.select(wanted, (), (), seconds)[0]
+        poll = select.poll()  # counts whole milliseconds: up to one late
+        for descriptor in wanted:
+            poll.register(descriptor, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
+
+    def __del__(self) -> None:
+        os.close(self._event)
 
 
 class Loop:

@@ -66,6 +66,7 @@ class WorkerAtRest:
         self.inbox, self.leases, self.dispatcher = pipeline.inbox, pipeline.leases, pipeline.dispatcher
         self.adopter, self.let_go = pipeline.adopter, pipeline.let_go
         self.bodies = pipeline.bodies
+        self.checker = pipeline.checker
         self.queues = pipeline.finisher.queues
         """The worker's own, which is not that of the center: what a test replaces here, its stages call."""
         self.heartbeat, self.reclaimer, self.book = worker.heartbeat, worker.reclaimer, worker.book
@@ -81,6 +82,22 @@ class WorkerAtRest:
         topic, handler = self.center.catalog.get(SLOT.topic), self.center.handlers[SLOT.topic]
         held = self.center.clock.monotonic() - held_seconds_ago
         return Entry(job_id, SLOT, fence, topic, handler, 0, held)
+
+    def turn(self) -> float:
+        """Let the poller turn until every server has answered. Returns the seconds until something is due."""
+        until_answered = time.monotonic() + PATIENCE
+        seconds = self.poller.run_once()
+        while not (self.poller.settled and self.checker.settled):
+            assert time.monotonic() < until_answered, "a server does not answer"
+            self.poller.reactor.clear()
+            self.poller.reactor.sleep(min(seconds, 0.01))
+            seconds = self.poller.run_once()
+        return seconds
+
+    def adopt(self) -> None:
+        """Look for what is prepared and not held, and check it."""
+        self.adopter.run_once()
+        self.turn()
 
     def finish(self) -> None:
         """Write and move what has ended."""
@@ -141,7 +158,7 @@ class Hands(WorkerAtRest):
     def take(self) -> None:
         """Prepare what is due, and check it."""
         self.inbox.look_at(SLOT, 0)
-        self.poller.run_once()
+        self.turn()
 
     def start(self) -> None:
         """Let waiting tries start."""
@@ -236,6 +253,7 @@ class Hands(WorkerAtRest):
     def take_without_redis(self) -> None:
         """Take by leases what is due, where Redis is out of reach."""
         self.worker.fallback.run_once(0)
+        self.turn()
 
     def close(self) -> None:
         """End its threads and close all that it holds open."""

@@ -58,9 +58,8 @@ from toc.model.task import TaskRow
 from toc.model.topic import Backoff
 from toc.operate.admin import redrive
 from toc.sdk import client
-from toc.store import tries
+from toc.store.health import Health
 from toc.store.migrate import Migrator
-from toc.worker import worker
 from toc.worker.stages import flush, pipeline, poll, reclaim
 from toc.worker.stages.entry import Entry
 from toc.worker.stages.lease_keeper import LeaseKeeper
@@ -355,8 +354,7 @@ class Machine(RuleBasedStateMachine):
         for slot in party.book.owned:
             party.inbox.look_at(slot, 0)
         with self._held_up("poll", number):
-            party.adopter.run_once()
-            party.poller.run_once()
+            party.adopt()
         for entry in party.inflight.snapshot():
             self.tasks[entry.job_id].taken = True
         for entry in party.hand.waiting:
@@ -858,9 +856,8 @@ def machine(
 ) -> Iterator[type[Machine]]:
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (spec/leases.pml); here both workers share one store, and one name.
-    monkeypatch.setattr(LeaseKeeper, "cover", lambda *_: ())
-    for module in (poll, worker, tries):  # a busy machine is no server that is away
-        monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(LeaseKeeper, "must_cover", lambda *_: False)
+    monkeypatch.setattr(Health, "patience", 60.0)  # a busy machine is no server that is away
     for module in (client, flush, poll, reclaim, passes):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"

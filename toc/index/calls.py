@@ -4,10 +4,8 @@ Calls are grouped by node. Each node gets its calls in one write, all nodes are 
 and every call gets its own result. A window limits the calls in flight on a node, and so what either side
 must buffer.
 
-In a cluster, no caller waits for one node longer than its patience. Calls without a reply by then get an
-IndexSlow, and a background thread reads their late replies. Errors of one node do not delay calls to others:
-callers with a short patience make no pauses, and nobody waits for calls that are sent again after a late
-reply.
+A node that does not answer in time is out of reach from then on, and nobody waits for it again until it is
+back. In a cluster that time is short, as calls to other nodes wait as well.
 
     the connection broke     the call is sent once more on a new one, or becomes a ReplyLost if it must not be
                              executed twice; a call that was not sent is simply sent again
@@ -23,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +33,7 @@ from toc.index.connections import RedisNode
 from toc.index.keys import SlotKeys
 from toc.index.refusals import Disconnected, Refusal, Then, meaning_of
 from toc.index.slot_map import RedisNodes
-from toc.index.wire import NONSENSE, Command, Wire
+from toc.index.wire import NONSENSE, PARTIAL, Command, Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
@@ -130,34 +127,20 @@ class Call:
     """Whether the script must be loaded first."""
     lost: bool = False
     """Whether it was sent once and its reply was lost."""
-    comes_late: bool = False
-    """Whether it was sent and its result goes to the ``late`` callback."""
-
-
-Late = Callable[[list[Call]], None]
-"""Callback for calls that complete after ``Calls.run`` has returned. Runs on a background thread."""
 
 
 class Calls:
-    """Runs calls over the servers of one URL.
+    """Runs calls over the servers of one URL."""
 
-    ``patience``: seconds that one node may delay callers that also need other nodes; None without others.
-    """
-
-    def __init__(self, nodes: RedisNodes, patience: float | None = None) -> None:
+    def __init__(self, nodes: RedisNodes) -> None:
         self.nodes = nodes
-        self.patience = patience
 
-    def run(self, calls: Sequence[Call], late: Late | None = None) -> None:
-        """Give every call its result. Errors of servers are results; none is raised.
-
-        With ``late``, calls to a node that is too slow (``comes_late``) get their reply or error later.
-        """
+    def run(self, calls: Sequence[Call]) -> None:
+        """Give every call its result. Errors of servers are results; none is raised."""
         todo = list(calls)
-        hurry = self.patience is not None and self.patience < 2 * sum(_PAUSES_S)
-        pauses = iter(() if hurry else _PAUSES_S)
+        pauses = iter(_PAUSES_S)
         for _ in range(_ATTEMPTS):
-            attempt = _Attempt(self.nodes, self.patience, late)
+            attempt = Attempt(self.nodes)
             attempt.run(todo)
             if attempt.rediscover:
                 self._rediscover()
@@ -189,9 +172,6 @@ class Calls:
 
     def _rediscover(self) -> None:
         # If this fails, the old map stays, and calls to its servers show the error.
-        if self.patience is not None:
-            self.nodes.look_again_within(self.patience)
-            return
         with contextlib.suppress(IndexUnavailable):
             self.nodes.rediscover()
 
@@ -215,13 +195,12 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
         return ReplyLost(f"a reply from Redis cannot be parsed ({type(exc).__name__}); the call was executed")
 
 
-class _Window:
+class Window:
     """Calls sent to a node in one write, and how many of their replies have been read."""
 
     def __init__(self, node: RedisNode, wire: Wire, calls: list[Call]) -> None:
         self.node = node
-        self._wire = wire
-        self._sent_at = 0.0
+        self.wire = wire
         self._commands: list[Command] = []
         self._replies: list[Script | Call | None] = []
         """The origin of each reply, in order; None for an ASKING."""
@@ -242,16 +221,20 @@ class _Window:
 
     def send(self) -> None:
         """Send the calls. Raises Disconnected; some calls may then have been executed."""
-        self._sent_at = time.monotonic()
-        self._wire.send(self._commands)
+        self.wire.send(self._commands)
 
-    def read(self, attempt: _Attempt, until: float | None) -> bool:
-        """Read replies until ``until`` (monotonic). Returns whether all are read. Raises Disconnected."""
-        wire = self._wire
+    def read(self, attempt: Attempt) -> None:
+        """Read all replies. Raises Disconnected."""
+        while not self.accept(attempt):
+            self.wire.receive()
+
+    def accept(self, attempt: Attempt) -> bool:
+        """Accept the replies that have been received. Returns whether these are all. Raises Disconnected."""
+        wire = self.wire
         while self._read < len(self._replies):
-            if until is not None and not wire.has_reply(until - time.monotonic()):
+            reply = wire.received()
+            if reply is PARTIAL:
                 return False
-            reply = wire.read()
             whose = self._replies[self._read]
             self._read += 1
             if isinstance(whose, Script):
@@ -273,36 +256,23 @@ class _Window:
         """The calls whose replies have not been read."""
         return [whose for whose in self._replies[self._read :] if isinstance(whose, Call)]
 
-    def give_back(self) -> None:
-        """Return the connection for reuse, after all replies have been read."""
-        self.node.give(self._wire)
 
-    def drop(self) -> None:
-        """Drop the connection, which broke."""
-        self.node.drop(self._wire)
-
-    def gave_up(self) -> None:
-        """Record that no caller waits for the remaining replies."""
-        self.node.gave_up(self._sent_at)
-
-
-class _Attempt:
+class Attempt:
     """One attempt at the calls that have no final result yet.
 
     ``again``: calls to send again at once. ``after_pause``: calls to send again after a pause, with the error
     they keep if there is no pause. ``unreachable``: calls whose node could not be reached.
     """
 
-    def __init__(self, nodes: RedisNodes, patience: float | None = None, late: Late | None = None) -> None:
+    def __init__(self, nodes: RedisNodes) -> None:
         self._nodes = nodes
-        self._patience = patience
-        self._late = late
         self.again: list[Call] = []
         self.after_pause: list[Call] = []
         self.unreachable: list[tuple[Call, RedisNode]] = []
         self.rediscover = False
 
     def run(self, calls: list[Call]) -> None:
+        """Send calls and read their replies."""
         waiting = self._by_node(calls)
         wires: dict[RedisNode, Wire] = {}
         try:
@@ -311,15 +281,14 @@ class _Attempt:
                 for node in list(waiting):
                     if node not in wires and not self._reach(node, wires, waiting):
                         continue
-                    window = _Window(node, wires[node], _cut_window(waiting, node))
+                    window = Window(node, wires[node], _cut_window(waiting, node))
                     if self._send(window):
                         sent.append(window)
                     else:
                         del wires[node]
                         self.again += waiting.pop(node, [])
-                until = None if self._patience is None else time.monotonic() + self._patience
                 for window in sent:
-                    self._read(window, until, wires, waiting)
+                    self._read(window, wires, waiting)
         except BaseException:
             for wire in wires.values():  # there may be unread replies in them
                 wire.close()
@@ -343,77 +312,37 @@ class _Attempt:
         self, node: RedisNode, wires: dict[RedisNode, Wire], waiting: dict[RedisNode, list[Call]]
     ) -> bool:
         try:
-            wires[node] = node.take(self._patience)
+            wires[node] = node.take()
         except IndexUnavailable as exc:
-            # With a patience, the map is read by the thread that tries to reach the node again.
-            self.rediscover |= self._patience is None
+            self.rediscover = True
             for call in waiting.pop(node):
                 call.result, call.asking = exc, None
                 self.unreachable.append((call, node))
             return False
         return True
 
-    def _send(self, window: _Window) -> bool:
+    def _send(self, window: Window) -> bool:
         try:
             window.send()
         except Disconnected as exc:
-            self._broke(window, exc)
+            self.broke(window, exc)
             return False
         return True
 
     def _read(
-        self,
-        window: _Window,
-        until: float | None,
-        wires: dict[RedisNode, Wire],
-        waiting: dict[RedisNode, list[Call]],
+        self, window: Window, wires: dict[RedisNode, Wire], waiting: dict[RedisNode, list[Call]]
     ) -> None:
-        node = window.node
         try:
-            if window.read(self, until):
-                return
+            window.read(self)
         except Disconnected as exc:
-            self._broke(window, exc)
-            self.again += waiting.pop(node, [])
-        else:
-            self._leave(window, waiting.pop(node, []))
-        del wires[node]
+            self.broke(window, exc)
+            self.again += waiting.pop(window.node, [])
+            del wires[window.node]
 
-    def _leave(self, window: _Window, unsent: list[Call]) -> None:
-        """Stop waiting; a background thread reads the rest."""
-        slow = window.node.slow()
-        for call in [*window.unanswered, *unsent]:
-            call.result, call.asking = slow, None
-        for call in window.unanswered:
-            call.comes_late = self._late is not None
-        window.gave_up()
-        try:
-            threading.Thread(target=self._read_late, args=(window,), name="toc-late", daemon=True).start()
-        except RuntimeError:  # no thread is left
-            window.drop()
-            window.node.answered()
-            for call in window.unanswered:
-                call.comes_late = False
-                call.result = ReplyLost(f"{slow}; no thread can be started to wait for its reply")
-
-    def _read_late(self, window: _Window) -> None:
-        late = window.unanswered
-        after = _Attempt(self._nodes)
-        try:
-            window.read(after, None)
-            window.give_back()
-            if refused := [call for call in after.again if call.comes_late]:  # such as for a missing script
-                Calls(self._nodes).run(refused)
-        except Disconnected as exc:
-            after._broke(window, exc)
-        finally:
-            window.node.answered()
-            if self._late is not None:
-                self._late(late)
-
-    def _broke(self, window: _Window, exc: Disconnected) -> None:
+    def broke(self, window: Window, exc: Disconnected) -> None:
+        """Give up a connection that broke, and the calls that must not be executed twice."""
         node = window.node
-        window.drop()
+        window.node.drop(window.wire)
         node.lost(exc)
         text = f"the connection to Redis at {node.address} broke before its reply ({type(exc).__name__})"
         for call in window.unanswered:

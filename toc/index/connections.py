@@ -2,8 +2,7 @@
 
 A server that cannot be reached must not delay callers that also need others. So all callers get an error at
 once for a node that cannot be reached or has not answered for the read timeout. While callers ask for it, a
-background thread tries to reach it again. Callers of several nodes set a patience: they do not wait for a
-node that has been silent for longer (``IndexSlow``), even if its reply is still to come.
+background thread tries to reach it again.
 
 Thread-safe: one thread at a time uses a connection.
 """
@@ -16,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 
 from toc.index.refusals import Disconnected, RedisError, Refusal, TimedOut, meaning_of
@@ -44,10 +42,6 @@ FRESH_SECONDS = 0.05
 has just broken. A check releases the interpreter, which other threads may then keep for a while."""
 
 
-class IndexSlow(IndexUnavailable):
-    """The node has not answered yet, and the caller serves other nodes too. It may answer in a moment."""
-
-
 class ClientsFull(IndexUnavailable):
     """The node serves as many clients as its ``maxclients``. The connections that are open work."""
 
@@ -55,8 +49,7 @@ class ClientsFull(IndexUnavailable):
 class RedisNode:
     """One server, with its idle connections. ``connect`` opens one, with this read timeout.
 
-    ``on_away`` runs on a background thread before each attempt to reach the server again. A caller with a
-    patience (seconds) gets an IndexSlow once the node has been silent for longer than that.
+    ``on_away`` runs on a background thread before each attempt to reach the server again.
     """
 
     def __init__(
@@ -68,7 +61,8 @@ class RedisNode:
     ) -> None:
         self.address = address
         self._connect = connect
-        self._read_timeout = read_timeout
+        self.read_timeout = read_timeout
+        """For how many seconds a reply is waited for."""
         self._on_away = on_away
         self._idle: deque[Wire] = deque()
         self._broke = 0.0
@@ -80,9 +74,6 @@ class RedisNode:
         """When a caller last asked for the failed node, on the monotonic clock."""
         self._closed = threading.Event()
         """Ends the reconnect thread."""
-        self._unanswered = 0
-        """How many replies are still to come for which nobody waits any more."""
-        self._silent_since = 0.0
 
     def __repr__(self) -> str:
         return f"Node({self.address})"
@@ -90,44 +81,48 @@ class RedisNode:
     def __str__(self) -> str:
         return str(self.address)
 
-    @property
-    def well(self) -> bool:
-        """Whether the node is neither unreachable nor slow, as far as known."""
-        return not self.failure and not self._unanswered
-
-    def take(self, patience: float | None = None) -> Wire:
+    def take(self) -> Wire:
         """Take an open connection, for one thread until it gives it back. Raises IndexUnavailable."""
         self._refuse()
-        if patience is not None and self._unanswered and time.monotonic() - self._silent_since > patience:
-            raise self.slow()
-        while self._idle:
-            try:
-                wire = self._idle.pop()
-            except IndexError:
-                break
-            idle = time.monotonic() - wire.used
-            if (idle < FRESH_SECONDS and wire.used > self._broke) or (
-                wire.is_quiet()
-                and (
-                    idle < IDLE_SECONDS
-                    or wire.answers_ping(PING_SECONDS if patience is None else min(patience, PING_SECONDS))
-                )
-            ):
-                return wire
-            wire.close()
-            if idle >= IDLE_SECONDS:
-                self._close_idle()  # the others were idle for even longer
+        if (wire := self._idle_wire(ping=True)) is not None:
+            return wire
         try:
-            return self.open() if patience is None else self._open_within(patience)
+            return self.open()
         except ClientsFull as exc:
             # The connections that this process has must do: the node is not out of reach.
-            until = time.monotonic() + (PING_SECONDS if patience is None else patience)
+            until = time.monotonic() + PING_SECONDS
             while time.monotonic() < until:
                 with suppress(IndexError):
                     return self._idle.pop()
                 time.sleep(TURN_SECONDS)
             self.failed(str(exc))
             raise
+
+    def take_idle(self) -> Wire | None:
+        """Take a connection that can be used at once, or return None. Raises IndexUnavailable."""
+        self._refuse()
+        return self._idle_wire(ping=False)
+
+    def _idle_wire(self, *, ping: bool) -> Wire | None:
+        """Take an idle connection, or None. One that was idle for long must answer a ping, if there is time
+        for that."""
+        while self._idle:
+            try:
+                wire = self._idle.pop()
+            except IndexError:
+                break
+            idle = time.monotonic() - wire.used
+            if idle < FRESH_SECONDS and wire.used > self._broke:
+                return wire
+            if idle >= IDLE_SECONDS and not ping:
+                self._idle.append(wire)
+                return None
+            if wire.is_quiet() and (idle < IDLE_SECONDS or wire.answers_ping(PING_SECONDS)):
+                return wire
+            wire.close()
+            if idle >= IDLE_SECONDS:
+                self._close_idle()  # the others were idle for even longer
+        return None
 
     def open(self) -> Wire:
         """Open a new connection. Raises IndexUnavailable."""
@@ -147,7 +142,7 @@ class RedisNode:
 
     def _opened(self) -> Wire:
         try:
-            return self._connect(self._read_timeout)
+            return self._connect(self.read_timeout)
         except Refusal as exc:
             if _CLIENTS_FULL in str(exc):
                 raise ClientsFull(
@@ -163,63 +158,13 @@ class RedisNode:
         except (Disconnected, OSError, *NONSENSE) as exc:
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
 
-    def _open_within(self, patience: float) -> Wire:
-        """Open a connection on a background thread; one that comes too late is kept for other callers."""
-        future: Future[Wire] = Future()
-        began = time.monotonic()
-        try:
-            threading.Thread(target=self._open_for, args=(future,), name="toc-connect", daemon=True).start()
-        except RuntimeError as exc:
-            raise IndexUnavailable(
-                f"no thread can be started to connect to Redis at {self.address}; check the process limit"
-            ) from exc
-        try:
-            return future.result(patience)
-        except TimeoutError:
-            self.gave_up(began)
-            if future.cancel():
-                raise self.slow() from None
-            self.answered()
-            return future.result()
-
-    def _open_for(self, future: Future[Wire]) -> None:
-        try:
-            wire = self.open()
-        except BaseException as exc:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(exc)
-            else:
-                self.answered()
-            return
-        if future.set_running_or_notify_cancel():
-            future.set_result(wire)
-        else:
-            self.answered()
-            self.give(wire)
-
     # --- trouble
-
-    def slow(self) -> IndexSlow:
-        """Build the error for a caller that stops waiting."""
-        return IndexSlow(f"Redis at {self.address} has not answered yet; this call stopped waiting for it")
-
-    def gave_up(self, since: float) -> None:
-        """Record that a caller stopped waiting for a request sent at ``since``; later call ``answered``."""
-        with self._lock:
-            self._silent_since = min(self._silent_since, since) if self._unanswered else since
-            self._unanswered += 1
-
-    def answered(self) -> None:
-        """Record that a reply for which nobody waits has come, or will never come."""
-        with self._lock:
-            self._unanswered -= 1
-            self._silent_since = time.monotonic()
 
     def lost(self, exc: Exception) -> None:
         """Record that a connection broke with this error. After a timeout the node is out of reach."""
         if isinstance(exc, TimedOut):
             self.failed(
-                f"Redis at {self.address} cannot be reached (no answer within {self._read_timeout:g} s); "
+                f"Redis at {self.address} cannot be reached (no answer within {self.read_timeout:g} s); "
                 f"check that it runs and the network to it"
             )
 

@@ -15,14 +15,13 @@ remove it, with the alarm ``orphan_dropped``. If that fails, the next reader rem
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from math import fmod
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any
 
 from toc.index.calls import MAX_IDS, BySlot, Call, IndexBroken, IndexFull, Scored, Script, understood
 from toc.index.keys import SlotKeys, hash_slot_of, owner_key, permits_key
@@ -81,8 +80,6 @@ log = get_logger(__name__)
 CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
 """Longest wait, in seconds, for each step of connecting, and for a reply. A slower Redis counts as out of
 reach: due tasks then run from the rows."""
-PATIENCE_SECONDS = 0.25
-"""Seconds that one node of a cluster may delay callers that also need other nodes."""
 OWNER_LAPSE_SECONDS = 10
 """Seconds without a call of ``own`` after which an owner loses the index. The next caller of
 ``own`` then becomes its owner."""
@@ -116,16 +113,6 @@ class Queues:
         )
         self._keys: dict[Slot, SlotKeys] = {}
         self._calls = SlotCalls(self.nodes, self.keys)
-
-    def within(self, patience: float, *, alone: float | None = None) -> Self:
-        """Return this index, over the same connections, with a patience (seconds) for each node of a cluster.
-
-        Calls without a reply by then get an IndexSlow. With a single server the patience is ``alone``;
-        without that, the read timeout applies.
-        """
-        other = copy.copy(self)
-        other._calls = SlotCalls(self.nodes, self.keys, patience if self.nodes.clustered else alone)
-        return other
 
     def __repr__(self) -> str:
         return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
@@ -165,33 +152,30 @@ class Queues:
         scores = self._calls.in_batches(ids, command("ZMSCORE", _STORE_QUEUE), _chained)
         return {slot: understood(found, partial(_lacking, entries[slot])) for slot, found in scores.items()}
 
-    def prepare(
-        self,
-        requests: Sequence[PrepareRequest],
-        late: Callable[[BySlot[Prepared]], None] | None = None,
-    ) -> BySlot[Prepared]:
+    def prepare(self, requests: Sequence[PrepareRequest]) -> BySlot[Prepared]:
         """Take due entries by the Redis clock, one request per slot.
 
         A request is sent at most once. After a ReplyLost, entries may be prepared under the claim
-        number although no worker holds them; ``expired`` lists them. After an IndexSlow entries may
-        be prepared too. After any other IndexUnavailable nothing was taken. With ``late`` there is
-        no IndexSlow: a slot whose node is too slow is missing in the answer, and ``late`` gets its
-        result on a background thread.
+        number although no worker holds them; ``expired`` lists them. After any other IndexUnavailable
+        nothing was taken. See ``toc.index.takes`` for a thread that waits for no node.
         """
-        calls = {}
-        for slot, limit, retries, claim, latest in requests:
-            words = min(limit, MAX_IDS), retries, claim, latest
-            calls[slot] = _PREPARE.of(self.keys(slot), *words, again=False)
-        if late is None:
-            self._calls.run(list(calls.values()))
-            return self._prepared(calls)
-        slots, tell = {call: slot for slot, call in calls.items()}, late
-        self._calls.run(
-            list(calls.values()), lambda done: tell(self._prepared({slots[call]: call for call in done}))
-        )
-        return self._prepared({slot: call for slot, call in calls.items() if not call.comes_late})
+        calls = {request.slot: self.prepare_call(request) for request in requests}
+        self.run(list(calls.values()))
+        prepared, strays = self.prepared_by(calls)
+        self.drop_strays(strays)
+        return prepared
 
-    def _prepared(self, calls: Mapping[Slot, Call]) -> BySlot[Prepared]:
+    def prepare_call(self, request: PrepareRequest) -> Call:
+        """Build the call for a request, which must not be made twice."""
+        slot, limit, retries, claim, latest = request
+        return _PREPARE.of(self.keys(slot), min(limit, MAX_IDS), retries, claim, latest, again=False)
+
+    def run(self, calls: Sequence[Call]) -> None:
+        """Make calls, and give each its result."""
+        self._calls.run(calls)
+
+    def prepared_by(self, calls: Mapping[Slot, Call]) -> tuple[BySlot[Prepared], Mapping[Slot, list[bytes]]]:
+        """Return what calls that were made have taken, and the strays among it, which are to be dropped."""
         prepared: BySlot[Prepared] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, call in calls.items():
@@ -199,9 +183,14 @@ class Queues:
             if isinstance(reply, IndexUnavailable):
                 prepared[slot] = reply
             else:
-                prepared[slot], strays[slot] = reply
-        self._calls.drop(strays, _PREPARE_QUEUE)  # the script has moved them there
-        return prepared
+                prepared[slot], found = reply
+                if found:
+                    strays[slot] = found
+        return prepared, strays
+
+    def drop_strays(self, strays: Mapping[Slot, list[bytes]]) -> None:
+        """Remove strays that ``prepare`` has moved to the PrepareQueues."""
+        self._calls.drop(strays, _PREPARE_QUEUE)
 
     def extend(self, entries: Scored) -> BySlot[list[bool]]:
         """Keep (job_id, fencing token) alive. False if the token no longer matches."""
@@ -449,11 +438,8 @@ class Queues:
     # -------------------------------------------------------------------------------------------------------
 
     def node_of(self, slot: Slot) -> object:
-        """Return a token of the slot's server, as far as known: equal for slots that share one."""
-        try:
-            return self.nodes.master(self.keys(slot).hash_slot)
-        except IndexUnavailable:
-            return None  # the map is unknown, for all slots alike
+        """Return a token of the slot's server, as far as known: the same for slots that share one."""
+        return self.nodes.known(self.keys(slot).hash_slot)
 
     def listener(self) -> WakeListener:
         """Create a subscription to wake-ups, with a connection of its own."""

@@ -32,10 +32,8 @@ def command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
 class SlotCalls(Calls):
     """Calls for slots. ``keys`` returns the keys of a slot."""
 
-    def __init__(
-        self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys], patience: float | None = None
-    ) -> None:
-        super().__init__(nodes, patience)
+    def __init__(self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys]) -> None:
+        super().__init__(nodes)
         self.keys = keys
 
     def together(

@@ -17,7 +17,7 @@ from functools import partial
 
 from toc.index.connections import RedisNode
 from toc.index.keys import HASH_SLOTS
-from toc.index.refusals import RedisError, Refusal
+from toc.index.refusals import Disconnected, RedisError, Refusal
 from toc.index.url import Address, Location, Topology
 from toc.index.wire import NONSENSE, Wire
 from toc.model.errors import IndexUnavailable
@@ -26,6 +26,9 @@ from toc.sockets import KEEPALIVE_SECONDS
 
 _MIN_MAP_AGE_S = 0.05
 """A map that was read less than this ago (seconds) is not read again."""
+
+CLUSTER_READ_SECONDS = 0.25
+"""Longest wait (seconds) for a reply of one of several nodes: calls to the others wait meanwhile."""
 
 
 class RedisNodes:
@@ -41,7 +44,7 @@ class RedisNodes:
     ) -> None:
         self.location = location
         self._connect_timeout = connect_timeout
-        self._read_timeout = read_timeout
+        self._read_timeout = min(read_timeout, CLUSTER_READ_SECONDS) if self.clustered else read_timeout
         self._keepalive = keepalive
         self.refusal: str | None = None
         """Why no call may be sent to any server, or None."""
@@ -56,7 +59,6 @@ class RedisNodes:
         self._nodes: dict[Address, RedisNode] = {}
         self._map: list[RedisNode] | None = None
         self._mapped_at = 0.0
-        self._looking: threading.Thread | None = None
 
     def master(self, hash_slot: int) -> RedisNode:
         """Return the node that serves ``hash_slot``.
@@ -69,6 +71,11 @@ class RedisNodes:
         if served is None:
             served = self.rediscover()
         return served[hash_slot]
+
+    def known(self, hash_slot: int) -> RedisNode | None:
+        """Return the node that serves ``hash_slot``; None if that is not known or calls are refused."""
+        served = self._map
+        return None if served is None or self.refusal is not None else served[hash_slot]
 
     @property
     def clustered(self) -> bool:
@@ -99,9 +106,15 @@ class RedisNodes:
         return node
 
     def redirected(self, error: Refusal, asked: RedisNode) -> RedisNode:
-        """Return the node that a MOVED or ASK of ``asked`` points to: ``MOVED 3999 10.0.0.7:6381``."""
-        host, _, port = str(error).split(" ")[2].rpartition(":")
-        return self.at(Address(host or asked.address.host, int(port)))
+        """Return the node that a MOVED or ASK of ``asked`` points to: ``MOVED 3999 10.0.0.7:6381``.
+
+        Raises Disconnected for a damaged one.
+        """
+        try:
+            host, _, port = str(error).split(" ")[2].rpartition(":")
+            return self.at(Address(host or asked.address.host, int(port)))
+        except (ValueError, IndexError) as exc:
+            raise Disconnected("a redirection that cannot be parsed") from exc
 
     def moved(self, hash_slot: int, node: RedisNode) -> None:
         """Correct one entry of the map."""
@@ -112,19 +125,6 @@ class RedisNodes:
         """Read the map again after a node became unreachable: another one may have taken its place."""
         with suppress(IndexUnavailable):
             self.rediscover()
-
-    def look_again_within(self, patience: float) -> None:
-        """Read the map again on a background thread. Waits for it, at most ``patience`` seconds."""
-        looking = self._looking
-        if looking is None or not looking.is_alive():
-            looking = self._looking = threading.Thread(
-                target=self._look_again, name="toc-rediscover", daemon=True
-            )
-            try:
-                looking.start()
-            except RuntimeError:
-                return  # no thread is left: the old map stays
-        looking.join(patience)
 
     def rediscover(self) -> list[RedisNode]:
         """Read the map again, unless another thread just did. Raises IndexUnavailable."""
@@ -150,7 +150,7 @@ class RedisNodes:
             addresses = [*{node.address: None for node in self._map or ()}, *addresses]
         trouble = None
         nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
-        for node in sorted(nodes, key=lambda node: not node.well):  # slow or unreachable nodes come last
+        for node in nodes:
             address = node.address
             if node.failure:  # take() would mark it as wanted, and two failed nodes would be tried forever
                 trouble = IndexUnavailable(node.failure)

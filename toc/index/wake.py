@@ -9,11 +9,7 @@ poll(), and pings a server after 10 s of silence.
 
 from __future__ import annotations
 
-import contextlib
 import random
-import select
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import floor
@@ -24,6 +20,7 @@ from toc.index.members import first_due
 from toc.index.refusals import Disconnected, Refusal
 from toc.index.slot_map import RedisNodes
 from toc.index.wire import NONSENSE, Wire
+from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -32,9 +29,6 @@ _SILENCE_S = 10.0
 _MAX_CHANNELS = 500
 _RECONNECT_S = 0.05
 _MAX_RECONNECT_S = 1.0
-_PATIENCE_S = 0.03
-"""How long, in seconds, to wait for a connection to one of several masters. Messages of the other
-masters wait meanwhile."""
 
 Callback = Callable[[Slot | None, int | None], None]
 _Event = tuple[Slot | None, int | None]
@@ -48,28 +42,20 @@ class WakeListener:
     def __init__(self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys]) -> None:
         self._nodes = nodes
         self._keys = keys
-        self._lock = threading.Lock()
         self._wanted: dict[bytes, Slot] = {}
         self._stopping = False
-        self._nudge: socket.socket | None = None
+        self._reactor = Reactor()
 
     def set_slots(self, slots: Iterable[Slot]) -> None:
         """Listen for exactly these slots from now on."""
         wanted = {self._keys(slot).channel.encode(): slot for slot in slots}
-        with self._lock:
-            self._wanted = wanted
-        self._wake()
+        self._wanted = wanted
+        self._reactor()
 
     def stop(self) -> None:
         """Make ``run`` return at once. May be called before it, and twice."""
         self._stopping = True
-        self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._nudge is not None:
-                with contextlib.suppress(BlockingIOError):  # full: enough nudges wait already
-                    self._nudge.send(b"x")
+        self._reactor.surely()
 
     def run(self, callback: Callback) -> None:
         """Listen until stopped; reconnects by itself. An error of the callback ends it.
@@ -77,24 +63,12 @@ class WakeListener:
         ``callback(slot, due_ms)``: the slot's earliest task is now due at that instant.
         ``callback(None, None)``: messages may have been lost; look at every slot.
         """
-        nudged, nudge = socket.socketpair()
-        nudge.setblocking(False)
-        with nudged, nudge:
-            with self._lock:
-                self._nudge = nudge
-            try:
-                self._run(callback, nudged)
-            finally:
-                with self._lock:
-                    self._nudge = None
-
-    def _run(self, callback: Callback, nudged: socket.socket) -> None:
         subscriptions: dict[RedisNode | None, _Subscription] = {}
         grouped: object = None
         try:
             while not self._stopping:
-                with self._lock:
-                    wanted = self._wanted
+                self._reactor.clear()
+                wanted = self._wanted
                 if wanted is not grouped:
                     self._group(wanted, subscriptions)
                     grouped = wanted
@@ -102,14 +76,8 @@ class WakeListener:
                     if not self._listen(node, subscription, callback):
                         grouped = None  # other nodes may serve its slots now
                 until = min(subscription.next_at() for subscription in subscriptions.values())
-                poll = select.poll()
-                poll.register(nudged, select.POLLIN)
-                for subscription in subscriptions.values():
-                    if subscription.wire is not None:
-                        poll.register(subscription.wire.fileno(), select.POLLIN)
-                ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000)}
-                if nudged.fileno() in ready:
-                    nudged.recv(4096)
+                wires = [one.wire.fileno() for one in subscriptions.values() if one.wire is not None]
+                self._reactor.sleep(until - time.monotonic(), wires)
         finally:
             for subscription in subscriptions.values():
                 subscription.close()
@@ -156,7 +124,7 @@ class WakeListener:
         if node is None:
             raise _Unheard("no server reports which Redis node serves what")
         try:
-            return node.take(_PATIENCE_S if self._nodes.clustered else None)
+            return node.take()
         except IndexUnavailable as exc:
             raise _Unheard(str(exc)) from exc
 

@@ -19,8 +19,8 @@ NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
 """Exceptions that a malformed reply raises."""
 
 _READ_BYTES = 65536
-_PARTIAL = object()
-"""What the parser returns while a reply is not complete."""
+PARTIAL = object()
+"""In place of a reply that is not complete."""
 
 
 class Wire:
@@ -35,7 +35,7 @@ class Wire:
         self, connect: Callable[[], socket.socket], login: Iterable[Command], read_timeout: float
     ) -> None:
         self._sock = sock = connect()
-        self._reader = hiredis.Reader(protocolError=Disconnected, replyError=Refusal, notEnoughData=_PARTIAL)
+        self._reader = hiredis.Reader(protocolError=Disconnected, replyError=Refusal, notEnoughData=PARTIAL)
         self.used = 0.0
         """When it was last given back, on the monotonic clock."""
         try:
@@ -63,12 +63,16 @@ class Wire:
 
     def read(self) -> Any:
         """Return the next reply, or the server's error as a value. Raises Disconnected."""
+        while (reply := self.received()) is PARTIAL:
+            self.receive()
+        return reply
+
+    def received(self) -> Any:
+        """Return the next reply of what has been received, or PARTIAL. Raises Disconnected."""
         try:
-            while (reply := self._reader.gets()) is _PARTIAL:
-                self._receive()
+            return self._reader.gets()
         except NONSENSE as exc:  # a damaged reply may have any type, such as a map with lists as keys
             raise Disconnected(f"a reply that cannot be parsed ({type(exc).__name__})") from exc
-        return reply
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Send one command and return its reply. Raises Refusal, Disconnected."""
@@ -100,15 +104,19 @@ class Wire:
     def has_reply(self, seconds: float = 0) -> bool:
         """Whether a reply begins to arrive within ``seconds``. Raises Disconnected if the server has hung
         up."""
-        if self._reader.has_data():
-            return True
-        decrypted = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
-        if not decrypted and not readable(self._sock, max(seconds, 0)):
-            return False
-        self._receive()
+        if not self._reader.has_data():
+            if not self.arrives(seconds):
+                return False
+            self.receive()
         return True
 
-    def _receive(self) -> None:
+    def arrives(self, seconds: float) -> bool:
+        """Whether there is something to receive within ``seconds``."""
+        decrypted = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
+        return bool(decrypted) or readable(self._sock, max(seconds, 0))
+
+    def receive(self) -> None:
+        """Receive what has arrived; wait if nothing has. Raises Disconnected."""
         try:
             data = self._sock.recv(_READ_BYTES)
         except OSError as exc:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor
 
 from toc.failpoint import failpoint
-from toc.index.calls import BySlot
 from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
@@ -41,10 +40,6 @@ from toc.store.store import Store
 log = get_logger(__name__)
 
 IDLE_SECONDS = 60.0
-PATIENCE_SECONDS = 0.03
-"""How long a round waits for one of several Redis nodes."""
-ALONE_SECONDS = 0.2
-"""How long it waits for the only node: long, because the alternative, reading rows, costs more."""
 RETRY_MS = 250
 """Pause before a slot is asked again whose node failed."""
 PAUSED_MS = 1000
@@ -83,16 +78,13 @@ class Taker:
         texts: LeaseTexts,
     ) -> None:
         self._store = store
-        self._queues = queues.within(PATIENCE_SECONDS, alone=ALONE_SECONDS)
+        self._queues = queues
         self._catalog = catalog
         self._clock = clock
         self._waiting = waiting
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
-        self._late: list[BySlot[Prepared]] = []
-        self._awaited: set[Slot] = set()
-        """Slots whose answers are late, so that what they hold is unknown."""
         self._due_times: dict[str, DueTimes] = {}
         """Changed by ``take`` alone."""
         self._failing: dict[str, float] = {}
@@ -185,15 +177,8 @@ class Taker:
             due.add(name)
             if demand := self._waiting.demand(name):
                 requests += self._requests(topic, due_times, demand, now)
-        with self._lock:
-            late, self._late = self._late, []
-        results = self._queues.prepare(requests, self._answered_late) if requests else {}
-        for answers in (*late, results):
-            self._awaited.difference_update(answers)
-            self._accept(answers, due)
-        if to_come := {request.slot for request in requests} - results.keys():
-            self._awaited |= to_come
-            self._peek_now()  # a second question tells a node that hangs from one that was slow once
+        if requests:
+            self._accept(self._queues.prepare(requests), due)
         self._waiting.close_hasty(self._empty_topics())
         return self._until_next()
 
@@ -241,11 +226,6 @@ class Taker:
             wanted -= limit
             requests.append(PrepareRequest(slot, limit, topic.retries, self._claim, latest))
         return requests
-
-    def _answered_late(self, answers: BySlot[Prepared]) -> None:
-        with self._lock:
-            self._late.append(answers)
-        self._take_loop.wake()
 
     def _accept(self, answers: Mapping[Slot, Prepared | IndexUnavailable], due: set[str]) -> None:
         """Give what was taken to those who wait."""
@@ -308,12 +288,11 @@ class Taker:
         now, at = self._clock.now_ms(), self._clock.monotonic()
         firsts = {name: due_times.next_due() for name, due_times in self._due_times.items()}
         empty = {name for name, first in firsts.items() if first is None or first > now}
-        unknown = {slot.topic for slot in self._awaited}
-        return {name for name in empty - unknown if self._failing.get(name, 0.0) < at}
+        return {name for name in empty if self._failing.get(name, 0.0) < at}
 
     def _until_next(self) -> float:
         with self._lock:
-            if self._news or self._late:
+            if self._news:
                 return 0.0
         times = []
         for name in self._waiting.topics():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken
 from toc.index.messages import CancelReply
-from toc.index.queues import PATIENCE_SECONDS
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable, TocError
 from toc.model.task import Put, PutOutcome, Request, TaskRow
@@ -74,7 +73,7 @@ class Indexing:
                 continue  # the sweep adds it to Redis when it comes within the horizon
             score = entry_score(topic, row.next_time, row.attempts)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
-        queues = self._center.queues.within(PATIENCE_SECONDS)
+        queues = self._center.queues
         if self._paused:
             at = self._center.clock.monotonic()
             paused = self._paused = {

@@ -27,10 +27,7 @@ OF_TABLES = (Locked, Refused, SchemaBehind)
 """Trouble of some tables or rows only: their server answers."""
 
 PATIENCE_SECONDS = 0.05
-"""Seconds that tasks of other servers wait for this server's answer. It usually answers within a few
-milliseconds, and no task that could run may be late by a tenth of a second."""
-SLOW_SECONDS = PATIENCE_SECONDS / 2
-"""Tasks of other servers do not wait at all for a server that usually takes longer than this."""
+"""Least seconds that an answer may take before the server counts as away."""
 PATIENCE_TIMES = 4
 """An answer may take this multiple of the usual time, if that is longer, before the server counts as away."""
 MOST_PATIENCE_SECONDS = 2.0
@@ -67,9 +64,6 @@ class Health:
         self._away_since = 0.0
         self._aside: dict[int, Trouble] = {}
         """Tables that are set aside, and why."""
-        self.owing = 0
-        """Number of exchanges not answered in time that the server may still answer."""
-        self._owing_since = 0.0
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
         self._tell_back: list[Callable[[], None]] = []
@@ -91,12 +85,6 @@ class Health:
         return self._server.first_answer if self._average is None else self._average
 
     @property
-    def slow(self) -> bool:
-        """Whether the server usually answers too slowly for other tasks to wait: it is far away."""
-        usual = self._usual
-        return usual is not None and usual > SLOW_SECONDS
-
-    @property
     def patience(self) -> float:
         """Seconds an answer may take before the server counts as away."""
         if self._usual is None:
@@ -106,7 +94,7 @@ class Health:
     @property
     def troubled(self) -> bool:
         """Whether anything is marked."""
-        return self.away is not None or bool(self._aside) or self.owing > 0
+        return self.away is not None or bool(self._aside)
 
     def sort_out(self, tables: Mapping[int, P]) -> tuple[Mapping[int, P], dict[int, Trouble]]:
         """Split tables into those that can be asked and those that cannot, with the reason."""
@@ -115,18 +103,6 @@ class Health:
             return {}, dict.fromkeys(tables, away)
         failed = {table: error for table in tables if (error := self._aside.get(table)) is not None}
         return {table: part for table, part in tables.items() if table not in failed}, failed
-
-    def owes(self, more: int, since: float = 0.0) -> None:
-        """Add to the number of late exchanges, begun at ``since`` (monotonic seconds); negative subtracts."""
-        with self._lock:
-            self.owing += more
-            if more > 0:
-                self._owing_since = since
-
-    @property
-    def owing_seconds(self) -> float:
-        """Seconds until all late exchanges are answered, at the usual speed."""
-        return max((self._usual or 0.0) - (time.monotonic() - self._owing_since), 0.0)
 
     def mark_away(self, error: StoreUnavailable) -> None:
         """Mark the server as away after a lasting failure."""
@@ -205,7 +181,7 @@ class Health:
         """In a forked child: forget all marks; no thread asks."""
         self._lock = threading.RLock()
         self._thread, self._closed = None, threading.Event()
-        self.owing, self._average = 0, None
+        self._average = None
         self._tell_back = []
         self._forget()
 

@@ -371,6 +371,10 @@ class MySqlConnection(Connection):
         """Whether the server sends data or hangs up within ``seconds``."""
         return sockets.readable(self._sock, seconds)
 
+    def descriptor(self) -> int:
+        """Return the socket's."""
+        return self._sock.fileno()
+
     def close(self) -> None:
         """Say good-bye and close. Raises the driver's error if it is closed."""
         self.driver.close()

@@ -114,6 +114,10 @@ class Connection(ABC):
         """Wait at most ``seconds`` until the server says something, or hangs up. Returns whether it does."""
 
     @abstractmethod
+    def descriptor(self) -> int | None:
+        """Return what can be read once the server says something; None if it never takes its time."""
+
+    @abstractmethod
     def answers(self) -> list[Result]:
         """Return the results of the statements that ``ask`` sent."""
 
@@ -390,6 +394,11 @@ class Exchange:
         """Wait at most ``seconds``. Returns whether the answers have begun to arrive."""
         answered: bool = self._link.connection.answered(seconds)
         return answered
+
+    def descriptor(self) -> int | None:
+        """Return what can be read once the answers begin to arrive; None if they are there."""
+        descriptor: int | None = self._link.connection.descriptor()
+        return descriptor
 
     def abandon(self) -> None:
         """Give up the answers and the connection."""

@@ -77,6 +77,9 @@ class SqliteConnection(Connection):
         """Whether statements were asked."""
         return self._results is not None
 
+    def descriptor(self) -> None:
+        """Return nothing: a local file is not waited for."""
+
     def answers(self) -> list[Result]:
         """Return the results of what was asked."""
         results, self._results = self._results or [], None

@@ -1,58 +1,28 @@
-"""Reads the rows of tries, without waiting for a server that is slow or hangs."""
+"""Reads the rows of tries, for a thread that waits for no server."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from math import inf
+from queue import SimpleQueue
 
+from toc.loop import Reactor
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TryRow
 from toc.store import rows as sql
-from toc.store.health import PATIENCE_SECONDS
 from toc.store.leases import Leases
 from toc.store.server import DatabaseServer, Exchange, Statement
 from toc.store.shards import OF_TABLES, Answers, Shards, Trouble
 from toc.store.try_text import try_columns, try_rows
 
-SLICE_SECONDS = 0.001
-"""Seconds to wait for each of several servers before looking at the next one."""
-
+ByTable = Mapping[int, Sequence[int]]
+"""Ids by table."""
 TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
-"""Callback that gets the ids whose rows were to be read, and the answers."""
-
-
-class Owing(StoreUnavailable):
-    """The server still owes answers to other callers, so it was not asked.
-
-    Those answers will show whether it is out of reach. ``seconds``: for a server that usually
-    answers slowly, in how many seconds they are expected; None: they are overdue.
-    """
-
-    def __init__(self, text: str, seconds: float | None) -> None:
-        super().__init__(text)
-        self.seconds = seconds
-
-
-class _Begun(NamedTuple):
-    """A request to one server for the rows of these ids, by table."""
-
-    server: DatabaseServer
-    ids: Mapping[int, Sequence[int]]
-    exchange: Exchange | None
-    future: Future[Answers[TryRow]] | None
-    """Replaces the exchange if there was no idle connection."""
-    at: float
-    """When the request was sent, on the monotonic clock."""
-
-    def answered(self, seconds: float) -> bool:
-        """Wait at most ``seconds``. Returns whether the answers are there."""
-        if self.exchange is not None:
-            return self.exchange.answered(seconds)
-        assert self.future is not None  # noqa: S101 - it is one of the two
-        return bool(wait([self.future], seconds).done)
+"""Callback that gets ids whose rows were to be read, and answers, perhaps for other ids too."""
 
 
 class Tries:
@@ -65,131 +35,194 @@ class Tries:
 
     def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
         """Return the columns that a try needs, by job_id."""
-        return self._tries(self._shards.group(job_ids))
+        return self.read_grouped(self._shards.group(job_ids))
 
-    def _tries(self, ids: Mapping[DatabaseServer, Mapping[int, Sequence[int]]]) -> Answers[TryRow]:
-        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TryRow]:
-            results = server.run(self._select_tries(server, ids), outwait=False)
-            return {row.job_id: row for row in self.leases.judged(server, try_rows(results))}
+    def read_grouped(self, ids: Mapping[DatabaseServer, ByTable]) -> Answers[TryRow]:
+        """Return the columns that a try needs, of ids by server and table."""
+
+        def read(server: DatabaseServer, ids: ByTable) -> dict[int, TryRow]:
+            results = server.run(self.select_tries(server, ids), outwait=False)
+            return self.judged_tries(server, try_rows(results))
 
         return self._shards.each(ids, read).joined()
 
-    def _select_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+    def select_tries(self, server: DatabaseServer, ids: ByTable) -> list[Statement]:
+        """Return the statements that read them."""
         return sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
 
-    def check_tries(self, job_ids: Iterable[int], take: TakeTries) -> None:
-        """Read the rows for tries without waiting: ``take`` gets the ids of each server, and its answers.
+    def judged_tries(self, server: DatabaseServer, rows: list[TryRow]) -> dict[int, TryRow]:
+        """Return rows by job_id, after asking who has the leases of others on them."""
+        return {row.job_id: row for row in self.leases.judged(server, rows)}
 
-        ``take`` is called as answers come. For a server without an answer within PATIENCE_SECONDS it is
-        called later, on another thread; for one of several servers that is usually slow, always so. Until
-        then that server gets no further requests: its ids are reported as not answered.
+    def tries_reader(self, reactor: Reactor) -> TriesReader:
+        """Return what reads rows for the thread of this reactor."""
+        return TriesReader(self, self._shards, reactor)
 
-        An error of ``take``, or any unexpected error, is raised here. If it happens on another
-        thread, it goes to ``threading.excepthook``.
-        """
-        begun: list[_Begun] = []
+
+class _Lane:
+    """What is asked of one server, and what waits to be."""
+
+    def __init__(self, server: DatabaseServer, shards: Shards) -> None:
+        self.server = server
+        self.health = shards.health[server]
+        self.waiting: list[tuple[ByTable, TakeTries]] = []
+        self.asked: list[tuple[ByTable, TakeTries]] = []
+        self.exchange: Exchange | None = None
+        """What is watched. None: nothing is asked, or another thread waits for the answers."""
+        self.at = 0.0
+        """When it was sent (monotonic)."""
+
+    def ids(self) -> ByTable:
+        """The ids that are asked."""
+        if len(self.asked) == 1:
+            return self.asked[0][0]
+        ids: dict[int, list[int]] = {}
+        for table, some in chain.from_iterable(ids.items() for ids, _ in self.asked):
+            ids.setdefault(table, []).extend(some)
+        return {table: sorted(set(ids[table])) for table in sorted(ids)}
+
+
+class TriesReader:
+    """Reads rows for the thread of ``reactor``: one query at a time is under way to each server.
+
+    Errors of servers are answers. Another thread waits for a server that has no open connection or does not
+    answer in time, and finds out why.
+    """
+
+    def __init__(self, tries: Tries, shards: Shards, reactor: Reactor) -> None:
+        self._tries = tries
+        self._shards = shards
+        self._reactor = reactor
+        self._lanes = {server: _Lane(server, shards) for server in shards.servers}
+        self._answered: SimpleQueue[tuple[_Lane, Answers[TryRow]]] = SimpleQueue()
+        """By other threads."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a server has yet to answer."""
+        return any(lane.asked for lane in self._lanes.values())
+
+    def ask(self, job_ids: Iterable[int], take: TakeTries) -> None:
+        """Read rows. ``take`` gets the ids of each server with the answers, here or from ``run_once``."""
         for server, ids in self._shards.group(job_ids).items():
-            health = self._shards.health[server]
-            free: Mapping[int, Sequence[int]] = ids
-            if health.troubled:
-                free, failed = health.sort_out(ids)
-                if free and health.owing:
-                    seconds = health.owing_seconds if health.slow else None
-                    error = Owing(f"{server.name}: has not answered yet", seconds)
-                    free, failed = {}, dict.fromkeys(ids, error)
-                _refuse(ids, failed, take)
-            if not free:
-                continue
-            one = self._begin_tries(server, free)
-            if health.slow and len(self._shards.servers) > 1:
-                self._take_later(one, take)
-            else:
-                begun.append(one)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        patience = PATIENCE_SECONDS if len(begun) == 1 else SLICE_SECONDS
-        while begun:
-            late = time.monotonic() >= deadline
-            waiting = []
-            for one in begun:
-                if self._answered(one, 0.0 if late else patience):
-                    self._take_tries(one, take)
-                elif late:
-                    self._take_later(one, take)
+            lane = self._lanes[server]
+            lane.waiting.append((ids, take))
+            if not lane.asked:
+                self._begin(lane)
+
+    def run_once(self) -> float:
+        """Hand on what other threads have got, and leave servers to them that are late. Returns when the next
+        is late (monotonic)."""
+        while not self._answered.empty():
+            self._end(*self._answered.get_nowait())
+        following = inf
+        for lane in self._lanes.values():
+            if lane.exchange is not None:
+                late_at = lane.at + lane.health.patience
+                if late_at <= time.monotonic():
+                    self._leave(lane)
                 else:
-                    waiting.append(one)
-            begun = waiting
+                    following = min(following, late_at)
+        return following
 
-    def _answered(self, one: _Begun, seconds: float) -> bool:
-        """Wait at most ``seconds``. Returns whether the answers are there, and records the time in the
-        health."""
-        if not one.answered(seconds):
-            return False
-        if one.exchange is not None:
-            self._shards.health[one.server].answered(time.monotonic() - one.at)
-        return True
-
-    def _take_later(self, one: _Begun, take: TakeTries) -> None:
-        """Let another thread wait for the answers."""
-        self._shards.health[one.server].owes(1, one.at)
-        self._shards.run_detached(partial(self._wait_for_tries, one, take))
-
-    def _begin_tries(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> _Begun:
-        at = time.monotonic()
-        try:
-            exchange = server.begin(self._select_tries(server, ids))
-        except StoreUnavailable:  # these rows are read once more, on a thread that may wait
-            exchange = None
-        if exchange is not None:
-            return _Begun(server, ids, exchange, None, at)
-        return _Begun(server, ids, None, self._shards.soon(lambda: self._tries({server: ids})), at)
-
-    def _take_tries(self, one: _Begun, take: TakeTries) -> None:
-        """Pass on the answers, which are there."""
-        server, ids, exchange, future, _ = one
-        asked = [job_id for part in ids.values() for job_id in part]
-        if future is not None:
-            take(asked, future.result())
+    def _begin(self, lane: _Lane) -> None:
+        waiting, lane.waiting = lane.waiting, []
+        if lane.health.troubled:
+            for ids, take in waiting:
+                free, failed = lane.health.sort_out(ids)
+                refused = {job_id: error for table, error in failed.items() for job_id in ids[table]}
+                if refused:
+                    take(list(refused), Answers({}, refused))
+                if free:
+                    lane.asked.append((free, take))
+        else:
+            lane.asked = waiting
+        if not lane.asked:
             return
-        assert exchange is not None  # noqa: S101 - it is one of the two
+        server, ids, exchange = lane.server, lane.ids(), None
+        lane.at = time.monotonic()
+        with contextlib.suppress(StoreUnavailable, SchemaBehind):  # these are read on a thread that may wait
+            exchange = server.begin(self._tries.select_tries(server, ids))
+        if exchange is None:
+            self._apart(lane, partial(self._tries.read_grouped, {server: ids}))
+            return
+        lane.exchange = exchange
+        descriptor = exchange.descriptor()
+        if descriptor is None:
+            self._hear(lane, exchange)
+        else:
+            self._reactor.watch(descriptor, partial(self._hear, lane, exchange))
+
+    def _hear(self, lane: _Lane, exchange: Exchange) -> None:
+        """Read the answers, which are there."""
+        lane.health.answered(time.monotonic() - lane.at)
+        self._forget(lane, exchange)
+        server = lane.server
         try:
             rows = try_rows(exchange.results())
-        except (StoreUnavailable, SchemaBehind) as exc:
-            # Usually a broken connection.
-            self._shards.run_detached(partial(self._read_again, one, asked, take, exc))
+        except (StoreUnavailable, SchemaBehind) as exc:  # usually a broken connection
+            self._apart(lane, partial(self._read_again, lane, lane.ids(), exc))
             return
-        foreign = any(row.lease and self.leases.of_others(row) for row in rows)
-        if foreign and len(self._shards.servers) > 1:
-            self._shards.run_detached(lambda: take(asked, self._judged(server, asked, rows)))
-        elif foreign:
-            take(asked, self._judged(server, asked, rows))
+        if any(row.lease and self._tries.leases.of_others(row) for row in rows):
+            self._apart(lane, partial(self._judged, server, _flat(lane.ids()), rows))
         else:
             # A worker ignores its own leases: it runs under them what it takes from the table.
-            take(asked, Answers({row.job_id: row for row in self.leases.judged(server, rows)}))
+            self._end(lane, Answers(self._tries.judged_tries(server, rows)))
+
+    def _forget(self, lane: _Lane, exchange: Exchange) -> None:
+        lane.exchange = None
+        if (descriptor := exchange.descriptor()) is not None:
+            self._reactor.forget(descriptor)
+
+    def _end(self, lane: _Lane, answers: Answers[TryRow]) -> None:
+        asked, lane.asked = lane.asked, []
+        if lane.waiting:
+            self._begin(lane)
+        for ids, take in asked:
+            take(_flat(ids), answers)
+
+    def _leave(self, lane: _Lane) -> None:
+        exchange = lane.exchange
+        assert exchange is not None  # noqa: S101 - it is late
+        self._forget(lane, exchange)
+        self._apart(lane, partial(self._wait, lane, lane.ids(), exchange))
+
+    # --- on other threads
+
+    def _apart(self, lane: _Lane, read: Callable[[], Answers[TryRow]]) -> None:
+        def do() -> None:
+            self._answered.put((lane, read()))
+            self._reactor()
+
+        self._shards.run_detached(do)
 
     def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
         try:
-            return Answers({row.job_id: row for row in self.leases.judged(server, rows)})
+            return Answers(self._tries.judged_tries(server, rows))
         except (StoreUnavailable, SchemaBehind) as exc:
             return Answers({}, dict.fromkeys(ids, exc))
 
-    def _read_again(self, one: _Begun, asked: Sequence[int], take: TakeTries, exc: Trouble) -> None:
+    def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:
         if isinstance(exc, OF_TABLES):
-            self._shards.health[one.server].set_aside(one.ids)
-        take(asked, self._tries({one.server: one.ids}))
+            lane.health.set_aside(ids)
+        return self._tries.read_grouped({lane.server: ids})
 
-    def _wait_for_tries(self, one: _Begun, take: TakeTries) -> None:
-        """Wait for the answers of a server, and find out whether it is away if they do not come in time."""
-        health = self._shards.health[one.server]
+    def _wait(self, lane: _Lane, ids: ByTable, exchange: Exchange) -> Answers[TryRow]:
+        """Wait for the answers of a server, and find out whether it is away."""
+
+        def answered(seconds: float) -> bool:
+            if not exchange.answered(seconds):
+                return False
+            lane.health.answered(time.monotonic() - lane.at)
+            return True
+
+        lane.health.examine(answered)
         try:
-            if not self._answered(one, max(one.at + health.patience - time.monotonic(), 0.0)):
-                health.examine(partial(self._answered, one))
-            self._take_tries(one, take)
-        finally:
-            health.owes(-1)
+            rows = try_rows(exchange.results())
+        except (StoreUnavailable, SchemaBehind) as exc:
+            return self._read_again(lane, ids, exc)
+        return self._judged(lane.server, _flat(ids), rows)
 
 
-def _refuse(ids: Mapping[int, Sequence[int]], failed: Mapping[int, Trouble], take: TakeTries) -> None:
-    """Report the ids of these tables as not answered."""
-    if failed:
-        refused = {job_id: error for table, error in failed.items() for job_id in ids[table]}
-        take(list(refused), Answers({}, refused))
+def _flat(ids: ByTable) -> list[int]:
+    return [job_id for part in ids.values() for job_id in part]

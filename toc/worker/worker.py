@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Any
 
 from toc.coordination.assignment import PROTOCOL
-from toc.index.queues import PATIENCE_SECONDS
 from toc.loop import Loop, Wake, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.topic import Slot
@@ -70,7 +69,7 @@ class Worker:
         self._forced = False
         self._recycling = ""
         """Why it wants a successor. Empty while it does not."""
-        queues = center.queues.within(PATIENCE_SECONDS)
+        queues = center.queues
         self.worker_id = worker_id
         self.book = SlotBook(queues, worker_id)
         wakes = [Wake() for _ in center.store.tables_of_server()]
@@ -134,8 +133,7 @@ class Worker:
         )
         self._catalog = Loop("catalog", deliveries.run_once)
         self.watch = IndexWatch(
-            # With the patience of all others: a node that is too slow for them must count as out of reach.
-            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS).within(PATIENCE_SECONDS),
+            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
             catalog=center.catalog,
             clock=clock,
             book=self.book,

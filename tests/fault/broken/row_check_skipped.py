@@ -20,4 +20,4 @@ def check(self: Checker, entries: list[Entry]) -> None:
     self.dispatcher.put([entry for entry in entries if entry.job_id in rows])
 
 
-Checker.check = check  # type: ignore[method-assign]
+Checker.put = check  # type: ignore[method-assign]

@@ -22,8 +22,8 @@ from typing import Any
 from harness.app import center
 
 from toc.loop import Loop
+from toc.store.health import Health
 from toc.store.leases import Leases
-from toc.store.server import Exchange
 from toc.worker.stages.entry import Inflight
 from toc.worker.stages.finish import Finisher
 
@@ -48,6 +48,7 @@ class Unthought(Exception):
 
 _loops: list[Loop] = []
 _victim = ""
+_patience = vars(Health)["patience"].fget
 
 
 def _noted(start: Callable[[Loop], None]) -> Callable[[Loop], None]:
@@ -67,15 +68,10 @@ def _mortal(step: str, method: Callable[..., Any], thread: str = "toc-async-hand
     return mortal
 
 
-def _late(answered: Callable[..., bool]) -> Callable[..., bool]:
+def _no_patience(health: Health) -> float:
     """The poller gets no answer of MySQL in time: it leaves the row check to a thread of the store."""
-
-    def late(exchange: Any, seconds: float) -> bool:
-        if _victim == STORE_STEP and threading.current_thread().name == "toc-poll":
-            return False
-        return answered(exchange, seconds)
-
-    return late
+    hurry = _victim == STORE_STEP and threading.current_thread().name == "toc-poll"
+    return 0.0 if hurry else _patience(health)
 
 
 def _threads() -> dict[str, list[int]]:
@@ -144,5 +140,5 @@ if "TOC_TEST_DEATHS" in os.environ:  # else a test imports it
         Inflight.start = _mortal(LOOP_STEPS[0], Inflight.start)  # type: ignore[method-assign]
         Finisher.ended = _mortal(LOOP_STEPS[1], Finisher.ended)  # type: ignore[method-assign]
         Leases.judged = _mortal(STORE_STEP, Leases.judged, "toc-store")  # type: ignore[method-assign]
-        Exchange.answered = _late(Exchange.answered)  # type: ignore[method-assign]
+        Health.patience = property(_no_patience)  # type: ignore[assignment, method-assign]
         threading.Thread(target=_murder, args=["wake" if in_worker else "catalog"], daemon=True).start()

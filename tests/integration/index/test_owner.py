@@ -97,7 +97,7 @@ def test_what_is_no_owner_is_written_over_and_what_is_no_hash_is_an_error(
 def test_an_index_that_must_not_be_used_is_sent_nothing(queues: Queues, server: RedisServer) -> None:
     queues.add({SLOT: [(1, 1.0)]})
     queues.refuse("it belongs to others")
-    refused = queues.within(1.0).add({SLOT: [(2, 2.0)]})[SLOT]
+    refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
     assert isinstance(refused, IndexUnavailable)
     assert "it belongs to others" in str(refused)
     with pytest.raises(IndexUnavailable, match="others"):

@@ -15,9 +15,10 @@ from harness.patience import until
 
 from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.index.calls import ReplyLost
-from toc.index.connections import IndexSlow
 from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
+from toc.index.takes import Takes
+from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
@@ -227,29 +228,35 @@ def test_a_server_that_is_no_cluster_is_named_as_such(clean_redis: RedisServer) 
     queues.close()
 
 
-def test_a_master_that_hangs_is_waited_for_once_and_its_answer_comes_late(launch: Launch) -> None:
+def test_a_master_that_hangs_holds_up_no_take_of_the_others_and_its_answer_comes_late(launch: Launch) -> None:
     servers = launch(RedisCluster)
-    queues = Queues(servers.url, read_timeout=3600.0).within(1.0)  # more than anybody waits here
+    queues = Queues(servers.url)
     queues.add({slot: [(1, 1.0)] for slot in SLOTS})
     peeked = queues.peek(SLOTS)
     assert not any(isinstance(peek, IndexUnavailable) for peek in peeked.values())
     requests = [PrepareRequest(slot, 9, 16, 7) for slot in SLOTS]
     hung = servers.nodes[1]
     own = {slot for slot in SLOTS if _port(queues, slot) == hung.port}
-    late: dict[Slot, object] = {}
+    reactor, answers = Reactor(), dict[Slot, object]()
+    takes = Takes(queues, reactor)
+
+    def heard() -> set[Slot]:
+        reactor.sleep(0.1)
+        reactor.hear()
+        answers.update((request.slot, answer) for request, answer, _ in takes.answers())
+        return set(answers)
+
     hung.pause()
     try:
-        answers = queues.prepare(requests, late.update)
-        assert answers.keys() == set(SLOTS) - own
-        assert not any(isinstance(answer, IndexUnavailable) for answer in answers.values())
-        for _ in range(3):
-            refused = queues.prepare(requests, late.update)
-            slow = {slot for slot, answer in refused.items() if isinstance(answer, IndexSlow)}
-            assert slow == own, "they are told at once"
+        takes.begin(requests)
+        assert until(lambda: heard() >= set(SLOTS) - own, 30)
+        assert heard() == set(SLOTS) - own
+        assert list(takes.under_way) == [takes.node(slot) for slot in own][:1]
     finally:
         hung.resume()
-    assert until(lambda: late.keys() == own, 30)
-    assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in late.values())
+    assert until(lambda: heard() == set(SLOTS), 30)
+    assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in answers.values())
+    assert not takes.under_way
     assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)
     queues.close()
 
@@ -264,9 +271,7 @@ def test_a_master_that_hangs_for_longer_is_refused_until_it_is_back(launch: Laun
     try:
         assert until(lambda: "no answer" in str(queues.peek(own)[own[0]]), 30)
         assert not any(isinstance(queues.peek([slot])[slot], Peek) for slot in own)
-        lost: list[object] = []
-        answers = queues.prepare([PrepareRequest(own[0], 9, 16, 7)], lambda late: lost.extend(late.values()))
-        assert not lost
+        answers = queues.prepare([PrepareRequest(own[0], 9, 16, 7)])
         assert not isinstance(answers[own[0]], ReplyLost), "it was never sent"
     finally:
         hung.resume()

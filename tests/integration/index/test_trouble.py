@@ -21,7 +21,9 @@ from toc.index.calls import IndexBroken, IndexFull, ReplyLost
 from toc.index.connections import FRESH_SECONDS, RedisNode
 from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
+from toc.index.takes import Takes
 from toc.index.wire import Wire
+from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
 from toc.model.topic import Slot
@@ -318,41 +320,31 @@ def test_a_forked_child_does_not_wait_for_what_a_thread_of_its_parent_does() -> 
     assert ended == 0, "it waits for a lock"
 
 
-@pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called on, this process can start no thread."""
-
+def test_without_threads_a_take_that_needs_one_is_refused_and_the_next_one_works(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
-
-
-def test_without_threads_a_slow_node_has_lost_the_reply_and_nothing_is_left_open(
-    queues: Queues, server: RedisServer, no_threads: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hasty = queues.within(0.05, alone=0.05)
     queues.add({SLOT: [(1, 1.0)]})
-    late: list[object] = []
-    server.pause()
-    try:
-        no_threads()
-        reply = hasty.prepare([PrepareRequest(SLOT, 500, 16, 7)], late.append)[SLOT]
-    finally:
-        monkeypatch.undo()
-        server.resume()
-    assert isinstance(reply, ReplyLost)
-    assert "no thread" in str(reply)
-    assert isinstance(queues.peek([SLOT])[SLOT], Peek)
-    assert all(node.well for node in queues.nodes.masters())
-    assert not late
+    reactor = Reactor()
+    takes = Takes(queues, reactor)
 
+    def answer() -> object:
+        takes.begin([PrepareRequest(SLOT, 500, 16, 7)])
+        found: list[Any] = []
+        while not found:
+            reactor.sleep(0.1)
+            reactor.hear()
+            found += takes.answers()
+        return found[0][1]
 
-def test_without_threads_a_node_that_must_be_connected_to_is_out_of_reach(
-    queues: Queues, no_threads: Callable[[], None]
-) -> None:
-    no_threads()
-    reply = queues.within(0.05, alone=0.05).peek([SLOT])[SLOT]
-    assert "no thread" in str(reply)
-    queues.nodes.look_again_within(0.05)
-    assert isinstance(queues.peek([SLOT])[SLOT], Peek), "who waits needs no thread"
+    queues.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        refused = answer()
+    assert isinstance(refused, IndexUnavailable)
+    assert "no thread" in str(refused)
+    taken = answer()
+    assert isinstance(taken, Prepared)
+    assert [job_id for job_id, _ in taken.entries] == [1]

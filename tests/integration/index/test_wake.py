@@ -77,9 +77,9 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     times: list[float] = []
     take = RedisNode.take
 
-    def timed(node: RedisNode, patience: float | None = None) -> Wire:
+    def timed(node: RedisNode) -> Wire:
         times.append(time.monotonic())
-        return take(node, patience)
+        return take(node)
 
     monkeypatch.setattr(RedisNode, "take", timed)
     return times

@@ -20,6 +20,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
 from toc.dev.local.servers import MariaDB
+from toc.loop import Reactor
 from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, StoreUnavailable
 from toc.model.pull import PullLease
@@ -62,8 +63,9 @@ def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
         occupy(0.05)
         connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
         with structlog.testing.capture_logs() as logs:
-            store.check_tries([row.job_id], lambda _ids, _rows: None)
-            assert until(lambda: "table_set_aside" in told(logs), 10)
+            reader = store.tries_reader(Reactor())
+            reader.ask([row.job_id], lambda _ids, _rows: None)
+            assert until(lambda: bool(reader.run_once()) and "table_set_aside" in told(logs), 10)
             occupy(0.8)  # for longer than a question about the table waits for a connection
             connection.exec_driver_sql("UNLOCK TABLES")
             assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 from harness.hands import Hands
-from harness.patience import PATIENCE
 from harness.system import System, small_system
 
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from toc.model.topic import Backoff
-from toc.store import tries
 
 
 @pytest.fixture
@@ -46,10 +44,7 @@ def hands(system: System, clean_redis: RedisServer) -> Iterator[tuple[Hands, Han
     """Two workers that own the same slot, their loops in the hands of the test."""
     system.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
     system.center.catalog.refresh()
-    with pytest.MonkeyPatch.context() as patient:
-        # On a slow machine too, what was taken has been checked when the poller returns.
-        patient.setattr(tries, "PATIENCE_SECONDS", PATIENCE)
-        pair = Hands(system, clean_redis, "a:1"), Hands(system, clean_redis, "b:1")
-        yield pair
-        for one in pair:
-            one.close()
+    pair = Hands(system, clean_redis, "a:1"), Hands(system, clean_redis, "b:1")
+    yield pair
+    for one in pair:
+        one.close()

@@ -12,7 +12,6 @@ from harness.system import System
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.errors import StoreUnavailable
 from toc.store.shards import Answers, Trouble
-from toc.store.tries import Owing
 from toc.worker.slots import instant_of
 from toc.worker.stages.entry import NO_LEASE
 
@@ -32,13 +31,13 @@ def an_hour_ahead(worker: Hands) -> Iterator[pytest.MonkeyPatch]:
 def unanswered(worker: Hands, error: Trouble, *, leased: bool = False) -> Callable[..., None]:
     """How the database server does not tell of rows."""
 
-    def check_tries(job_ids: Iterable[int], take: Callable[..., None]) -> None:
+    def ask(job_ids: Iterable[int], take: Callable[..., None]) -> None:
         asked = list(job_ids)
         for entry in worker.inflight.snapshot():
             entry.lease = NO_LEASE._replace(possible=leased)
         take(asked, Answers({}, dict.fromkeys(asked, error)))
 
-    return check_tries
+    return ask
 
 
 def test_a_prepare_that_redis_serves_late_is_looked_for(system: System, hands: tuple[Hands, Hands]) -> None:
@@ -46,27 +45,27 @@ def test_a_prepare_that_redis_serves_late_is_looked_for(system: System, hands: t
     claim = worker.book.owned[SLOT].claim
     with an_hour_ahead(worker):
         worker.adopter.reply_lost(SLOT, claim)
-        worker.adopter.run_once()
+        worker.adopt()
     submit_due(system)
     worker.queues.prepare([PrepareRequest(SLOT, 10, 3, claim)])
     worker.clock.slept += 1.0
     assert worker.adopter.run_once() < 10
+    worker.turn()
     worker.start_and_wait()
 
 
-@pytest.mark.parametrize("leased", [False, True])
-def test_what_waits_for_its_row_is_checked_again(
-    system: System, hands: tuple[Hands, Hands], leased: bool
+def test_what_has_a_lease_and_waits_for_its_row_is_checked_again(
+    system: System, hands: tuple[Hands, Hands]
 ) -> None:
     worker, _ = hands
     submit_due(system)
-    error = StoreUnavailable("away") if leased else Owing("has not answered yet", 0.1)
+    error = StoreUnavailable("away")
     with an_hour_ahead(worker) as patch:
-        patch.setattr(worker.store, "check_tries", unanswered(worker, error, leased=leased))
+        patch.setattr(worker.checker.reader, "ask", unanswered(worker, error, leased=True))
         worker.take()
-    assert worker.poller.run_once() < 1
+    assert worker.turn() < 1
     worker.clock.slept += 1.0
-    worker.poller.run_once()
+    worker.turn()
     worker.start_and_wait()
 
 
@@ -75,11 +74,11 @@ def test_what_is_put_away_comes_back(system: System, hands: tuple[Hands, Hands])
     away = unanswered(worker, StoreUnavailable("away"))
     submit_due(system)
     with an_hour_ahead(worker) as patch:
-        patch.setattr(worker.store, "check_tries", away)
+        patch.setattr(worker.checker.reader, "ask", away)
         worker.take()
     submit_due(system)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker.store, "check_tries", away)
+        patch.setattr(worker.checker.reader, "ask", away)
         worker.take()
     peek = worker.queues.peek([SLOT])[SLOT]
     assert isinstance(peek, Peek)

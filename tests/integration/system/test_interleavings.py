@@ -6,7 +6,7 @@ has an entry, who runs it, and who pays for a try. Cancels and leases have files
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,18 +17,12 @@ from harness.system import System
 from harness.tables import raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.dev.local.servers import RedisCluster
-from toc.index.queues import Queues
-from toc.index.wire import Wire
 from toc.model.scores import store_score
 from toc.model.sharding import table_of_job
-from toc.model.topic import Backoff
-from toc.store.shards import Answers
-from toc.store.tries import Owing, TakeTries
+from toc.store.tries import TakeTries
 from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.stages import reclaim
 from toc.worker.stages.entry import UNLEASED_SECONDS
-from toc.worker.stages.poll import PATIENCE_SECONDS
 from toc.worker.stages.reclaim import EMPTY_SECONDS
 
 
@@ -56,7 +50,7 @@ def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
     sleeper.sleep()
     sleeper.start()
     sleeper.await_gone(job_id)
-    sleeper.adopter.run_once()
+    sleeper.adopt()
     sleeper.await_runs(1)
     sleeper.end_and_finish()
     row = system.row(job_id)
@@ -82,17 +76,18 @@ def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(
 
     assert known_to_the_owner()
     if meets == "the end of the handover":
-        meanwhile(monkeypatch, Queues, "prepare", lambda: handover.drop({SLOT}), go_on)
+        meanwhile(monkeypatch, former.poller.takes, "begin", lambda: handover.drop({SLOT}), go_on)
     else:
-        meanwhile(monkeypatch, Queues, "prepare", owner.reclaim)
+        meanwhile(monkeypatch, former.poller.takes, "begin", owner.reclaim)
     former.take()
     assert former.inflight.get(job_id) is not None
     assert known_to_the_owner()
-    former.start_and_wait()
-    former.end_and_finish()
     if meets == "the end of the handover":
+        former.finish()
         go_on()
     else:
+        former.start_and_wait()
+        former.end_and_finish()
         owner.reclaim()
         owner.clock.slept += EMPTY_SECONDS
         owner.reclaim()
@@ -128,7 +123,7 @@ def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(
     worker.start()
     worker.await_gone(job_id)
     assert until(lambda: not worker.adopter.settled, PATIENCE), "nobody waits for what was let go"
-    worker.adopter.run_once()
+    worker.adopt()
     assert worker.adopter.settled
     worker.finish()
     other.take()
@@ -176,7 +171,7 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     assert other.inflight.get(job_id) is None
     sleeper.start()  # it has slept too long to trust what it had read of the row
     sleeper.await_gone(job_id)
-    sleeper.adopter.run_once()
+    sleeper.adopt()
     sleeper.await_runs(1)
     sleeper.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
@@ -249,7 +244,7 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
         with monkeypatch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
             worker.let_go.add([entry])
-            worker.adopter.run_once()
+            worker.adopt()
         return moved[0] if moved else rollback(entries)
 
     with monkeypatch.context() as patch:
@@ -266,19 +261,31 @@ def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(
 ) -> None:
     worker, _ = hands
     job_id = submit_due(system)
-    steps: list[Callable[[], object]] = [worker.adopter.run_once]
+    steps: list[Callable[[], object]] = [worker.adopt]
     if seen != "taken":
         steps.append(worker.start_and_wait)
     if seen == "ended":
         steps.append(worker.end_and_finish)
     worker.adopter.reply_lost(SLOT, worker.book.owned[SLOT].claim)
-    meanwhile(monkeypatch, worker.adopter, "hold", *steps)
-    worker.take()
+    takes, unread = worker.poller.takes, list[Any]()
+    answers = takes.answers
+
+    def not_yet() -> list[Any]:
+        unread.extend(answers())
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(takes, "answers", not_yet)
+        worker.take()
+        for step in steps:
+            step()
+        patch.setattr(takes, "answers", lambda: [unread.pop()] if unread else answers())
+        worker.turn()
     if seen == "taken":
         worker.start_and_wait()
     if seen != "ended":
         worker.end_and_finish()
-    worker.adopter.run_once()
+    worker.adopt()
     worker.finish()
     assert len(worker.runs) == 1
     assert not worker.snapshot(), "nothing is left prepared"
@@ -292,7 +299,7 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
 ) -> None:
     """The adopter holds it, another worker moves it back, and the poller takes it under the same fence.
 
-    Both ask for its row while the server owes answers: the older one last.
+    Both ask for its row: the older one last.
     """
     worker, _ = hands
     job_id = worker.take_one()
@@ -302,23 +309,18 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
     worker.forget()
     worker.let_go.add([entry])
 
-    def owing(job_ids: Iterable[int], take: TakeTries) -> None:
-        asked = list(job_ids)
-        take(asked, Answers({}, dict.fromkeys(asked, Owing("has not answered yet", 0.0))))
+    asked: list[tuple[list[int], TakeTries]] = []
 
     def moved_back() -> None:
         worker.queues.rollback({SLOT: [(job_id, entry.fence, entry.row_score())]})
 
-    def may_start() -> bool:
-        worker.poller.run_once()
-        return worker.dispatcher.load()[SLOT.topic] == (0, 1)
-
     with monkeypatch.context() as patch:
-        patch.setattr(worker.store, "check_tries", owing)
+        patch.setattr(worker.checker.reader, "ask", lambda ids, take: asked.append((list(ids), take)))
         meanwhile(patch, worker.queues, "extend", moved_back, worker.take)
-        worker.adopter.run_once()
-    worker.clock.slept += 1
-    assert until(may_start, PATIENCE), "its row is never read"
+        worker.adopt()
+    for job_ids, take in asked:
+        take(job_ids, worker.store.read_tries(job_ids))
+    assert worker.dispatcher.load()[SLOT.topic] == (0, 1)
     worker.start_and_wait()
     worker.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
@@ -336,10 +338,10 @@ def test_an_id_that_waits_for_the_clock_twice_runs_once(
             worker.take()
             entry = worker.inflight.get(job_id)
             assert entry is not None
-            worker.poller.run_once()
+            worker.turn()
             worker.queues.rollback({SLOT: [(job_id, entry.fence, float(due))]})  # by whoever took it for lost
         worker.take()
-    worker.poller.run_once()
+    worker.turn()
     worker.start_and_wait()
     worker.end_and_finish()
     assert len(worker.runs) == 1
@@ -400,34 +402,6 @@ def test_an_old_snapshot_that_tells_of_a_try_for_a_former_deadline_costs_one_try
     other.start_and_wait()
     other.end_and_finish()
     assert system.row(job_id).status == TaskStatus.PROCESSED
-
-
-def test_what_was_let_go_runs_uncharged_although_its_node_is_always_slow_to_answer(
-    cluster: System, clean_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No node answers while a round of the poller waits for it, as on a busy host."""
-    cluster.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
-    worker, has_reply = Hands(cluster, clean_cluster.nodes[0], "a:1"), Wire.has_reply
-    loops = (worker.poller.loop, worker.adopter.loop)
-    try:
-        job_id = submit_due(cluster)
-        monkeypatch.setattr(
-            Wire, "has_reply", lambda wire, s=0.0: s > PATIENCE_SECONDS and has_reply(wire, s)
-        )
-        worker.inbox.look_at(SLOT, 0)
-        for loop in loops:
-            loop.start()
-        assert until(lambda: worker.inflight.get(job_id) is not None), "its late answer has come"
-        worker.clock.slept += 2 * UNLEASED_SECONDS  # so late it starts with a lease alone, and it got none
-        worker.start()
-        worker.await_runs(1)
-        worker.end_and_finish()
-    finally:
-        for loop in loops:
-            loop.stop()
-        worker.close()
-    row = cluster.row(job_id)
-    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
 
 
 def test_what_cannot_be_read_does_not_hold_back_what_timed_out_behind_it(

@@ -69,13 +69,13 @@ def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
     first, second = hands
     job_id = submit_due(system)
 
-    def check_tries(job_ids: Iterable[int], take: TakeTries) -> None:
+    def ask(job_ids: Iterable[int], take: TakeTries) -> None:
         first.clock.slept += 3
         rows = first.store.read_tries(job_ids)
         assert taken(second.store.leases, {job_id: 30}) == {job_id}
         take([job_id], rows)
 
-    monkeypatch.setattr(first.store, "check_tries", check_tries)
+    monkeypatch.setattr(first.checker.reader, "ask", ask)
     first.take()
     first.start()
     first.await_gone(job_id)
@@ -89,12 +89,12 @@ def test_what_waits_long_for_its_row_starts_all_the_same(
     first, second = hands
     job_id = submit_due(system)
 
-    def check_tries(job_ids: Iterable[int], take: TakeTries) -> None:
+    def ask(job_ids: Iterable[int], take: TakeTries) -> None:
         rows = first.store.read_tries(job_ids)
         first.clock.slept += 2
         take([job_id], rows)
 
-    monkeypatch.setattr(first.store, "check_tries", check_tries)
+    monkeypatch.setattr(first.checker.reader, "ask", ask)
     first.take()
     first.start_and_wait()
     assert second.store.read_tries([job_id])[job_id].lease > 0
@@ -109,7 +109,7 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
     first, second = hands
     job_id = submit_due(system)
 
-    def check_tries(job_ids: Iterable[int], take: TakeTries) -> None:
+    def ask(job_ids: Iterable[int], take: TakeTries) -> None:
         monkeypatch.undo()
         first.sleep()
         second.reclaim()
@@ -117,7 +117,7 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
         second.start_and_wait()
         take([job_id], first.store.read_tries(job_ids))
 
-    monkeypatch.setattr(first.store, "check_tries", check_tries)
+    monkeypatch.setattr(first.checker.reader, "ask", ask)
     first.take()
     first.leases.look(0)
     second.clock.slept += LEASE_AFTER_SECONDS
@@ -413,7 +413,7 @@ def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
     orphan.lose_daemon()
     orphan.start()
     orphan.await_gone(job_id)  # what had no lease yet is let go
-    orphan.adopter.run_once()
+    orphan.adopt()
     orphan.await_runs(1)  # it is taken again, with a lease
     assert taken(owner.store.leases, {job_id: 30}) == set()
     orphan.end_and_finish()
@@ -441,7 +441,7 @@ def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_the_other
     orphan.end_and_finish()
     monkeypatch.undo()
     orphan.clock.slept += RETRY_MS / 1000
-    orphan.poller.run_once()
+    orphan.turn()
     orphan.await_runs(2)
     orphan.end_and_finish()
     assert system.row(refused).status == TaskStatus.PROCESSED
@@ -496,7 +496,7 @@ def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(
         assert taken(owner.store.leases, {job_id: 30}) == {job_id}
         take([job_id], rows)
 
-    monkeypatch.setattr(orphan.store, "check_tries", leased_since)
+    monkeypatch.setattr(orphan.checker.reader, "ask", leased_since)
     orphan.take()
     orphan.start()
     orphan.await_gone(job_id)

@@ -176,6 +176,7 @@ def agenda_of(owner: WorkerAtRest, finisher: Any) -> Agenda:
         finisher=finisher,
         dispatcher=owner.dispatcher,
         pressure=owner.pipeline.pressure,
+        takes=owner.poller.takes,
     )
 
 
@@ -196,7 +197,8 @@ def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_ea
         agenda.look(owner.book.owned[slot], due)
     for now in range(due, due + 100 * TURN):
         agenda.hear({})
-        for member, request in agenda.choose(now):
+        for request in agenda.choose(now):
+            member = owner.book.owned[request.slot]
             taken += [member.slot] * request.limit
             entries = [(job_id, 0.0) for job_id in range(request.limit)]
             agenda.note_prepared(member, Prepared(entries, due, 10 * TURN, now), now)

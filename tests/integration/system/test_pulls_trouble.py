@@ -15,7 +15,6 @@ from harness.system import System, small_system
 
 from toc import NewTask, Topic
 from toc.dev.local.servers import MariaDB, RedisServer
-from toc.index import queues
 from toc.model.pull import AckOutcome
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery
@@ -61,11 +60,9 @@ def test_a_redis_that_stands_still_holds_up_neither_pulls_nor_acks(
     clean_redis: RedisServer,
     mariadb: MariaDB,
     database_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its replies would be waited for twice as long as this test lasts."""
-    monkeypatch.setattr(queues, "READ_SECONDS", 2 * LONG)
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix, read_timeout=2 * LONG)
+    """For longer than its replies are waited for, once."""
+    system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
 
     async def steps(gateway: Pulls) -> None:
         system.center.submit_many([NewTask(TOPIC, n, 0.01) for n in range(2)])

@@ -48,7 +48,7 @@ def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
         worker.end()  # so the thread meets the rest of the line
         assert until(lambda: worker.dispatcher.load()[TOPIC] == (0, 0), PATIENCE)
         worker.take()
-        worker.adopter.run_once()
+        worker.adopt()
         assert until(lambda: worker.dispatcher.load()[TOPIC][0] == 1, PATIENCE), "none has started"
     held = worker.inflight.waiting(TOPIC)
     assert 300 < held < 300 + TAKE_LIMIT
@@ -92,7 +92,7 @@ def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
     assert not worker.snapshot()
     now = worker.clock.now_ms()
     assert until(lambda: worker.clock.now_ms() > now + BEHIND_LOOK_MS, PATIENCE)
-    worker.poller.run_once()
+    worker.turn()
     worker.await_runs(2)
     worker.end_and_finish()
     assert system.row(more[0]).status == TaskStatus.PROCESSED

@@ -46,8 +46,7 @@ AFTER_LOST_SECONDS = (0.0, 1.0, 4.0)
 
 @dataclass(kw_only=True, eq=False)
 class Adopter:
-    """The loop that finds entries that are not held. The poller also uses ``hold`` and
-    ``take_over``."""
+    """The loop that finds entries that are not held. The poller also uses ``hold`` and ``ours``."""
 
     queues: Queues
     catalog: TopicCatalog
@@ -105,13 +104,14 @@ class Adopter:
             # late failure will find another (attempts, crashes) on the row.
         return held
 
-    def take_over(self, entries: Sequence[Entry]) -> None:
-        """Check entries found under our claim. Those in slots that we no longer own go back: otherwise they
-        would time out, which costs a try."""
+    def ours(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return those to check of entries under our claim. Those in slots that we no longer own go back:
+        otherwise they would time out, which costs a try."""
         owned = self.book.owned if self._taking else {}
+        if all(entry.slot in owned for entry in entries):
+            return list(entries)
         self.finisher.give_back_unread(entry for entry in entries if entry.slot not in owned)
-        if ours := [entry for entry in entries if entry.slot in owned]:
-            self.checker.check(ours)
+        return [entry for entry in entries if entry.slot in owned]
 
     def run_once(self) -> float:
         """Handle entries that were let go, and look for others that are due to be sought. Returns
@@ -182,4 +182,4 @@ class Adopter:
             adopted += [e for e, match in zip(held[slot], matched, strict=True) if match]
         if adopted:
             log.info("entries_adopted", tasks=len(adopted))
-            self.take_over(adopted)
+            self.checker.check(self.ours(adopted))

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 
+from toc.index.connections import RedisNode
 from toc.index.messages import Prepared, PrepareRequest
+from toc.index.takes import Takes
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
@@ -65,25 +67,29 @@ class Agenda:
     finisher: Finisher
     dispatcher: Dispatcher
     pressure: Pressure
+    takes: Takes
 
     def __post_init__(self) -> None:
         self._due: list[tuple[int, Slot]] = []
         """Heap of (due, slot). Stale pairs are skipped when they reach the top."""
         self._no_room: dict[Slot, int] = {}
         """Due slots without room, with the due time of each. Those that wait longest are served first."""
+        self._held_up: dict[RedisNode | None, dict[Slot, int]] = {}
+        """Due slots whose node has yet to answer a prepare, with the due time of each."""
         self._resume = ResumeRate(self.clock)
         self._turns = count(1)
 
     def hear(self, news: Mapping[Slot, int]) -> None:
-        """Begin a round: schedule looks at slots that may hold a due entry, and at those that had
-        no room in the last round."""
+        """Begin a round: schedule looks at slots that may hold a due entry, at those that had no room in the
+        last round, and at those whose node has answered since."""
         owned = self.book.owned
-        for slot, due in news.items():
-            if slot in owned:
-                self.look(owned[slot], due)
-        if self._no_room:
-            blocked, self._no_room = self._no_room, {}
-            for slot, due in blocked.items():
+        looks = [news, self._no_room]
+        if self._held_up:
+            free = [node for node in self._held_up if node not in self.takes.under_way]
+            looks += [self._held_up.pop(node) for node in free]
+        self._no_room = {}
+        for look in looks:
+            for slot, due in look.items():
                 if slot in owned:
                     self.look(owned[slot], due)
 
@@ -106,9 +112,9 @@ class Agenda:
             heapq.heappop(self._due)
         return NEVER
 
-    def choose(self, now: int) -> list[tuple[OwnedSlot, PrepareRequest]]:
+    def choose(self, now: int) -> list[PrepareRequest]:
         """Choose due slots to take from, each with an entry limit: no more than can be started soon."""
-        requests: list[tuple[OwnedSlot, PrepareRequest]] = []
+        requests: list[PrepareRequest] = []
         topics = self.catalog.known()
         unwritten, unmoved = self.finisher.backlog, self.finisher.unmoved()
         for name, members in self._remove_due(now).items():
@@ -134,10 +140,10 @@ class Agenda:
             for member in members:
                 member.due = NEVER  # until a due time is known
             requests += [
-                (member, PrepareRequest(member.slot, limit, topic.retries, member.claim))
-                for member, limit in chosen
+                PrepareRequest(member.slot, limit, topic.retries, member.claim) for member, limit in chosen
             ]
-        self.pressure.backlogged = bool(self._no_room)
+        if requests or not self._held_up:
+            self.pressure.backlogged = bool(self._no_room)
         return requests
 
     def _remove_due(self, now: int) -> dict[str, list[OwnedSlot]]:
@@ -147,7 +153,12 @@ class Agenda:
         while self._due and self._due[0][0] <= now:
             due, slot = heapq.heappop(self._due)
             member = owned.get(slot)
-            if member is not None and member.due == due:
+            if member is None or member.due != due:
+                continue
+            if self.takes.under_way and (node := self.takes.node(slot)) in self.takes.under_way:
+                self._held_up.setdefault(node, {})[slot] = due
+                member.due = NEVER
+            else:
                 due_slots.setdefault(slot.topic, {})[slot] = member  # once: a stale pair may say the same
         return {topic: sorted(members.values(), key=_LONGEST) for topic, members in due_slots.items()}
 

@@ -8,12 +8,13 @@ belongs.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from math import ceil, inf
+from functools import partial
 
+from toc.loop import Reactor
 from toc.model.clock import Clock
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Delivery
@@ -22,9 +23,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, STALE, StepTimer
 from toc.store.shards import Answers, Trouble
 from toc.store.store import Store
-from toc.store.tries import Owing
 from toc.worker.quarantine import Quarantine
-from toc.worker.slots import NEVER
 from toc.worker.stages.dispatch import Dispatcher
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry, Inflight
@@ -41,20 +40,13 @@ LUMP = 200
 LUMP_MS = 500
 """Entries postponed for longer return in lumps, ``LUMP`` entries each ``LUMP_MS``. So taking and
 postponing them repeatedly costs little, even if a server that is away has many due tasks."""
-OWING_MS = 30
-"""Pause (ms) while it is unknown whether a server is away or one of its tables is locked."""
-MOST_OWED = 1000
-"""Most entries that wait here for a distant server. Those that arrive while it has yet to answer are queried
-together once it has."""
-SOON_MS = 10
-"""When to query it again (ms) if its answer is overdue."""
 FORGET_UNREAD_SECONDS = 30.0
 """A failed read that comes this long after the last one counts as new trouble."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Checker:
-    """The row check. Any thread may call it; ``wake`` wakes the thread that calls ``check_again``."""
+    """The row check. Any thread may call ``check``; that of ``reactor`` does all else, in ``run_once``."""
 
     store: Store
     clock: Clock
@@ -64,80 +56,75 @@ class Checker:
     quarantine: Quarantine
     leases: LeaseKeeper
     early: EarlyEntries
-    wake: Callable[[], None]
+    reactor: Reactor
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._unread: deque[tuple[float, list[Entry]]] = deque()
+        self.reader = self.store.tries_reader(self.reactor)
+        self._unchecked: deque[list[Entry]] = deque()
+        """Entries whose rows are to be read."""
+        self._again: deque[tuple[float, list[Entry]]] = deque()
         """Entries with a lease whose rows could not be read, or that need a lease and could not get it, with
         the time of the next try (monotonic)."""
-        self._owed: list[Entry] = []
-        """Entries of a distant server that wait until it has answered earlier queries."""
-        self._owed_at = 0.0
-        """When they may be queried (monotonic)."""
+        self._judging = 0
+        """How many threads ask for leases."""
         self._unread_since = self._unread_at = float("-inf")
         """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
         self._lump_at = self._lump_left = 0
         """When the last lump of postponed entries returns (monotonic, in ms), and how many more
         entries it can hold."""
-        self._leaving = threading.Event()
+        self._leaving = False
+        self._lock = threading.Lock()
         self._read_step = StepTimer("read")
 
     def leave(self) -> None:
-        """This worker leaves: entries that cannot be decided at once are left to their slot's next owner."""
-        self._leaving.set()
+        """This worker leaves: entries that are not decided yet are left to their slot's next owner."""
+        self._leaving = True
 
-    def check_again(self) -> None:
-        """Check the entries whose retry time has come."""
-        if not self._unread and not self._owed:  # the usual case
-            return
-        now = self.clock.monotonic()
-        while self._unread and self._unread[0][0] <= now:
-            self.check(self._unread.popleft()[1])
-        if self._owed and self._owed_at <= now:
-            self.check(self._take_owed())
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is being checked."""
+        return not self._unchecked and not self.reader.under_way and not self._judging
 
-    def next_again(self) -> int:
-        """When ``check_again`` has something to do (ms, by the wall clock as it is now), or NEVER."""
-        at = self._unread[0][0] if self._unread else inf
-        if self._owed:
-            at = min(at, self._owed_at)
-        if at == inf:
-            return NEVER
-        return self.clock.now_ms() + ceil(1000 * max(at - self.clock.monotonic(), 0.0))
-
-    def check_taken(self, entries: list[Entry]) -> None:
-        """Check entries that were just taken, together with those that wait for their server."""
-        # Without this, new entries would always be checked before those that wait.
-        self.check(self._take_owed() + entries)
-
-    def _take_owed(self) -> list[Entry]:
-        with self._lock:
-            owed, self._owed = self._owed, []
-        return owed
+    def put(self, entries: list[Entry]) -> None:
+        """Have the next ``run_once`` decide about entries by their rows. Skips those whose id was taken again
+        by then."""
+        self._unchecked.append(entries)
 
     def check(self, entries: list[Entry]) -> None:
-        """Decide about entries by their rows. Skips those whose id was taken again: the newer one decides.
+        """Decide about entries by their rows soon. Any thread may call it."""
+        self.put(entries)
+        self.reactor()
 
-        Each database server's rows are judged as they arrive. Entries of a server that has not answered are
-        held until it does; a thread of the store waits for it, so nothing here waits for a server that hangs.
-        """
-        began = self.clock.monotonic()
-        # If entries have waited for their server, the list may hold two of one id, in either order.
+    def run_once(self) -> float:
+        """Ask for rows, and decide about entries whose rows have been read. Returns when there is more to do
+        (monotonic)."""
+        while self._again and self._again[0][0] <= self.clock.monotonic():
+            self._unchecked.append(self._again.popleft()[1])
+        while self._unchecked:
+            self._read(self._unchecked.popleft())
+        at = self.reader.run_once()
+        if self._again:
+            at = min(at, time.monotonic() + self._again[0][0] - self.clock.monotonic())
+        return at
+
+    def _read(self, entries: list[Entry]) -> None:
+        """Have the rows read. Those of each database server are judged as they arrive."""
+        if self._leaving:
+            self.finisher.give_back_unread(entries)
+            return
+        began = time.monotonic()
         by_id = {entry.job_id: entry for entry in entries if self.inflight.get(entry.job_id) is entry}
-        taker = threading.get_ident()
 
         def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
-            read = self.clock.monotonic() - began
             some = [by_id[job_id] for job_id in job_ids]
-            if answered := len(some) - len(rows.unanswered):
-                self._read_step.took(read, answered)
-            if self._leaving.is_set() and threading.get_ident() != taker:
-                self.finisher.give_back_unread(some)  # this worker leaves: the slot's next owner decides
+            if not rows.unanswered:
+                self._read_step.took(time.monotonic() - began, len(some))
+            if self._leaving:
+                self.finisher.give_back_unread(some)
             else:
                 self._judge(some, rows)
 
-        self.store.check_tries(by_id, take)
+        self.reader.ask(by_id, take)
 
     def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
         now = self.clock.now_ms()
@@ -146,11 +133,13 @@ class Checker:
         soon: list[Entry] = []
         expired: list[Entry] = []
         behind: list[Entry] = []
+        unread: list[Entry] = []
         refused: list[tuple[Entry, TryRow | None]] = []
         for entry in entries:
             row = rows.get(entry.job_id)
             if row is None:
                 if entry.job_id in rows.unanswered:
+                    unread.append(entry)
                     continue
                 log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
                 ORPHANS.of(entry.topic.name).add()
@@ -174,10 +163,8 @@ class Checker:
                 if row.status != TaskStatus.PENDING:
                     STALE.of(entry.topic.name).add()
                 refused.append((entry, row))
-        if rows.unanswered:
-            self._put_away([entry for entry in entries if entry.job_id in rows.unanswered], rows.unanswered)
-        if leased:
-            ready += self.leases.judge(leased)
+        if unread:
+            self._put_away(unread, rows.unanswered)
         if soon:
             self.early.put(soon)
         if expired:
@@ -189,15 +176,27 @@ class Checker:
             self.finisher.give_back_until((e, e.taken + e.row.next_time - now) for e in behind)
         if refused:
             self.finisher.settle_by_row(refused)
-        if ready:
-            uncovered = self.leases.cover(ready)  # [rule: covered]
-            if uncovered and not self._leaving.is_set():
-                with self._lock:
-                    waiting = [entry for entry in ready if entry.job_id in uncovered]
-                    self._unread.append((self.clock.monotonic() + RETRY_MS / 1000, waiting))
-                self.wake()
-                ready = [entry for entry in ready if entry.job_id not in uncovered]
+        if leased or self.leases.must_cover(ready):
+            with self._lock:
+                self._judging += 1
+            self.store.run_detached(partial(self._ask_for_leases, leased, ready))
+        else:
             self.start(ready)
+
+    def _ask_for_leases(self, leased: Sequence[Entry], ready: list[Entry]) -> None:
+        """Start those that may start, on a thread that may wait for the database."""
+        ready = ready + self.leases.judge(leased)
+        uncovered = self.leases.cover(ready)  # [rule: covered]
+        waiting = [entry for entry in ready if entry.job_id in uncovered]
+        ready = [entry for entry in ready if entry.job_id not in uncovered]
+        if self._leaving:
+            self.finisher.give_back_unread(waiting)
+        elif waiting:
+            self._again.append((self.clock.monotonic() + RETRY_MS / 1000, waiting))
+        self.start(ready)
+        with self._lock:
+            self._judging -= 1
+        self.reactor()
 
     def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:
         """Postpone entries that cannot be decided now, so that other due tasks do not wait behind them.
@@ -205,28 +204,11 @@ class Checker:
         The pause grows with the outage, as all due tasks of that server keep returning. When it is back, the
         sweep brings them in at once.
         """
-        if self._leaving.is_set():
-            self.finisher.give_back_unread(entries)
-            return
         now, at = self.clock.monotonic(), self.clock.now_ms()
         if leased := [entry for entry in entries if entry.lease.possible]:
             # These are few. If the lease ran out, it would be taken for a crash.
-            with self._lock:
-                self._unread.append((now + RETRY_MS / 1000, leased))
-            self.wake()
-        free = [entry for entry in entries if not entry.lease.possible]
-        rest: list[Entry] = []
-        for error, group in groupby(free, lambda entry: errors[entry.job_id]):
-            some = list(group)
-            if not isinstance(error, Owing):
-                rest += some
-            elif error.seconds is None or len(self._owed) > MOST_OWED:
-                self.finisher.put_away((entry, at + OWING_MS) for entry in some)
-            else:
-                with self._lock:
-                    self._owed += some
-                    self._owed_at = now + max(SOON_MS / 1000, error.seconds)
-                self.wake()
+            self._again.append((now + RETRY_MS / 1000, leased))
+        rest = [entry for entry in entries if not entry.lease.possible]
         if not rest:
             return
         if now - self._unread_at > FORGET_UNREAD_SECONDS:
@@ -240,13 +222,12 @@ class Checker:
     def _lumped(self, at: int) -> int:
         """Return when an entry that is to return at ``at`` (monotonic, in ms) returns with its
         lump: then or a little later."""
-        with self._lock:
-            if at > self._lump_at:
-                self._lump_at, self._lump_left = at + LUMP_MS, LUMP
-            elif not self._lump_left:
-                self._lump_at, self._lump_left = self._lump_at + LUMP_MS, LUMP
-            self._lump_left -= 1
-            return self._lump_at
+        if at > self._lump_at:
+            self._lump_at, self._lump_left = at + LUMP_MS, LUMP
+        elif not self._lump_left:
+            self._lump_at, self._lump_left = self._lump_at + LUMP_MS, LUMP
+        self._lump_left -= 1
+        return self._lump_at
 
     def start(self, ready: list[Entry]) -> None:
         """Dispatch entries that are due and checked. Suspects go to the quarantine."""

@@ -161,6 +161,12 @@ class LeaseKeeper:
                 entry.lease = NO_LEASE._replace(ask_at=asked + AGAIN_SECONDS)  # [rule: asked-again]
         return ours.unanswered
 
+    def must_cover(self, entries: Sequence[Entry]) -> bool:
+        """Whether one of the entries may not start without a lease."""
+        now = self._clock.monotonic()
+        shared, long_ago = now < self._inflight.shared_until, now - LEASE_AFTER_SECONDS
+        return any((shared or entry.held < long_ago) and not entry.lease.until for entry in entries)
+
     def cover(self, entries: Sequence[Entry]) -> Collection[int]:
         """Take leases for entries that may not start without one: those whose row check took too long, or all
         while other workers may own our slots too.

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from toc.index.queues import Queues
-from toc.loop import Loop, Wake
+from toc.index.takes import Takes
+from toc.loop import Loop, Reactor, Wake
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
@@ -63,7 +64,8 @@ class Pipeline:
         name_suspects: Callable[[Sequence[Suspect]], None],
         coroutines: bool = False,
     ) -> None:
-        wake = Wake()
+        wake = Reactor()
+        takes = Takes(queues, wake)
         self.inbox = Inbox(wake)
         self.let_go = LetGo(Wake())
         self.early = EarlyEntries(wake)
@@ -111,7 +113,7 @@ class Pipeline:
             quarantine=self.quarantine,
             leases=self.leases,
             early=self.early,
-            wake=wake,
+            reactor=wake,
         )
         self.adopter = Adopter(
             queues=queues,
@@ -134,17 +136,18 @@ class Pipeline:
             finisher=self.finisher,
             dispatcher=self.dispatcher,
             pressure=self.pressure,
+            takes=takes,
         )
         self.poller = Poller(
-            queues=queues,
+            takes=takes,
             clock=clock,
+            book=book,
             agenda=agenda,
             checker=self.checker,
             adopter=self.adopter,
             early=self.early,
             inbox=self.inbox,
-            pressure=self.pressure,
-            wake=wake,
+            reactor=wake,
         )
         self.loops: list[Loop] = [
             *self.finisher.loops,

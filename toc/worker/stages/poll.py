@@ -1,38 +1,35 @@
 """Poll: from due StoreQueue entries to checked entries in the dispatcher.
 
-The poller learns from its agenda when a slot is due next and sleeps exactly until then. One round trip per
-node then takes the due entries of all slots (prepare), one round trip per server reads the rows, and the rows
+The poller learns from its agenda when a slot is due next and sleeps exactly until then. One call per node
+then takes the due entries of its slots (prepare), one query per database server reads the rows, and the rows
 decide what runs. It never asks Redis whether something is due: wake-up messages, or the slow peek of the
 reclaimer, report entries that became due earlier.
 
-With several Redis nodes, it does not wait for a slow one: late answers are handled in a later round.
+It waits for no server. It sleeps until something is due or an answer has come: while one server is slow, it
+serves the others.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from toc.failpoint import failpoint
-from toc.index.calls import BySlot, IndexBroken, ReplyLost
-from toc.index.connections import IndexSlow
-from toc.index.messages import Prepared, PrepareRequest
-from toc.index.queues import Queues
-from toc.loop import Loop, Wake
+from toc.index.calls import IndexBroken, ReplyLost
+from toc.index.takes import NotSent, Takes
+from toc.loop import Loop, Reactor
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
-from toc.worker.slots import NEVER, OwnedSlot
+from toc.worker.slots import NEVER, SlotBook
 from toc.worker.stages.adopt import Adopter
 from toc.worker.stages.agenda import Agenda
 from toc.worker.stages.check import Checker
 from toc.worker.stages.early import EarlyEntries
 from toc.worker.stages.entry import Entry
-from toc.worker.stages.feedback import Inbox, Pressure
+from toc.worker.stages.feedback import Inbox
 
 log = get_logger(__name__)
 
@@ -43,42 +40,32 @@ STIR_SECONDS = 0.0003
 0.2 ms to wake up, and its caches are cold."""
 RETRY_MS = 500
 """Pause before a slot is tried again whose node failed."""
-SLOW_MS = 20
-"""Pause before a slot is tried again whose node has not answered yet."""
-PATIENCE_SECONDS = 0.03
-"""How long a round waits for one Redis node while tasks of others may be due."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Poller:
     """The loop that takes tasks. It alone prepares. Other threads report slots and due times to its inbox."""
 
-    queues: Queues
+    takes: Takes
     clock: Clock
+    book: SlotBook
     agenda: Agenda
     checker: Checker
     adopter: Adopter
     early: EarlyEntries
     inbox: Inbox
-    pressure: Pressure
-    wake: Wake
+    reactor: Reactor
 
     def __post_init__(self) -> None:
-        self._queues = self.queues.within(PATIENCE_SECONDS)
-        self._lock = threading.Lock()
-        self._late: list[tuple[_Asked, BySlot[Prepared], float]] = []
-        """Answers that came after their round, with the seconds they took."""
-        self._awaited = 0
-        """How many slots have yet to be answered."""
         self._taking = True
         self._between = threading.Lock()
         self._prepare_step = StepTimer("prepare")
-        self.loop = Loop("poll", self.run_once, self.wake)
+        self.loop = Loop("poll", self.run_once, self.reactor)
 
     @property
     def settled(self) -> bool:
         """Whether no prepare is under way: what was taken is held."""
-        return not self._between.locked() and not self._awaited
+        return not self._between.locked() and not self.takes.under_way
 
     def pause_taking(self) -> None:
         """Take nothing more. Returns when the current round has ended."""
@@ -92,30 +79,25 @@ class Poller:
     # --- one round
 
     def run_once(self) -> float:
-        """Take the due entries that can start. Returns the seconds until the next are due."""
+        """Hear what has been answered, and take the due entries that can start. Returns the seconds until the
+        next are due."""
         with self._between:
-            now = self.clock.now_ms()
+            self.reactor.hear()
+            given_up_at = self.takes.give_up()
+            self._accept()
+            self.checker.start(self.early.release(self.clock.now_ms()))
             self.agenda.hear(self.inbox.take_due())
-            self.checker.start(self.early.release(now))
-            self._hear_late()
-            self.checker.check_again()
-            if not self._taking:
-                return self._until_next(now)
-            requests = self.agenda.choose(now)
-            if requests and not self._take(requests) and self.pressure.backlogged:
-                # Nothing was started that could make room later: begin the next round at once.
-                return 0.0
-            return self._until_next(self.clock.now_ms())
+            if self._taking and (requests := self.agenda.choose(self.clock.now_ms())):
+                self.takes.begin(requests)
+            answer_at = min(given_up_at, self.checker.run_once())
+            return min(self._until_next(), max(answer_at - time.monotonic(), 0.0))
 
-    def _until_next(self, now: int) -> float:
-        if self._late or not self.inbox.empty:
+    def _until_next(self) -> float:
+        if not self.inbox.empty or self.takes.has_answers:
             return 0.0
         due = self.agenda.next_due() if self._taking else NEVER
-        due = min(due, self.checker.next_again(), self.early.next_due())
-        if due <= now:
-            return 0.0
-        # Computed from the exact clock, because ``now`` was rounded down: the sleep ends when the
-        # due millisecond begins, or just after.
+        due = min(due, self.early.next_due())
+        # Computed from the exact clock: the sleep ends when the due millisecond begins, or just after.
         wait = due / 1000 - self.clock.time()
         if wait > LONG_SLEEP_SECONDS:
             wait -= STIR_SECONDS
@@ -123,70 +105,33 @@ class Poller:
 
     # --- take
 
-    def _take(self, requests: list[tuple[OwnedSlot, PrepareRequest]]) -> int:
-        """Prepare, check, dispatch. Returns how many entries were taken."""
-        before = self.clock.monotonic()
-        asked = _Asked(before, {owned.slot: owned for owned, _ in requests})
-        results = self._queues.prepare(
-            [request for _, request in requests], lambda answers: self._answered_late(asked, answers)
-        )
-        if late := len(asked.slots) - len(results):  # a slot may have been asked for twice
-            with self._lock:
-                self._awaited += late
-        prepared = self.clock.monotonic() - before
-        taken = self._accept(asked, results)
-        if taken:
-            failpoint("poll.taken")
-            self.checker.check_taken(taken)
-        self._prepare_step.took(prepared, len(taken))  # after due entries were dispatched
-        return len(taken)
-
-    def _accept(self, asked: _Asked, results: Mapping[Slot, Prepared | IndexUnavailable]) -> list[Entry]:
-        """Hold the entries that were taken. Returns those to check."""
+    def _accept(self) -> None:
+        """Hold the entries that were taken, and have their rows read."""
         taken: list[Entry] = []
         failures: list[IndexUnavailable] = []
-        now = self.clock.now_ms()
-        for slot, result in results.items():
-            owned = asked.slots[slot]
-            if isinstance(result, IndexUnavailable):
-                if isinstance(result, IndexSlow):
-                    self.agenda.look(owned, now + SLOW_MS)
-                    continue
-                if not isinstance(result, IndexBroken):  # the watch reports these, once
-                    failures.append(result)
-                self.agenda.look(owned, now + RETRY_MS)
-                if isinstance(result, ReplyLost):
-                    self.adopter.reply_lost(slot, owned.claim)
+        answers = self.takes.answers()
+        if not answers:
+            return
+        now, at = self.clock.now_ms(), self.clock.monotonic()
+        seconds = 0.0
+        for request, result, began in answers:
+            owned = self.book.owned.get(request.slot)
+            if not isinstance(result, IndexUnavailable):
+                seconds = time.monotonic() - began
+                taken += self.adopter.hold(request.slot, result.entries, result.redis_now_ms, at - seconds)
+                if owned is not None:
+                    self.agenda.note_prepared(owned, result, now)
                 continue
-            taken += self.adopter.hold(slot, result.entries, result.redis_now_ms, asked.at)
-            self.agenda.note_prepared(owned, result, now)
+            if isinstance(result, ReplyLost):
+                self.adopter.reply_lost(request.slot, request.claim)
+            if not isinstance(result, (IndexBroken, NotSent)):  # the watch reports the first, once
+                failures.append(result)
+            if owned is not None:
+                self.agenda.look(owned, now if isinstance(result, NotSent) else now + RETRY_MS)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
-        return taken
-
-    def _answered_late(self, asked: _Asked, answers: BySlot[Prepared]) -> None:
-        """Queue the late answer, or failure, of a node."""
-        seconds = self.clock.monotonic() - asked.at
-        with self._lock:
-            self._late.append((asked, answers, seconds))
-        self.loop.wake()
-
-    def _hear_late(self) -> None:
-        """Accept the late answers of nodes."""
-        if not self._late:
-            return
-        with self._lock:
-            late, self._late = self._late, []
-        for asked, answers, seconds in late:
-            taken = self._accept(asked, answers)
-            self.adopter.take_over(taken)
+        if taken:
+            failpoint("poll.taken")
+            self.checker.put(self.adopter.ours(taken))
+        if seconds:
             self._prepare_step.took(seconds, len(taken))
-            with self._lock:
-                self._awaited -= len(answers)  # only now: its entries are held, or on their way back
-
-
-class _Asked(NamedTuple):
-    """A prepare that was sent: ``at`` is the monotonic time from before it, ``slots`` the slots asked for."""
-
-    at: float
-    slots: dict[Slot, OwnedSlot]

@@ -1,0 +1,177 @@
+"""Takes due entries for a thread that waits for no node.
+
+One call at a time is under way to each node; its replies are read as they come. Whatever takes longer than
+that is left to a thread of its own: opening a connection, finding the node that serves a slot, loading a
+script, a node that passes calls on or refuses them for a moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from queue import SimpleQueue
+
+from toc.index.calls import Attempt, Call, Window
+from toc.index.connections import RedisNode
+from toc.index.messages import Prepared, PrepareRequest
+from toc.index.queues import Queues
+from toc.index.refusals import Disconnected, TimedOut
+from toc.loop import Reactor
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot
+
+MOST_CALLS = 256
+"""Most calls that are sent at once: what neither side has trouble to buffer."""
+
+Calls = Mapping[Call, PrepareRequest]
+
+
+class NotSent(IndexUnavailable):
+    """The request is to be made again: its node has to answer others first."""
+
+
+@dataclass(slots=True, eq=False)
+class Take:
+    """Calls to one node, sent ``at`` (monotonic)."""
+
+    calls: Calls
+    at: float
+    window: Window
+    attempt: Attempt
+
+
+class Takes:
+    """The takes that are under way. For the thread of ``reactor``, which wakes when an answer has come."""
+
+    def __init__(self, queues: Queues, reactor: Reactor) -> None:
+        self._queues = queues
+        self._reactor = reactor
+        self.under_way: dict[RedisNode | None, Take | None] = {}
+        """By node (None: not known yet). A take of None is made by another thread."""
+        self._made: SimpleQueue[tuple[RedisNode | None, Calls, float]] = SimpleQueue()
+        """What other threads have done."""
+        self._answered: list[tuple[Calls, float]] = []
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether ``answers`` has some."""
+        return bool(self._answered)
+
+    def node(self, slot: Slot) -> RedisNode | None:
+        """The node of the slot, as far as known."""
+        return self._queues.nodes.known(self._queues.keys(slot).hash_slot)
+
+    def begin(self, requests: Iterable[PrepareRequest]) -> None:
+        """Send requests to nodes to which none is under way."""
+        by_node: dict[RedisNode | None, dict[Call, PrepareRequest]] = {}
+        for request in requests:
+            call = self._queues.prepare_call(request)
+            by_node.setdefault(self.node(request.slot), {})[call] = request
+        for node, calls in by_node.items():
+            if len(calls) > MOST_CALLS:
+                rest = dict(list(calls.items())[MOST_CALLS:])
+                self._fail(rest, NotSent("its node has enough to do"))
+                calls = {call: request for call, request in calls.items() if call not in rest}
+            self._send(node, calls, time.monotonic())
+
+    def answers(self) -> list[tuple[PrepareRequest, Prepared | IndexUnavailable, float]]:
+        """The requests that were answered since the last call, with the time at which they were sent
+        (monotonic). A NotSent: it was not sent, as the one before has to be answered first."""
+        while not self._made.empty():
+            self._end(*self._made.get_nowait())
+        answers = []
+        while self._answered:
+            calls, at = self._answered.pop()
+            prepared, strays = self._queues.prepared_by(
+                {request.slot: call for call, request in calls.items()}
+            )
+            answers += [(request, prepared[request.slot], at) for request in calls.values()]
+            if strays:
+                self._begin(partial(self._queues.drop_strays, strays))
+        return answers
+
+    def give_up(self) -> float:
+        """Give up the nodes that have not answered in time. Returns when the next is given up (monotonic)."""
+        following = inf
+        for take in list(self.under_way.values()):
+            if take is None:
+                continue
+            until = take.at + take.window.node.read_timeout
+            if until <= time.monotonic():
+                self._broke(take, TimedOut("no answer in time"))
+            else:
+                following = min(following, until)
+        return following
+
+    def _send(self, node: RedisNode | None, calls: Calls, at: float) -> None:
+        try:
+            wire = None if node is None else node.take_idle()
+        except IndexUnavailable as exc:
+            self._fail(calls, exc)
+            return
+        if node is None or wire is None:
+            self._leave(node, calls, at)
+            return
+        take = Take(calls, at, Window(node, wire, list(calls)), Attempt(self._queues.nodes))
+        self.under_way[node] = take
+        self._reactor.watch(wire.fileno(), partial(self._hear, take))
+        try:
+            take.window.send()
+        except Disconnected as exc:
+            self._broke(take, exc)
+
+    def _hear(self, take: Take) -> None:
+        window, attempt = take.window, take.attempt
+        try:
+            window.wire.receive()
+            while not window.accept(attempt):
+                if not window.wire.arrives(0):  # such as more of what TLS has decrypted
+                    return
+                window.wire.receive()
+        except Disconnected as exc:
+            self._broke(take, exc)
+            return
+        self._reactor.forget(window.wire.fileno())
+        window.node.give(window.wire)
+        again = {call: take.calls[call] for call in (*attempt.again, *attempt.after_pause)}
+        self._end(window.node, {c: request for c, request in take.calls.items() if c not in again}, take.at)
+        if again:
+            self._leave(window.node, again, take.at)
+
+    def _broke(self, take: Take, exc: Disconnected) -> None:
+        self._reactor.forget(take.window.wire.fileno())
+        take.attempt.broke(take.window, exc)
+        self._end(take.window.node, take.calls, take.at)
+
+    def _end(self, node: RedisNode | None, calls: Calls, at: float) -> None:
+        del self.under_way[node]
+        self._answered.append((calls, at))
+
+    def _fail(self, calls: Calls, error: IndexUnavailable) -> None:
+        for call in calls:
+            call.result = error
+        self._answered.append((calls, 0.0))
+
+    def _leave(self, node: RedisNode | None, calls: Calls, at: float) -> None:
+        """Have a thread make the calls, however long that takes."""
+
+        def make() -> None:
+            self._queues.run(list(calls))
+            self._made.put((node, calls, at))
+            self._reactor()
+
+        if self._begin(make):
+            self.under_way[node] = None
+        else:
+            self._fail(calls, IndexUnavailable("no thread can be started to call Redis; check the limits"))
+
+    def _begin(self, do: Callable[[], object]) -> bool:
+        try:
+            threading.Thread(target=do, name="toc-take", daemon=True).start()
+        except RuntimeError:
+            return False
+        return True
