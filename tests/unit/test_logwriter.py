@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,9 @@ def test_a_stalled_reader_is_not_waited_for_and_what_is_dropped_is_counted(pipe:
 
     def taken_all() -> bool:
         nonlocal text
-        text += read(receiver)
+        while part := read(receiver):  # the writer has room again as soon as that is read
+            text += part
+            time.sleep(0.001)
         return len(text.splitlines()) == len(lines) - log.dropped
 
     assert until(taken_all, 60)
