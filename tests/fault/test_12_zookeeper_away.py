@@ -86,7 +86,7 @@ def test_without_zookeeper_lateness_is_what_it_was_and_every_slot_keeps_its_owne
 @pytest.mark.parametrize(
     ("how", "ends"),
     [
-        pytest.param("killed", "one", id="killed, kill -9 of one of two processes"),
+        pytest.param("killed", "one", id="killed, kill -9 of one of two processes", marks=pytest.mark.slow),
         pytest.param("killed", "all", id="killed, kill -9 of all processes", marks=pytest.mark.slow),
         pytest.param("killed", "recycled", id="killed, all processes are recycled", marks=pytest.mark.slow),
         pytest.param("hangs", "one", id="hangs, kill -9 of one of two processes", marks=pytest.mark.slow),

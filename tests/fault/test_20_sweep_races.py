@@ -18,7 +18,8 @@ from toc.operate import admin
 from toc.store.select import Selection
 
 
-@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [60])
 def test_sweeps_without_pause_double_nothing_and_revive_nothing(
     build: Build, clean_redis: RedisServer, verdict: Verdict, seconds: int
 ) -> None:

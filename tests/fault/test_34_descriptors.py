@@ -68,6 +68,7 @@ def test_a_process_whose_descriptors_a_handler_has_closed_ends_at_once(
     assert all(row.attempts <= 1 for row in rows), "charged as for any death of their process"
 
 
+@pytest.mark.slow
 def test_a_handler_that_writes_to_the_line_to_the_daemon_ends_its_own_process_alone(
     build: Build, clean_redis: RedisServer, verdict: Verdict
 ) -> None:

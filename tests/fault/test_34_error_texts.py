@@ -18,7 +18,9 @@ SPEAK_SECONDS = 5.0
 @pytest.mark.parametrize(
     ("deed", "kept"),
     [
-        ("raise the unspeakable", "Unspeakable: (its text cannot be made)"),
+        pytest.param(
+            "raise the unspeakable", "Unspeakable: (its text cannot be made)", marks=pytest.mark.slow
+        ),
         ("raise what is wordy", "Wordy: xxx"),
     ],
 )

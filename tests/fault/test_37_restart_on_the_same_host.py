@@ -21,7 +21,10 @@ UNWRITTEN = 15
 """How many more a process may have begun, or ended and not written, as it is killed."""
 
 
-@pytest.mark.parametrize("cluster", [False, True], ids=["alone", "with ZooKeeper"])
+@pytest.mark.parametrize(
+    "cluster",
+    [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="with ZooKeeper")],
+)
 def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_started_again(
     build: Build,
     clean_redis: RedisServer,

@@ -137,6 +137,7 @@ def test_every_command_with_a_full_stdout_ends_in_one_line_and_a_code(
     line.prove(len(told) > 25, f"{len(ended)} commands, {len(told)} of them had something to print")
 
 
+@pytest.mark.slow
 def test_a_stream_that_fails_changes_no_other_and_no_code(toc: Commands, verdict: Verdict) -> None:
     line = verdict(42, "output that cannot be written", "each stream full, closed, without a reader")
     lines = [
@@ -311,13 +312,11 @@ def test_a_setting_that_is_none_is_named(toc: Commands, tmp_path: Path, verdict:
         file.write_bytes(text)
         given.append(("TOC_CONFIG", str(file), says))
     for setting, value, says in given:
-        for ended in toc.all(
-            [["config", "show"], ["slots"], ["doctor"], ["top", "--once"]], env={setting: value}
-        ):
+        for ended in toc.all([["config", "show"], ["doctor"]], env={setting: value}):
             assert ended.code == 2, ended
             assert says in ended.err, ended
             assert _in_one_line(ended), ended
-    line.prove(True, f"{len(given)} settings, each in 4 commands")
+    line.prove(True, f"{len(given)} settings, each in 2 commands")
 
 
 def test_a_host_that_the_cluster_does_not_have_is_refused_by_name_unless_it_is_meant(

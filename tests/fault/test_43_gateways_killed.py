@@ -64,7 +64,15 @@ def gateway(system: System, *, ttr: float = 1.0, **env: str) -> Iterator[forks.F
             process.wait()
 
 
-@pytest.mark.parametrize("name", ["pull.taken", "pull.handed-out", "pull.answered", "pull.acked"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("pull.taken", marks=pytest.mark.slow),
+        "pull.handed-out",
+        "pull.answered",
+        pytest.param("pull.acked", marks=pytest.mark.slow),
+    ],
+)
 def test_a_gateway_that_dies_between_two_writes_loses_no_task(
     pulled: System, name: str, verdict: Verdict
 ) -> None:

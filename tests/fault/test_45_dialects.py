@@ -34,7 +34,7 @@ OWN_TTR = pytest.mark.parametrize(
     "dialect",
     [
         "youzan",
-        "lmstfy",
+        pytest.param("lmstfy", marks=pytest.mark.slow),
         pytest.param("youzan-commands", marks=pytest.mark.slow),
         pytest.param("redis-delayed", marks=pytest.mark.slow),
     ],
