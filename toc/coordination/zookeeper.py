@@ -274,14 +274,13 @@ class ZooKeeperCoordinator:
         """Create all our nodes, in a new session or because they were deleted."""
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
-        paths = [self._paths.directory(name) for name in DIRECTORIES]
-        found = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        found = self._look_at_directories()
         lost = [name for name, before in self._directories.items() if not _same(before, found[name])]
         if lost:
             log.warning("zookeeper_nodes_lost", directories=lost, was_drained=self._drained)
             self._leader.nodes_lost()
-        self._session.make_directories(paths)
-        self._directories = dict(zip(DIRECTORIES, self._session.directories(paths), strict=True))
+        self._session.make_directories(map(self._paths.directory, DIRECTORIES))
+        self._directories = self._look_at_directories()
         self._changes.verified()
         self._leader.enroll(session_id)
         self._changes.read_everything()
@@ -294,11 +293,10 @@ class ZooKeeperCoordinator:
     def _verify(self, session_id: int) -> None:
         """Check that our nodes still exist and say what we wrote, and make the others again."""
         self._changes.verified()
-        directories = self._session.directories(self._paths.directory(name) for name in DIRECTORIES)
+        found, before = self._look_at_directories(), self._directories
         if self._session.behind:  # the server shows nodes of our session that no longer exist
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
-        found, before = dict(zip(DIRECTORIES, directories, strict=True)), self._directories
         if not all(_same(before[name], found[name]) for name in DIRECTORIES):
             self._enter_session(session_id)
             return
@@ -322,6 +320,10 @@ class ZooKeeperCoordinator:
             self._unjoined |= gone
             self._claims.unwritten.update(lost)
         self._find_gone()
+
+    def _look_at_directories(self) -> dict[str, Directory | None]:
+        states = self._session.directories(map(self._paths.directory, DIRECTORIES))
+        return dict(zip(DIRECTORIES, states, strict=True))
 
     def _find_gone(self, *, leaders: bool = False) -> None:
         """Remove what an earlier daemon of this host has left in a session that has not expired yet.
