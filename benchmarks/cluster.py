@@ -11,10 +11,54 @@ from typing import Any
 from toc.dev.local.embedded import write_config
 from toc.dev.local.private import PrivateServer
 from toc.dev.local.process import Process, free_port
-from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeperEnsemble
+from toc.dev.local.servers import MariaDB, Nodes, RedisCluster, ZooKeeper
 
 _TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
 STOP_SECONDS = 40.0
+
+
+class _ZooKeeperMember(ZooKeeper):
+    _main = "quorum.QuorumPeerMain"
+
+    def __init__(self, directory: Path, number: int) -> None:
+        super().__init__(directory)
+        self.number = number
+        self.others: list[_ZooKeeperMember] = []
+
+    def _ensemble(self) -> list[str]:
+        data = self.directory / "data"
+        data.mkdir(exist_ok=True)
+        (data / "myid").write_text(f"{self.number}\n")
+        return [
+            "initLimit=20",
+            "syncLimit=4",
+            *(f"server.{each.number}=127.0.0.1:{each.peer_ports()}" for each in self.others),
+        ]
+
+    def peer_ports(self) -> str:
+        """Return the ports on which it follows and elects."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return f"{self.kept_port('peer')}:{self.kept_port('election')}"
+
+    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - its present state counts
+        return bool(self._say())  # to serve it needs the others
+
+
+class ZooKeeperEnsemble(Nodes[_ZooKeeperMember]):
+    """A ZooKeeper ensemble. ``nodes`` are its members; it serves while more than half of them run."""
+
+    def __init__(self, directory: Path, *, size: int = 3) -> None:
+        self.nodes = [_ZooKeeperMember(directory / str(number), number) for number in range(1, size + 1)]
+        for node in self.nodes:
+            node.others = self.nodes
+
+    @property
+    def url(self) -> str:
+        """The value for TOC_ZOOKEEPER."""
+        return ",".join(node.url for node in self.nodes)
+
+    def _serves(self, node: _ZooKeeperMember) -> bool:
+        return node.serves()
 
 
 class LocalCluster:

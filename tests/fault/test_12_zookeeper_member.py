@@ -12,8 +12,9 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 from fault.kit.table import lateness
 
+from benchmarks.cluster import ZooKeeperEnsemble
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import RedisServer, ZooKeeper, ZooKeeperEnsemble
+from toc.dev.local.servers import RedisServer, ZooKeeper
 
 
 @pytest.mark.slow

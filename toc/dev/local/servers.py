@@ -32,7 +32,7 @@ Node = TypeVar("Node", bound=PrivateServer)
 _UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers add suffixes for temporary names
 
 
-class _Nodes(Started, Generic[Node]):
+class Nodes(Started, Generic[Node]):
     """Several servers of one kind that belong together."""
 
     nodes: list[Node]
@@ -134,7 +134,7 @@ class _ClusterNode(RedisServer):
         return command
 
 
-class RedisCluster(_Nodes[_ClusterNode]):
+class RedisCluster(Nodes[_ClusterNode]):
     """A Redis Cluster of masters that share the 16384 hash slots evenly. ``nodes`` are its servers."""
 
     def __init__(
@@ -339,50 +339,6 @@ class ZooKeeper(PrivateServer):
                 return connection.recv(9)
         except OSError:
             return b""
-
-
-class _ZooKeeperMember(ZooKeeper):
-    _main = "quorum.QuorumPeerMain"
-
-    def __init__(self, directory: Path, number: int) -> None:
-        super().__init__(directory)
-        self.number = number
-        self.others: list[_ZooKeeperMember] = []
-
-    def _ensemble(self) -> list[str]:
-        data = self.directory / "data"
-        data.mkdir(exist_ok=True)
-        (data / "myid").write_text(f"{self.number}\n")
-        return [
-            "initLimit=20",
-            "syncLimit=4",
-            *(f"server.{each.number}=127.0.0.1:{each.peer_ports()}" for each in self.others),
-        ]
-
-    def peer_ports(self) -> str:
-        """Return the ports on which it follows and elects."""
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return f"{self.kept_port('peer')}:{self.kept_port('election')}"
-
-    def _ready(self, log_start: int) -> bool:  # noqa: ARG002 - its present state counts
-        return bool(self._say())  # to serve it needs the others
-
-
-class ZooKeeperEnsemble(_Nodes[_ZooKeeperMember]):
-    """A ZooKeeper ensemble. ``nodes`` are its members; it serves while more than half of them run."""
-
-    def __init__(self, directory: Path, *, size: int = 3) -> None:
-        self.nodes = [_ZooKeeperMember(directory / str(number), number) for number in range(1, size + 1)]
-        for node in self.nodes:
-            node.others = self.nodes
-
-    @property
-    def url(self) -> str:
-        """The value for TOC_ZOOKEEPER."""
-        return ",".join(node.url for node in self.nodes)
-
-    def _serves(self, node: _ZooKeeperMember) -> bool:
-        return node.serves()
 
 
 def find_redis() -> Path:
