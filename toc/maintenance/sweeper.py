@@ -37,7 +37,6 @@ from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep, SweepCounts
 from toc.model.clock import RateLimit
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_REBUILDS, SWEEP_FAILURES
-from toc.store.scan import DueRow
 from toc.store.shards import OF_TABLES, Trouble
 
 log = get_logger(__name__)
@@ -66,8 +65,7 @@ class Sweeper:
     """The passes over this worker's tables of one server.
 
     ``wake`` makes its thread call ``run_once`` now; ``backlogged`` is the back-pressure: whether more is
-    due here than can start at once. ``every``: all tables of the server. If it is empty, tables of
-    other workers are not checked.
+    due here than can start at once.
     """
 
     def __init__(
@@ -75,13 +73,11 @@ class Sweeper:
         sweep: Sweep,
         wake: Callable[[], None] = lambda: None,
         backlogged: Callable[[], bool] = lambda: False,
-        every: Iterable[int] = (),
     ) -> None:
         self._sweep = sweep
         self._wake = wake
         self._backlogged = backlogged
         self._clock = sweep.clock
-        self._every = sorted(every)
         self._tables: frozenset[int] = frozenset()
         self._new: deque[int] = deque()
         """Tables that were added and have not been swept yet."""
@@ -129,7 +125,6 @@ class Sweeper:
     def run_once(self) -> float:
         """Run the next step of the pass that is due first. Returns the seconds until another is due."""
         if not self._tables:
-            self._ask_server()
             return RETRY_SECONDS
         now = self._clock.monotonic()
         if self._back or self._later_at <= now:
@@ -146,13 +141,6 @@ class Sweeper:
             self._failing_since = None
         until = min(self._later_at, *(each.at for each in self._rounds()))
         return max(0.0, until - self._clock.monotonic())
-
-    def _ask_server(self) -> None:
-        """Look at one table of the server although none is swept here, so that this worker can tell if the
-        server does not answer."""
-        if self._every:
-            self._follow_switchover(self._every[0])
-            self._sweep.scans.look(DueRow, self._every[:1], {}, 0, 1, 1)
 
     def _follow_switchover(self, table: int) -> None:
         server = self._sweep.scans.follow_switchover(table)

@@ -35,7 +35,7 @@ class TableServices:
         loops = []
         for number, own in enumerate(map(frozenset, store.tables_of_server())):
             wake, schedule_wake = Wake(), Wake()
-            sweeper = Sweeper(sweep, wake, lambda: pressure.backlogged, own)
+            sweeper = Sweeper(sweep, wake, lambda: pressure.backlogged)
             scheduler = Scheduler(store, catalog, sweep, schedule_wake, lambda: pressure.backlogged)
             store.when_back(number, sweeper.catch_up)
             self._sweepers.append(sweeper)
