@@ -303,32 +303,22 @@ class Schedules:
         A worker does it when it starts. Returns by name what could not be done.
         """
         failed: dict[str, TocError] = {}
-        wanted: dict[str, Definition] = {}
         for declared in self.declared:
-            if names is not None and declared.name not in names:
-                continue
-            try:
-                topic = declared.topic or self._topic_of(declared)
-                wanted[declared.name] = define(declared.name, topic=topic, **declared.options)
-            except TocError as exc:
-                failed[declared.name] = exc
-        there, away = self._store().schedules.named(wanted)
-        failed |= away
-        for name in wanted.keys() - away.keys():
-            try:
-                self._reconcile(wanted[name], there.get(name))
-            except TocError as exc:
-                failed[name] = exc
+            if names is None or declared.name in names:
+                try:
+                    self._reconcile(declared)
+                except TocError as exc:
+                    failed[declared.name] = exc
         return failed
 
-    def _reconcile(self, wanted: Definition, stored: StoredSchedule | None) -> None:
-        if stored is None:
-            try:
+    def _reconcile(self, declared: Declared) -> None:
+        topic = declared.topic or self._topic_of(declared)
+        wanted = define(declared.name, topic=topic, **declared.options)
+        if self._store().schedules.get(wanted.name) is None:
+            with contextlib.suppress(ScheduleExists):  # by another process that starts
                 self._create(wanted, paused=False)
-            except ScheduleExists:  # by another process that starts
-                self._change(wanted.name, lambda _: wanted)
-        elif stored.text != wanted.to_json():
-            self._change(wanted.name, lambda _: wanted)
+                return
+        self._change(wanted.name, lambda _: wanted)
 
     def _topic_of(self, declared: Declared) -> str:
         topics = [topic for topic, function in self.handled if function is declared.function]

@@ -99,36 +99,14 @@ class ScheduleTable:
 
     def get(self, name: str) -> StoredSchedule | None:
         """Return the schedule of a name, or None."""
-        return self.named([name])[0].get(name)
+        table = self.table_of(name)
 
-    def named(self, names: Iterable[str]) -> tuple[dict[str, StoredSchedule], dict[str, Trouble]]:
-        """Return the schedules of these names, and the names whose servers do not answer.
+        def send(server: DatabaseServer, _part: object) -> list[StoredSchedule]:
+            select = f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name=%s"
+            return [stored_of(row) for row in server.run([Statement(select, [name])])[0].rows]
 
-        Raises only if no server answers.
-        """
-        by_table: dict[int, tuple[str, ...]] = {}
-        for name in names:
-            table = self.table_of(name)
-            by_table[table] = (*by_table.get(table, ()), name)
-
-        def send(server: DatabaseServer, part: Mapping[int, tuple[str, ...]]) -> list[StoredSchedule]:
-            statements = [
-                Statement(
-                    f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s "
-                    f"WHERE name IN ({','.join(['%s'] * len(some))})",
-                    some,
-                )
-                for table, some in part.items()
-            ]
-            return [stored_of(row) for result in server.run(statements) for row in result.rows]
-
-        if not by_table:
-            return {}, {}
-        parts = self._shards.each(self._shards.group_tables(by_table), send)
-        if not parts.results:
-            parts.whole()
-        failed = {name: error for table, error in parts.failed.items() for name in by_table[table]}
-        return {stored.name: stored for part in parts.results for stored in part}, failed
+        parts = self._shards.each(self._shards.group_tables({table: None}), send).whole()
+        return next((stored for part in parts for stored in part), None)
 
     def page(self, after: str = "", limit: int = 1000) -> list[StoredSchedule]:
         """Return the first ``limit`` schedules by name whose name is greater than ``after``."""

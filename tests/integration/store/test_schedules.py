@@ -65,7 +65,7 @@ def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
         new(store, name, every=15)
     for turn in range(4):
         now = NOW + turn * 20_000
-        moves = [take(store, stored, now) for stored in store.schedules.named(names)[0].values()]
+        moves = [take(store, one, now) for name in names if (one := store.schedules.get(name))]
         barrier = threading.Barrier(4)
         done: list[Move] = []
 
@@ -85,7 +85,7 @@ def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
         for thread in threads:
             thread.join()
         assert sorted(move.stored.name for move in done) == sorted(move.stored.name for move in moves)
-    stored = store.schedules.named(names)[0]
+    stored = {seen.name: seen for seen in store.schedules.page()}
     for name in names:
         keys = [row.dedup_key for row in made(store, name)]
         wanted = [occurrence_key(11, NOW + number * 15_000) for number in range(len(keys) + 1)]
