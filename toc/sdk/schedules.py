@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from toc.model.catalog import TopicCatalog
@@ -261,14 +261,15 @@ class Schedules:
             raise InvalidSchedule(f"rate = {rate} must be {LEAST_BACKFILL_RATE} a second or more", "rate")
         topic = self._catalog().get(definition.topic)
         kept_since = now - topic.retention * 1000
-        occurrences = present = submitted = may_have_run = 0
-        for page in _pages(definition, begin - 1, until):
-            occurrences += len(page)
-            if occurrences > MOST_BACKFILL:
-                raise InvalidSchedule(
-                    f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
-                )
-        for page in _pages(definition, begin - 1, until):
+        upcoming = takewhile(lambda at: at <= until, definition.calendar.after(begin - 1))
+        nominals = list(islice(upcoming, MOST_BACKFILL + 1))
+        if len(nominals) > MOST_BACKFILL:
+            raise InvalidSchedule(
+                f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
+            )
+        present = submitted = may_have_run = 0
+        for first in range(0, len(nominals), BACKFILL_PAGE):
+            page = nominals[first : first + BACKFILL_PAGE]
             there = self._store().schedules.occurrences.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
             present += len(there)
@@ -285,7 +286,7 @@ class Schedules:
                     for number, nominal in enumerate(lacking)
                 )
             submitted += len(lacking)
-        return Backfill(occurrences, present, submitted, may_have_run)
+        return Backfill(len(nominals), present, submitted, may_have_run)
 
     # --- declared in code
 
@@ -451,17 +452,6 @@ def _schedule(stored: StoredSchedule) -> Schedule:
         from_ms(state.created), from_ms(state.modified),
         stored.definition.unknown,
     )  # fmt: skip
-
-
-def _pages(definition: Definition, after: int, until: int) -> Iterable[Sequence[int]]:
-    """The occurrences in (after, until], in pages."""
-    while True:
-        page = [at for at in islice(definition.calendar.after(after), BACKFILL_PAGE) if at <= until]
-        if page:
-            yield page
-        if len(page) < BACKFILL_PAGE:
-            return
-        after = page[-1]
 
 
 def _instant(name: str, value: datetime | None, default: int = 0) -> int:
