@@ -33,6 +33,7 @@ from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPE
 from toc.store.scan import DueRow
 from toc.store.schedule_rows import StoredSchedule
 from toc.store.schedules import DueSchedule, Move
+from toc.store.server import Refused
 from toc.store.shards import OF_TABLES, Trouble
 from toc.store.store import Store
 
@@ -160,8 +161,9 @@ class Scheduler:
         failed = self._ask(set(tables) - due.more - due.failed.keys())
         # Those come after all other tables that wait now.
         self._agenda |= dict.fromkeys(due.more, self._clock.now_ms())
-        if len(moved.refused) <= MOST_NAMED:
-            for name, error in moved.refused.items():
+        refused = {name: error for name, error in moved.failed.items() if isinstance(error, Refused)}
+        if len(refused) <= MOST_NAMED:
+            for name, error in refused.items():
                 if self._complains(("row", name)):
                     log.warning("schedule_refused", schedule=name, error=str(error))
         failed_tables = {self._schedules.table_of(name): error for name, error in moved.failed.items()}

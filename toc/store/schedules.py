@@ -22,7 +22,7 @@ from toc.model.topic import Topic
 from toc.store import rows as sql
 from toc.store.occurrences import UNTOUCHED, Occurrences
 from toc.store.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, literal, stored_of
-from toc.store.server import DatabaseServer, Duplicate, Locked, Param, Refused, Statement, Transient
+from toc.store.server import DatabaseServer, Duplicate, Param, Statement, Transient
 from toc.store.shards import Shards, Trouble
 
 REPEATS = 5
@@ -62,14 +62,13 @@ class Move(NamedTuple):
 
 class Moved(NamedTuple):
     """The result of moves: those that took effect, and the schedules, by name, that are locked or refused, or
-    on a server without an answer. ``refused`` are those of them whose row alone was sent, and why it failed.
+    on a server without an answer.
 
     The others were moved on by another process, or by this call if its reply was lost.
     """
 
     done: list[Move]
     failed: dict[str, Trouble]
-    refused: dict[str, StoreUnavailable]
 
 
 class ScheduleTable:
@@ -252,22 +251,16 @@ class ScheduleTable:
         for number, move in enumerate(every):
             by_table.setdefault(self.table_of(move.stored.name), []).append(number)
         done: dict[str, Move] = {}
-        refused: dict[str, StoreUnavailable] = {}
 
         def send(server: DatabaseServer, part: Mapping[int, list[int]]) -> None:
             these = [(table, every[number]) for table, numbers in part.items() for number in numbers]
-            try:
-                for move in self._advance(server, [one for one in these if one[1].stored.name not in done]):
-                    done[move.stored.name] = move
-            except (Locked, Refused) as exc:
-                if len(these) == 1:
-                    refused[these[0][1].stored.name] = exc
-                raise
+            for move in self._advance(server, [one for one in these if one[1].stored.name not in done]):
+                done[move.stored.name] = move
 
         parts = self._shards.each(self._shards.group_tables(by_table), send)
         failed = {every[number].stored.name: error for number, error in parts.failed.items()}
         failed = {name: error for name, error in failed.items() if name not in done}
-        return Moved(list(done.values()), failed, refused)
+        return Moved(list(done.values()), failed)
 
     def change(
         self,
