@@ -50,8 +50,6 @@ EndedTry = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
 
 
-SUCCEEDED = {Finish.DONE: "processed", Finish.ALREADY: "duplicate"}
-"""What became of a try that succeeded; else it was overtaken."""
 MOVED_ON = (Finish.RESCHEDULED, Finish.DEAD)
 """The row of a try that succeeded is not as it was read, and says where the entry goes."""
 
@@ -256,7 +254,10 @@ class Flusher:
 
     def _succeeded(self, entry: Entry, case: Finish, rows: Mapping[int, TryRow]) -> Move:
         """Count a try that succeeded. ``rows`` are those that another party has changed."""
-        self._outcomes[entry.topic.name, SUCCEEDED.get(case, "overtaken")] += 1
+        outcome = "processed"
+        if case is not Finish.DONE:
+            outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
+        self._outcomes[entry.topic.name, outcome] += 1
         if case in MOVED_ON:
             return move_by_row(entry, rows.get(entry.job_id))
         return Move(entry, Place.NOWHERE)

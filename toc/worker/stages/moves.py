@@ -75,24 +75,22 @@ class EntryMover:
             self._step.took(self._clock.monotonic() - began, len(moves))
 
     def _send(self, moves: Iterable[Move]) -> list[Move]:
-        now = self._clock.now_ms()
-        sorted_out: dict[Place, defaultdict[Slot, list[Move]]] = {place: defaultdict(list) for place in Place}
+        now, queues = self._clock.now_ms(), self._queues
+        commit: defaultdict[Slot, list[Move]] = defaultdict(list)
+        back: defaultdict[Slot, list[Move]] = defaultdict(list)
+        bury: defaultdict[Slot, list[Move]] = defaultdict(list)
         for move in moves:
-            place = move.to
-            if place is Place.STORE_QUEUE and beyond_horizon(move.entry.topic, due_ms(move.score), now):
-                place = Place.NOWHERE  # it waits in its row alone; the sweep brings it back in time
-            sorted_out[place][move.entry.slot].append(move)
-        queues = self._queues
+            slot = move.entry.slot
+            if move.to is Place.DEAD_QUEUE:
+                bury[slot].append(move)
+            elif move.to is Place.NOWHERE or beyond_horizon(move.entry.topic, due_ms(move.score), now):
+                commit[slot].append(move)  # or it waits in its row alone; the sweep brings it back in time
+            else:
+                back[slot].append(move)
         return [
-            *_unsent(queues.commit, sorted_out[Place.NOWHERE], lambda m: (m.entry.job_id, m.entry.fence)),
-            *_unsent(
-                queues.rollback,
-                sorted_out[Place.STORE_QUEUE],
-                lambda m: (m.entry.job_id, m.entry.fence, m.score),
-            ),
-            *_unsent(
-                queues.bury, sorted_out[Place.DEAD_QUEUE], lambda m: (m.entry.job_id, m.entry.fence, now)
-            ),
+            *_unsent(queues.commit, commit, lambda move: (move.entry.job_id, move.entry.fence)),
+            *_unsent(queues.rollback, back, lambda move: (move.entry.job_id, move.entry.fence, move.score)),
+            *_unsent(queues.bury, bury, lambda move: (move.entry.job_id, move.entry.fence, now)),
         ]
 
     def _release(self, entries: list[Entry]) -> None:
