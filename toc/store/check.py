@@ -64,8 +64,7 @@ class ShardStatus:
 
 def check(shards: Shards) -> list[ShardStatus]:
     """Return the state of every database, in order; two short queries per server. Raises StoreUnavailable."""
-    parts = shards.every(lambda server: check_server(shards, server))
-    return [status for part in parts.values() for status in part]
+    return [status for server in shards.servers for status in check_server(shards, server)]
 
 
 def require(shards: Shards) -> None:
@@ -74,17 +73,14 @@ def require(shards: Shards) -> None:
     One of several servers may be out of reach: tasks of the others need not wait for it. Raises
     StoreUnavailable if it is the server of the topic table.
     """
-
-    def states(server: DatabaseServer) -> list[ShardStatus]:
+    behind: list[ShardStatus] = []
+    for server in shards.servers:
         try:
-            return check_server(shards, server)
+            behind += [status for status in check_server(shards, server) if status.behind]
         except StoreUnavailable as exc:
             if server is shards.topic_server:
                 raise
             log.warning("schema_not_checked", error=str(exc))
-            return []
-
-    behind = [status for some in shards.every(states).values() for status in some if status.behind]
     if not behind:
         return
     shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")

@@ -39,8 +39,7 @@ _DENIED = re.compile(r"\((1044|1142|1143|1227|1370)\)$")
 
 def examine(shards: Shards) -> list[Finding]:
     """Return findings about every server, also good ones. A server out of reach is a finding too."""
-    parts = shards.every(lambda server: list(_examine(shards, server)))
-    return [finding for part in parts.values() for finding in part]
+    return [finding for server in shards.servers for finding in _examine(shards, server)]
 
 
 def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:

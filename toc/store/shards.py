@@ -249,16 +249,6 @@ class Shards:
         except (StoreUnavailable, SchemaBehind) as exc:
             parts.fail({table: part}, {table: exc})
 
-    def every(self, do: Callable[[DatabaseServer], R]) -> dict[DatabaseServer, R]:
-        """Call ``do(server)`` for each server, whatever is marked, in parallel if there are several.
-
-        Raises the first error after all are done.
-        """
-        if len(self.servers) == 1:
-            return {server: do(server) for server in self.servers}
-        found = self._threads.all(partial(do, server) for server in self.servers)
-        return dict(zip(self.servers, found, strict=True))
-
     def soon(self, do: Callable[[], R]) -> Future[R]:
         """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""
         future: Future[R] = Future()
