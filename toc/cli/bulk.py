@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from toc.cli.output import say
+from toc.cli.output import say, show_pages
 from toc.cli.values import biz_id, past, who
 from toc.model.access import Action
 from toc.model.errors import InvalidInput
@@ -15,8 +16,12 @@ from toc.model.task import TaskStatus
 from toc.operate.operation import Doing
 
 if TYPE_CHECKING:
+    from toc.model.task import TaskRow
     from toc.sdk.client import TimeoutCenter
-    from toc.store.select import Selection
+    from toc.store.select import Cursor, Page, Selection
+
+PAGE = 1000
+"""Most tasks that are read, and shown, at once."""
 
 Biz = Annotated[
     str | None,
@@ -55,6 +60,36 @@ def selected(center: TimeoutCenter, status: TaskStatus, filters: Filters) -> Sel
         until,
         error,
     )
+
+
+def show_selected(
+    read: Callable[[Cursor | None, int], Page],
+    limit: int,
+    record: Callable[[TaskRow], dict[str, Any]],
+    keys: Sequence[str],
+    cursor: Cursor | None = None,
+    *,
+    as_json: bool,
+    **more: Any,
+) -> Cursor | None:
+    """Print at most ``limit`` rows, a page at a time; return where the next one begins. As JSON a ``record``
+    is whole, in a table it has these ``keys``; ``more`` is for ``show_pages``."""
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        nonlocal cursor
+        left = limit
+        while left:
+            page = read(cursor, min(left, PAGE))
+            left -= len(page.rows)
+            cursor = page.next
+            if page.rows:
+                records = list(map(record, page.rows))
+                yield records if as_json else [{key: one.get(key) for key in keys} for one in records]
+            if cursor is None:
+                return
+
+    show_pages(pages(), as_json=as_json, **more)
+    return cursor
 
 
 def confirm(question: str, *, yes: bool) -> None:

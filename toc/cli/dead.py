@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 import typer
 
-from toc.cli.bulk import Biz, Filters, Text, selected
+from toc.cli.bulk import Biz, Filters, Text, selected, show_selected
 from toc.cli.operations import command
 from toc.cli.options import Commands, JobId, Json, option
-from toc.cli.output import row_record, say, show_one, show_pages
+from toc.cli.output import row_record, say, show_one
 from toc.cli.values import job_number, opened
 from toc.model.task import TaskStatus
 from toc.operate.operation import Record
 from toc.operate.operations import dead
 
-if TYPE_CHECKING:
-    from toc.model.task import TaskRow
-    from toc.sdk.client import TimeoutCenter
-    from toc.store.select import Selection
-
 app = Commands(no_args_is_help=True, help="Tasks that ran out of tries.")
-
-PAGE = 1000
-"""Most tasks that are read, and shown, at once."""
 
 
 @app.command("list")
@@ -47,14 +38,12 @@ def list_dead(
     with opened() as center:
         names = {each.biz_type: each.name for each in center.store.topics.list()}
 
-        def shown(row: TaskRow) -> dict[str, Any]:
-            record = row_record(row, names.get(row.biz_type, "?"))
-            return record if as_json else {key: record[key] for key in keys}
-
         wanted = selected(center, TaskStatus.DEAD, Filters(topic, biz, text, after, before, error))
-        pages = _newest(center, wanted, limit)
-        show_pages(
-            (list(map(shown, rows)) for rows in pages),
+        show_selected(
+            partial(center.store.selections.newest, wanted),
+            limit,
+            lambda row: row_record(row, names.get(row.biz_type, "?")),
+            keys,
             as_json=as_json,
             empty="no dead tasks",
             spare=("crashes", "action_time", "ended"),
@@ -102,16 +91,3 @@ def _all_of_them(values: Record, unknown: int) -> None:
     if unknown and "job_ids" in values:
         say(f"{unknown} of them are unknown or not dead, and were left unchanged")
         raise typer.Exit(1)
-
-
-def _newest(center: TimeoutCenter, wanted: Selection, limit: int) -> Iterator[list[TaskRow]]:
-    """Yield at most ``limit`` rows, in pages that are not empty."""
-    cursor = None
-    while limit:
-        page = center.store.selections.newest(wanted, cursor, min(limit, PAGE))
-        if page.rows:
-            yield page.rows
-        limit -= len(page.rows)
-        cursor = page.next
-        if cursor is None:
-            return

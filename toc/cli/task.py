@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.bulk import Biz, Filters, Text, selected
+from toc.cli.bulk import Biz, Filters, Text, selected, show_selected
 from toc.cli.operations import made
 from toc.cli.options import JobId, Json, flag, option
 from toc.cli.output import (
@@ -20,7 +20,6 @@ from toc.cli.output import (
     say,
     show,
     show_one,
-    show_pages,
 )
 from toc.cli.values import attribute, biz_id, duration, file_bytes, job_number, opened
 from toc.model.errors import InvalidInput, UnknownTask
@@ -210,27 +209,20 @@ def find(
 
 
 def _find_by_time(status: Status, filters: Filters, limit: int, after: str | None, *, as_json: bool) -> None:
-    from toc.store.select import PAGE, cursor_text, parse_cursor
-
-    cursor = parse_cursor(after)
-
-    def pages() -> Iterator[list[dict[str, Any]]]:
-        nonlocal cursor
-        left = limit
-        while left:
-            page = center.store.selections.page(wanted, cursor, min(left, PAGE))
-            left -= len(page.rows)
-            cursor = page.next
-            if page.rows:
-                records = [row_record(row, filters.topic or "") for row in page.rows]
-                yield records if as_json else [{key: one.get(key) for key in _BY_TIME} for one in records]
-            if cursor is None:
-                return
+    from toc.store.select import cursor_text, parse_cursor
 
     with opened() as center:
         wanted = selected(center, TaskStatus[status.name], filters)
-        spare = ("attempt", "dedup_key", "action_time")
-        show_pages(pages(), as_json=as_json, empty=f"no {status} tasks", spare=spare)
+        cursor = show_selected(
+            partial(center.store.selections.page, wanted),
+            limit,
+            lambda row: row_record(row, filters.topic or ""),
+            _BY_TIME,
+            parse_cursor(after),
+            as_json=as_json,
+            empty=f"no {status} tasks",
+            spare=("attempt", "dedup_key", "action_time"),
+        )
     if cursor is not None:
         say(f"more follow: repeat it with --next {cursor_text(cursor)}")
 

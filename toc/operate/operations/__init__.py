@@ -17,5 +17,7 @@ from toc.operate.operations import (
 )
 
 SUBJECTS = (tasks, topics, pending, dead, cluster, tokens, templates, audit, targets, schedules)
-OPERATIONS: tuple[Operation, ...] = tuple(one for subject in SUBJECTS for one in subject.OPERATIONS)
+OPERATIONS = tuple(
+    one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Operation)
+)
 """All that operators can do."""

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
-from toc.operate.operation import Doing, Operation, Param, Record, Value, operation
+from toc.operate.operation import Doing, Param, Record, Value, operation
 
 LIMIT = Param("limit", Value.WHOLE, "At most N actions, latest first.", 100, least=1, most=1000)
 
@@ -42,6 +42,3 @@ def audit(
     )
     following = rows[-1].audit_id if len(rows) == limit else None
     return {"actions": [action_record(row) for row in rows], "next": following}
-
-
-OPERATIONS: tuple[Operation, ...] = (audit,)

@@ -15,7 +15,7 @@ from toc.coordination.znodes import MAX_WEIGHT, check_node_name, slot_of
 from toc.model.access import Action as Right
 from toc.model.errors import InvalidInput, UnknownHost, shown
 from toc.model.topic import Delivery, Slot
-from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import (
     intent_records,
     local_worker_records,
@@ -252,8 +252,3 @@ def some(names: Iterable[str]) -> str:
     """Return names for a message, at most NAMED of them."""
     first, rest = sorted(names)[:NAMED], sorted(names)[NAMED:]
     return (", ".join(first) or "none") + (f" and {len(rest)} more" if rest else "")
-
-
-OPERATIONS: tuple[Operation, ...] = (
-    slots, running_tasks, workers, intents, drain, undrain, weigh, unweigh, pin, unpin, rebalance,
-)  # fmt: skip

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from toc.model.access import Action as Right
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
-from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.operations.tasks import (
     BIZ_ID,
     DRY_RUN,
@@ -145,6 +145,3 @@ def _change(
     if typed:
         return (counts or nothing) | {"unknown": unknown}
     return {**counts, "left": counts.get("left", 0) + unknown} | more
-
-
-OPERATIONS: tuple[Operation, ...] = (list_dead, redrive, purge)

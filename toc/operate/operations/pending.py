@@ -12,7 +12,7 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel
 from toc.model.task import RescheduleOutcome, TaskStatus
 from toc.model.wire import instant
-from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, RATE, TYPED_TEXT, chosen_by, selection
 
 if TYPE_CHECKING:
@@ -147,6 +147,3 @@ def _changed(
         progress=lambda step: doing.progress(f"{step.done} of {len(chosen)}"),
     )  # fmt: skip
     return dict(counts)
-
-
-OPERATIONS: tuple[Operation, ...] = (cancel, reschedule)

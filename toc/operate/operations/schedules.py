@@ -22,7 +22,7 @@ from toc.model.schedule import (
     preview,
 )
 from toc.model.topic import NAME as FITTING
-from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import fire_record, schedule_record
 
 if TYPE_CHECKING:
@@ -270,9 +270,3 @@ def preview_typed(
     else:
         definition = _found(doing, name).definition.changed(**options)
     return _fires(definition, count, after)
-
-
-OPERATIONS: tuple[Operation, ...] = (
-    list_schedules, create, preview_given, show_schedule, alter, delete, preview_stored, pause, resume,
-    trigger, backfill,
-)  # fmt: skip

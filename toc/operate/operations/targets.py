@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
 from toc.model.target import MOST_PREVIOUS_SECONDS, NOTICED_SECONDS, PREVIOUS_SECONDS, Target
-from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import target_record
 
 NAME = Param("name", Value.TEXT, "Such as shop: letters, digits, '.', '_', '-'.", REQUIRED)
@@ -162,8 +162,3 @@ def rotate_keys(doing: Doing) -> Record:
     done, locked = rotate_key(doing.center)
     doing.result.update(targets=done, locked=locked)
     return {"targets": done, "locked": list(locked)}
-
-
-OPERATIONS: tuple[Operation, ...] = (
-    list_targets, create, show_target, alter, delete, rotate, send_test, pause, resume,
-)  # fmt: skip

@@ -16,7 +16,7 @@ from toc.model.errors import InvalidInput, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.model.wire import instant
-from toc.operate.operation import Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.shown import TaskShown, UnreadableShown, task_or_damage
 
 if TYPE_CHECKING:
@@ -139,6 +139,3 @@ def chosen_by(which: Record) -> str:
         if isinstance(value, datetime):
             texts[name] = instant(to_ms(value))
     return ", ".join(f"{name}={value}" for name, value in texts.items())
-
-
-OPERATIONS: tuple[Operation, ...] = (search,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from toc.model.access import Action as Right
 from toc.model.pattern import matches
 from toc.model.template import Template
-from toc.operate.operation import REQUIRED, Doing, Operation, Param, Record, Value, operation
+from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.operations.topics import NEW_SLOTS, POLICIES, SLOTS
 from toc.operate.records import template_record
 
@@ -67,6 +67,3 @@ def delete(doing: Doing, pattern: str) -> Record:
     """Delete a template. Topics that it has created stay."""
     doing.center.store.templates.delete(pattern)
     return {"pattern": pattern}
-
-
-OPERATIONS: tuple[Operation, ...] = (list_templates, create, show_template, alter, delete)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from toc.model.access import MOST_PATTERNS, Role
 from toc.model.access import Action as Right
-from toc.operate.operation import REQUIRED, Doing, Operation, Param, Record, Value, operation
+from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.records import token_record
 
 NAME = Param("name", Value.TEXT, "Who uses it, such as shop-backend.", REQUIRED)
@@ -55,6 +55,3 @@ def revoke(doing: Doing, name: str) -> Record:
     from toc.operate.tokens import revoke_token
 
     return token_record(revoke_token(doing.center.store, name, giver=doing.token))
-
-
-OPERATIONS: tuple[Operation, ...] = (list_tokens, create, revoke)

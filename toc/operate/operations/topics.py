@@ -11,7 +11,7 @@ from toc.model.access import Action as Right
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
-from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import topic_record
 
 NAME = Param("topic", Value.TOPIC, "Such as order.close: letters, digits, '.', '_', '-'.", REQUIRED)
@@ -158,6 +158,3 @@ def _shown_anew(doing: Doing, topic: Topic) -> Record:
     with suppress(TocError):  # it is changed; this view of it may be a second old
         doing.center.catalog.refresh()
     return topic_record(topic)
-
-
-OPERATIONS: tuple[Operation, ...] = (list_topics, show_topic, create, alter, pause, resume, delete)
