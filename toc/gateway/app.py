@@ -13,7 +13,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cache, partial
 from math import ceil
 from typing import Any, get_args
@@ -161,14 +160,9 @@ class App:
             del data  # it may be much longer than what was read of it
         exchange.begin(f"token {token.name}")
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)
-        tracing = self._service.center.tracing
-        if tracing is None and not call.waits:
+        if not call.waits:
             return await call.handler(asked)
-        parent = None if tracing is None else exchange.header(b"traceparent")
-        answering = (
-            nullcontext() if tracing is None or parent is None else tracing.answering(call.name, parent)
-        )
-        with answering, exchange.waiting() if call.waits else nullcontext():
+        with exchange.waiting():
             return await call.handler(asked)
 
     def _token(self, exchange: Exchange) -> Token:

@@ -15,7 +15,6 @@ written, because its text may quote the task.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import threading
 import time
@@ -36,8 +35,6 @@ log = get_logger(__name__)
 
 FLUSH_SECONDS = 3.0
 """For how many seconds a process that ends waits until its spans are exported."""
-
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 Attributes = dict[str, str | int | float]
 
@@ -124,28 +121,6 @@ class Tracing:
             if caller.is_recording():
                 caller.add_link(span.get_span_context(), {"messaging.message.id": str(job_id)})
 
-    # --- requests
-
-    @contextmanager
-    def answering(self, call: str, traceparent: str) -> Iterator[None]:
-        """Write the span of a request, under that of its caller, if the caller's is sampled.
-
-        It is the current span within the block, so tasks that are submitted are linked with it.
-        """
-        caller = _caller(traceparent)
-        if caller is None:
-            yield
-            return
-        request = self._tracer.start_span(call, self._under(*caller), self._trace.SpanKind.SERVER)
-        try:
-            with self._trace.use_span(request, record_exception=False, set_status_on_exception=False):
-                yield
-        except BaseException as exc:
-            self._fail(request, exc)
-            raise
-        finally:
-            request.end()
-
     # --- tries
 
     @contextmanager
@@ -223,10 +198,9 @@ class Tracing:
         links: Sequence[Link] = (),
         start_ns: int | None,
     ) -> Span:
-        digest = _digest(job_id)
         return self._tracer.start_span(
             f"{operation} {topic}",
-            self._under(int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big")),
+            self._above(job_id),
             kind,  # type: ignore[arg-type]  # its type can be named only where it is installed
             {
                 "messaging.system": "toc",
@@ -240,9 +214,10 @@ class Tracing:
             start_time=start_ns,
         )
 
-    def _under(self, trace: int, span: int) -> Context:
-        """Return the context of spans below this one, which another program has written, or nobody."""
-        flags = self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
+    def _above(self, job_id: int) -> Context:
+        """Return the context of all spans of a task: the parent that nobody writes."""
+        digest, flags = _digest(job_id), self._trace.TraceFlags(self._trace.TraceFlags.SAMPLED)
+        trace, span = int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:24], "big")
         above = self._trace.SpanContext(trace, span, is_remote=True, trace_flags=flags)
         return self._trace.set_span_in_context(self._trace.NonRecordingSpan(above), self._empty())
 
@@ -250,15 +225,6 @@ class Tracing:
         name = type(error).__name__
         span.set_attribute("error.type", name)
         span.set_status(self._trace.StatusCode.ERROR, name)
-
-
-def _caller(traceparent: str) -> tuple[int, int] | None:
-    """Return trace and span of W3C's Trace Context. None if it is malformed or its trace is not sampled."""
-    match = _TRACEPARENT.fullmatch(traceparent)
-    if match is None:
-        return None
-    trace, span, flags = (int(part, 16) for part in match.groups())
-    return (trace, span) if trace and span and flags & 1 else None
 
 
 def _digest(job_id: int) -> bytes:

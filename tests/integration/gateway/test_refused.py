@@ -96,7 +96,6 @@ FRAMES: dict[str, tuple[tuple[str, ...], bytes, set[int]]] = {
     "an empty key": ((JSON, LENGTH, "Idempotency-Key:"), TASK, {422}),
     "a key of bytes": ((JSON, LENGTH, "Idempotency-Key: \xff"), TASK, {422}),
     "a key of 300": ((JSON, LENGTH, "Idempotency-Key: " + "k" * 300), TASK, {422}),
-    "a traceparent of nonsense": ((JSON, LENGTH, "traceparent: 00-\xff-zz"), TASK, {201}),
     "an upgrade": ((JSON, LENGTH, "Connection: Upgrade", "Upgrade: websocket"), TASK, {201}),
     "an upgrade to h2c": (
         (JSON, LENGTH, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"),
