@@ -28,6 +28,7 @@ from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
 from toc.store.batch import Guard
 from toc.store.mysql import MySqlServer
+from toc.store.select import Selection
 from toc.store.server import Statement
 
 START = datetime(2024, 3, 29, 0, 0, tzinfo=UTC)
@@ -80,9 +81,10 @@ class Bench:
             self.clock.ms = min(self.clock.ms + step, end) if step else self.clock.ms
 
     def end_all(self) -> None:
-        for row in self.rows():
-            if row.status == TaskStatus.PENDING and row.action_time <= self.clock.ms - 1000:
-                self.center.store.finish([(row.job_id, row.version)])
+        store = self.center.store
+        due = store.selections.page(Selection(TaskStatus.PENDING, before=self.clock.ms - 999), None, 10_000)
+        for row in due.rows:
+            store.finish([(row.job_id, row.version)])
 
     def rows(self) -> list[Any]:
         store = self.center.store
