@@ -65,17 +65,9 @@ class Service:
         """Run what asks the first database, briefly: topics, templates, tokens, the audit."""
         return await self._run("first", do, *args, **kwargs)
 
-    async def at_all(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks all database servers."""
-        return await self._run("all", do, *args, **kwargs)
-
     async def at_bodies(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what reads the bodies of tasks that are handed out, so that no waiting search holds it up."""
         return await self._run("bodies", do, *args, **kwargs)
-
-    async def at_length(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what takes many steps or waits for workers, on threads that no other call needs."""
-        return await self._run("long", do, *args, **kwargs)
 
     async def parsed(self, data: bytes, parse: Callable[[], R]) -> R:
         """Parse the body of a request: what is large off the event loop, one after the other."""

@@ -74,17 +74,6 @@ def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
     return store.topics.alter(name, **changes)
 
 
-def resume_topic(store: Store, name: str, *, rate: int, now_ms: int) -> Topic:
-    """Start the tasks of a paused topic again, and end its deletion. Raises InvalidTopic or UnknownTopic.
-
-    Of the tasks that are due by ``now_ms``, the whole cluster starts at most ``rate`` a second (0: no limit),
-    oldest first.
-    """
-    return alter_topic(
-        store, name, {"paused": False, "closed": False, "resume_rate": rate, "resumed_at": now_ms}
-    )
-
-
 # --- dead tasks -----------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,8 @@ import time
 from harness.system import System
 
 from toc import TaskStatus
-from toc.operate import admin
+from toc.operate.operation import Doing
+from toc.operate.operations.topics import resume
 from toc.store.server import Statement
 
 STAMPED = [
@@ -56,7 +57,7 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_al
     job_ids = [center.submit("test.async", biz_id=n, delay=0.2 + n / 100) for n in range(150)]
     last = center.submit("test.sync", biz_id=1, delay=2.0)
     system.wait(lambda: system.row(last).status == TaskStatus.PROCESSED, "all are due", 10)
-    admin.resume_topic(store, "test.async", rate=50, now_ms=center.clock.now_ms())
+    resume.perform(Doing(center, "ann", resume.right), {"topic": "test.async", "rate": 50})
     fresh = center.submit("test.async", biz_id=7, delay=0.5)
     system.wait(lambda: not system.pending([*job_ids, fresh]), "all have run", 30)
     starts = [event for event in system.history() if event.event == "start" and event.job_id != last]

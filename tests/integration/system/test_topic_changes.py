@@ -15,6 +15,8 @@ from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.topic import Delivery, Topic
 from toc.operate import admin, topics
+from toc.operate.operation import Doing
+from toc.operate.operations.topics import resume
 
 
 def _pause(system: System, name: str) -> None:
@@ -22,7 +24,7 @@ def _pause(system: System, name: str) -> None:
 
 
 def _resume(system: System, name: str) -> None:
-    admin.resume_topic(system.center.store, name, rate=0, now_ms=system.center.clock.now_ms())
+    resume.perform(Doing(system.center, "ann", resume.right), {"topic": name, "rate": 0})
 
 
 def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pulled(

@@ -126,8 +126,9 @@ def resume(doing: Doing, topic: str, rate: int) -> Record:
     """
     from toc.operate import admin
 
-    now = doing.center.clock.now_ms()
-    return topic_record(admin.resume_topic(doing.center.store, topic, rate=rate, now_ms=now))
+    center = doing.center
+    changes = {"resume_rate": rate, "resumed_at": center.clock.now_ms(), "paused": False, "closed": False}
+    return topic_record(admin.alter_topic(center.store, topic, changes))
 
 
 def _sure(doing: Doing, topic: str, *, purge: bool) -> None:
