@@ -63,6 +63,20 @@ def _at(error: BaseException) -> str:
     return f" (at {at})" if at else ""
 
 
+def skip_breakpoints() -> None:
+    """Log a breakpoint() of a handler and go on: its debugger would find no terminal here and fail the try.
+
+    One that PYTHONBREAKPOINT names is started.
+    """
+
+    def skip(*_args: object, **_kwargs: object) -> None:
+        caller = sys._getframe(1)
+        log.warning("breakpoint_skipped", at=f"{caller.f_code.co_filename}:{caller.f_lineno}")
+
+    if not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = skip
+
+
 def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:
     """Require that the topic of every handler exists.
 

@@ -24,7 +24,7 @@ from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
 from toc.sdk.client import TimeoutCenter, apart
 from toc.worker import copies, damage
-from toc.worker.app import NO_HANDLERS, check_topics, load_app
+from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints
 from toc.worker.control import ControlPipe
 from toc.worker.deliveries import WebhookHandlers
 from toc.worker.stages.traced import traced
@@ -57,6 +57,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
+    skip_breakpoints()
     try:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format)

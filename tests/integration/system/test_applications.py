@@ -156,11 +156,14 @@ def test_a_daemon_ends_though_its_application_left_a_thread_that_does_not(
     assert program.wait(60) == (2 if import_fails else 0)
 
 
-def test_an_application_may_leave_its_directory(system: System, run: Run, tmp_path: Path) -> None:
+def test_an_application_may_leave_its_directory_and_a_forgotten_breakpoint_uses_up_no_try(
+    system: System, run: Run, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    run(HEAD + NOTHING + f"os.chdir({str(elsewhere)!r})")
+    run(HEAD + NOTHING.replace("pass", "breakpoint()") + f"os.chdir({str(elsewhere)!r})")
     done(system)
+    assert '"event": "breakpoint_skipped"' in log_of(system)
 
 
 LIMITED = """
