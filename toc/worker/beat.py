@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from toc.loop import Loop
 from toc.model.clock import Clock
@@ -26,8 +25,6 @@ from toc.worker.stages.fallback import Fallback
 from toc.worker.stages.index_watch import IndexWatch
 from toc.worker.stages.pipeline import Pipeline
 
-OUT_SECONDS = 2.0
-"""A server that has been out of reach for this long is reported."""
 STUCK_SECONDS = 120.0
 """An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
 so long while tasks wait for one: the daemon replaces the process. Calls to servers that hang are given up
@@ -35,21 +32,6 @@ much earlier."""
 STILL_SECONDS = 1.0
 """A process whose beat comes later than this was stopped, perhaps with its daemon. Its slots may have other
 owners, which the daemon learns in the next moments."""
-
-
-class Reach:
-    """The servers that one process does not reach, without short interruptions."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._since: dict[str, float] = {}
-        """Each server that is out of reach, and since when."""
-
-    def look(self, out: Collection[str]) -> list[str]:
-        """Record which servers are out of reach now, by name. Returns those to report, sorted."""
-        now = self._monotonic()
-        self._since = {name: self._since.get(name, now) for name in out}
-        return sorted(name for name, since in self._since.items() if now - since >= OUT_SECONDS)
 
 
 class Beat:
@@ -88,7 +70,6 @@ class Beat:
         """When the last beat began. A stop at any moment is between two of these times."""
         self._runs_at = self._stood_at = clock.monotonic()
         """When a handler last ran, or no task waited for one; when the process last stood still."""
-        self._reach = Reach()
 
     def run_once(self) -> float:
         """Check the process and send a beat. Returns the seconds until the next."""
@@ -100,8 +81,7 @@ class Beat:
         damage.check_descriptors()
         if why := damage.found():
             self._recycle(why)
-        out = self._reach.look(self._out_of_reach())
-        self._link.send("beat", stuck=self._measure(), out_of_reach=out)
+        self._link.send("beat", stuck=self._measure(), out_of_reach=sorted(self._out_of_reach()))
         return BEAT_SECONDS
 
     def _out_of_reach(self) -> set[str]:
