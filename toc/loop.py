@@ -84,8 +84,7 @@ class Reactor(Wake):
     def __call__(self) -> None:
         """Run the loop again now."""
         if not self._woken:
-            self._woken = True
-            os.eventfd_write(self._event, 1)
+            self.surely()
 
     def surely(self) -> None:
         """Run the loop again now, even if an exception from a signal has broken off a call halfway."""

@@ -24,22 +24,16 @@ from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
-MOST_CALLS = 256
-"""Most calls that are sent at once: what neither side has trouble to buffer."""
-
 Calls = Mapping[Call, PrepareRequest]
-
-
-class NotSent(IndexUnavailable):
-    """The request is to be made again: its node has to answer others first."""
 
 
 @dataclass(slots=True, eq=False)
 class Take:
-    """Calls to one node, sent ``at`` (monotonic)."""
+    """Calls to one node, sent ``at``, whose replies are waited for ``until`` (monotonic)."""
 
     calls: Calls
     at: float
+    until: float
     window: Window
     attempt: Attempt
 
@@ -54,12 +48,8 @@ class Takes:
         """By node (None: not known yet). A take of None is made by another thread."""
         self._made: SimpleQueue[tuple[RedisNode | None, Calls, float]] = SimpleQueue()
         """What other threads have done."""
-        self._answered: list[tuple[Calls, float]] = []
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether ``answers`` has some."""
-        return bool(self._answered)
+        self.answered: list[tuple[Calls, float]] = []
+        """What ``answers`` returns next, and when it was sent (monotonic)."""
 
     def node(self, slot: Slot) -> RedisNode | None:
         """The node of the slot, as far as known."""
@@ -72,20 +62,16 @@ class Takes:
             call = self._queues.prepare_call(request)
             by_node.setdefault(self.node(request.slot), {})[call] = request
         for node, calls in by_node.items():
-            if len(calls) > MOST_CALLS:
-                rest = dict(list(calls.items())[MOST_CALLS:])
-                self._fail(rest, NotSent("its node has enough to do"))
-                calls = {call: request for call, request in calls.items() if call not in rest}
             self._send(node, calls, time.monotonic())
 
     def answers(self) -> list[tuple[PrepareRequest, Prepared | IndexUnavailable, float]]:
         """The requests that were answered since the last call, with the time at which they were sent
-        (monotonic). A NotSent: it was not sent, as the one before has to be answered first."""
+        (monotonic)."""
         while not self._made.empty():
             self._end(*self._made.get_nowait())
         answers = []
-        while self._answered:
-            calls, at = self._answered.pop()
+        while self.answered:
+            calls, at = self.answered.pop()
             prepared, strays = self._queues.prepared_by(
                 {request.slot: call for call, request in calls.items()}
             )
@@ -96,16 +82,16 @@ class Takes:
 
     def give_up(self) -> float:
         """Give up the nodes that have not answered in time. Returns when the next is given up (monotonic)."""
-        following = inf
-        for take in list(self.under_way.values()):
-            if take is None:
-                continue
-            until = take.at + take.window.node.read_timeout
-            if until <= time.monotonic():
+        if not self.under_way:
+            return inf
+        takes = [take for take in self.under_way.values() if take is not None]
+        now, following = time.monotonic(), min((take.until for take in takes), default=inf)
+        if following > now:
+            return following
+        for take in takes:
+            if take.until <= now:
                 self._broke(take, TimedOut("no answer in time"))
-            else:
-                following = min(following, until)
-        return following
+        return now
 
     def _send(self, node: RedisNode | None, calls: Calls, at: float) -> None:
         try:
@@ -116,7 +102,9 @@ class Takes:
         if node is None or wire is None:
             self._leave(node, calls, at)
             return
-        take = Take(calls, at, Window(node, wire, list(calls)), Attempt(self._queues.nodes))
+        take = Take(
+            calls, at, at + node.read_timeout, Window(node, wire, list(calls)), Attempt(self._queues.nodes)
+        )
         self.under_way[node] = take
         self._reactor.watch(wire.fileno(), partial(self._hear, take))
         try:
@@ -149,12 +137,12 @@ class Takes:
 
     def _end(self, node: RedisNode | None, calls: Calls, at: float) -> None:
         del self.under_way[node]
-        self._answered.append((calls, at))
+        self.answered.append((calls, at))
 
     def _fail(self, calls: Calls, error: IndexUnavailable) -> None:
         for call in calls:
             call.result = error
-        self._answered.append((calls, 0.0))
+        self.answered.append((calls, 0.0))
 
     def _leave(self, node: RedisNode | None, calls: Calls, at: float) -> None:
         """Have a thread make the calls, however long that takes."""

@@ -69,8 +69,8 @@ class _Lane:
         self.asked: list[tuple[ByTable, TakeTries]] = []
         self.exchange: Exchange | None = None
         """What is watched. None: nothing is asked, or another thread waits for the answers."""
-        self.at = 0.0
-        """When it was sent (monotonic)."""
+        self.at = self.late_at = 0.0
+        """When it was sent, and when its answers are late (monotonic)."""
 
     def ids(self) -> ByTable:
         """The ids that are asked."""
@@ -118,11 +118,10 @@ class TriesReader:
         following = inf
         for lane in self._lanes.values():
             if lane.exchange is not None:
-                late_at = lane.at + lane.health.patience
-                if late_at <= time.monotonic():
+                if lane.late_at <= time.monotonic():
                     self._leave(lane)
-                else:
-                    following = min(following, late_at)
+                elif lane.late_at < following:
+                    following = lane.late_at
         return following
 
     def _begin(self, lane: _Lane) -> None:
@@ -146,7 +145,7 @@ class TriesReader:
         if exchange is None:
             self._apart(lane, partial(self._tries.read_grouped, {server: ids}))
             return
-        lane.exchange = exchange
+        lane.exchange, lane.late_at = exchange, lane.at + lane.health.patience
         descriptor = exchange.descriptor()
         if descriptor is None:
             self._hear(lane, exchange)

@@ -35,6 +35,8 @@ TAKE_LIMIT = 200
 """Most entries that one prepare takes from one slot. Bounds how long the script blocks the server."""
 ROUND_LIMIT = 400
 """Most entries of one topic that one round takes. Other topics wait while their rows are read."""
+ROUND_SLOTS = 256
+"""Most slots that one round takes from: as many calls as neither side has trouble to buffer."""
 ENOUGH_UNWRITTEN = 3000
 """While more ended tries than this are not written yet, nothing is taken of a topic whose last
 prepare left due entries. So a burst waits for the finisher, and due tasks of other topics get
@@ -83,6 +85,8 @@ class Agenda:
         """Begin a round: schedule looks at slots that may hold a due entry, at those that had no room in the
         last round, and at those whose node has answered since."""
         owned = self.book.owned
+        if not (news or self._no_room or self._held_up):
+            return
         looks = [news, self._no_room]
         if self._held_up:
             free = [node for node in self._held_up if node not in self.takes.under_way]
@@ -115,6 +119,9 @@ class Agenda:
     def choose(self, now: int) -> list[PrepareRequest]:
         """Choose due slots to take from, each with an entry limit: no more than can be started soon."""
         requests: list[PrepareRequest] = []
+        if not self._due or self._due[0][0] > now:
+            self.pressure.backlogged = bool(self._held_up) and self.pressure.backlogged
+            return requests
         topics = self.catalog.known()
         unwritten, unmoved = self.finisher.backlog, self.finisher.unmoved()
         for name, members in self._remove_due(now).items():
@@ -133,7 +140,7 @@ class Agenda:
                 mine = sum(slot.topic == name for slot in self.book.owned)
                 members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
                 self._put_off(waiting, now + wait)
-            chosen = share(members, room)
+            chosen = share(members[: ROUND_SLOTS - len(requests)], room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, member.due) for member in members[len(chosen) :])
                 self.dispatcher.want_room(name)

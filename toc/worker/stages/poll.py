@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken, ReplyLost
-from toc.index.takes import NotSent, Takes
+from toc.index.takes import Takes
 from toc.loop import Loop, Reactor
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
@@ -83,17 +83,18 @@ class Poller:
         next are due."""
         with self._between:
             self.reactor.hear()
-            given_up_at = self.takes.give_up()
             self._accept()
-            self.checker.start(self.early.release(self.clock.now_ms()))
+            now = self.clock.now_ms()
+            if early := self.early.release(now):
+                self.checker.start(early)
             self.agenda.hear(self.inbox.take_due())
-            if self._taking and (requests := self.agenda.choose(self.clock.now_ms())):
+            if self._taking and (requests := self.agenda.choose(now)):
                 self.takes.begin(requests)
-            answer_at = min(given_up_at, self.checker.run_once())
+            answer_at = min(self.checker.run_once(), self.takes.give_up())
             return min(self._until_next(), max(answer_at - time.monotonic(), 0.0))
 
     def _until_next(self) -> float:
-        if not self.inbox.empty or self.takes.has_answers:
+        if self.takes.answered or not self.inbox.empty:
             return 0.0
         due = self.agenda.next_due() if self._taking else NEVER
         due = min(due, self.early.next_due())
@@ -124,10 +125,10 @@ class Poller:
                 continue
             if isinstance(result, ReplyLost):
                 self.adopter.reply_lost(request.slot, request.claim)
-            if not isinstance(result, (IndexBroken, NotSent)):  # the watch reports the first, once
+            if not isinstance(result, IndexBroken):  # the watch reports these, once
                 failures.append(result)
             if owned is not None:
-                self.agenda.look(owned, now if isinstance(result, NotSent) else now + RETRY_MS)
+                self.agenda.look(owned, now + RETRY_MS)
         if failures:
             log.warning("prepare_failed", slots=len(failures), error=str(failures[0]))
         if taken:
