@@ -18,7 +18,6 @@ from harness.patience import until
 
 from toc.dev.local.servers import RedisServer
 
-HARNESS = Path(__file__).parent.parent
 # Real orders, which are not part of this repository: looked for beside the checkout.
 REAL_ORDERS = Path(__file__).parents[3] / "shared" / "data" / "orders_2016_2017.csv"
 
