@@ -48,33 +48,23 @@ ACTS: list[tuple[str, str, str, str, dict[str, Any] | None]] = [
      {"name": "{}", "biz_type": "{n}", "slot_amount": 1, "retries": 3}),
     ("topic.alter", "topic alter {} --slots 2 --max-runtime 1m", "PATCH", "topics/{}",
      {"slot_amount": 2, "max_runtime": 60}),
-    ("topic.resume", "topic resume {}", "POST", "topics/{}:resume", {}),
     ("template.create", "template create {}.* --slots 1 --retries 3 --most-topics 2", "POST", "templates",
      {"pattern": "{}.*", "policies": {"slot_amount": 1, "retries": 3}, "most_topics": 2}),
-    ("template.alter", "template alter {}.* --retries 4", "PATCH", "templates/{}.*",
-     {"policies": {"retries": 4}}),
-    ("template.delete", "template delete {}.*", "DELETE", "templates/{}.*", None),
     ("token.create", "token create {} --role read --topic a.* --expires 1h", "POST", "tokens",
      {"name": "{}", "roles": ["read"], "topics": ["a.*"], "expires": 3600}),
-    ("token.revoke", "token revoke {}", "DELETE", "tokens/{}", None),
     ("schedule.create",
      'schedule create {} --topic test.sync --every 1h --window 1m --overlap skip --attribute {{"a":1}}',
      "POST", "schedules", {"name": "{}", "topic": "test.sync", **SCHEDULE}),
-    ("schedule.alter", "schedule alter {} --jitter 5s", "PATCH", "schedules/{}", {"jitter": 5}),
-    ("schedule.trigger", "schedule trigger {}", "POST", "schedules/{}:trigger", None),
     ("schedule.backfill", "schedule backfill {} --from {from} --to {to}",
      "POST", "schedules/{}:backfill", DAY),
-    ("schedule.delete", "schedule delete {}", "DELETE", "schedules/{}", None),
     ("target.create", f"target create {{}} --url {TARGET}?key=1 --rate 2", "POST", "targets",
      {"name": "{}", "url": f"{TARGET}?key=1", "rate": 2}),
     ("target.alter", "target alter {} --rate 0 --timeout 3s", "PATCH", "targets/{}",
      {"rate": None, "timeout": 3}),
     ("target.rotate", "target rotate {} --keep 60s", "POST", "targets/{}:rotate", {"keep": 60}),
-    ("target.test", "target test {}", "POST", "targets/{}:test", None),
-    ("target.pause", "target pause {} --why x", "POST", "targets/{}:pause", {"why": "x"}),
     ("target.delete", "target delete {}", "DELETE", "targets/{}", None),
 ]  # fmt: skip
-"""Acts of operators: at the command line, and over HTTP."""
+"""Acts whose values both doors read in their own way: at the command line, and over HTTP."""
 
 
 def test_the_audit_tells_of_an_act_by_the_same_names_whichever_door_it_came_by(gateway: Gateway) -> None:
@@ -92,7 +82,7 @@ def test_the_audit_tells_of_an_act_by_the_same_names_whichever_door_it_came_by(g
     for action, words, method, path, body in ACTS:
         typed = [word.format("typed", n=950, **DAY) for word in words.split()]
         done = forks.run(typed, env=env)
-        assert done.returncode == 0 or action == "target.test", done.stderr
+        assert done.returncode == 0, done.stderr
         answer = gateway.call(method, f"/v1/{path.format('sent')}", filled(body, "sent", 951))
         assert answer.status < 300, answer.body
         sent, typed_row = map(action_record, store.audit.list(2, action=action))
