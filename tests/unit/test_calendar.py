@@ -143,13 +143,24 @@ def test_skip_leaves_out_only_what_is_in_the_gap() -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "same"),
+    [("0 9-9/2 * * *", "0 9 * * *"), ("5-05/10,30 * * * *", "5,30 * * * *"),
+     ("0 0 * * MON-1/3", "0 0 * * 1"), ("0 0 * * SUN-0/2", "0 0 * * 0"), ("0 0 1 jan-JAN/4 *", "0 0 1 1 *"),
+     ("0-0/20 0 0 * * *", "0 0 0 * * *"),
+     ("0 9-11/2 * * *", "0 9,11 * * *"), ("0 9/2 * * *", "0 9-23/2 * * *")],
+)  # fmt: skip
+def test_a_step_through_a_range_of_one_is_that_one(expression: str, same: str) -> None:
+    assert list(islice(Cron(expression).after(0), 50)) == list(islice(Cron(same).after(0), 50))
+
+
+@pytest.mark.parametrize(
     ("expression", "write"),
     [("@daily", "'0 0 * * *'"), ("@Weekly", "'0 0 * * 0'"), ("@every 5m", "every"),
      ("@reboot", "five fields"),
      ("CRON_TZ=Asia/Tokyo 0 9 * * *", "zone, and write '0 9 * * *'"), ("TZ=UTC 0 9 * * *", "zone"),
      ("0 9 ? * MON", "'0 9 * * MON'"), ("0 0 9 ? * MON", "'0 0 9 * * MON'"),
      ("0 9 * * * root", "seconds"), ("0 0 9 * * MON 2030", "7 fields; write minute"), ("9 * *", "3 fields"),
-     ("0 0 31 2 *", "L"), ("0 0 30,31 2 *", "L"), ("0 0 31 4,6 *", "L")],
+     ("0 0 31 2 *", "L"), ("0 0 30,31 2 *", "L"), ("0 0 31 4,6 *", "L"), ("0 9-9/0 * * *", "hour")],
 )  # fmt: skip
 def test_what_other_crons_take_is_refused_with_what_to_write(expression: str, write: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:

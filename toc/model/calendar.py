@@ -13,6 +13,7 @@ conversion loses an hour where the gap is at midnight (Santiago), for expression
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import SYMBOLIC_DAYS, SYMBOLIC_MONTHS
 
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, shown
@@ -30,6 +32,12 @@ MOST_COUNTED = 10_000
 """Most occurrences that are counted one by one: a fifth of a second."""
 MOST_CRON = 1000
 """Most characters of a cron expression."""
+_STEP_OF_ONE = re.compile(r"(\w+)-(\w+)/(?=0*[1-9])\d+")
+_NAMES = {
+    **{name: str(number) for number, name in enumerate(SYMBOLIC_MONTHS, 1)},
+    **{name: str(number or "") for number, name in enumerate(SYMBOLIC_DAYS)},
+}
+"""Names of months and days -> their numbers, without leading zeros."""
 _NICKNAMES = {
     "@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
@@ -177,10 +185,16 @@ Calendar = Interval | Cron
 
 def _matching(expression: str, local: datetime) -> Iterator[datetime]:
     """The local times after ``local`` that match the expression. Raises CronSimError."""
-    for found in CronSim(expression, local):
+    for found in CronSim(_STEP_OF_ONE.sub(_one, expression), local):
         if found.year > _LAST_YEAR:
             return
         yield found
+
+
+def _one(step: re.Match[str]) -> str:
+    """Return ``9-9/2`` as Debian's cron reads it: a range of one number. cronsim goes on to the end."""
+    first, last = (_NAMES.get(text.upper(), text.lstrip("0")) for text in step.group(1, 2))
+    return step[1] if first == last else step[0]
 
 
 def _hint(expression: str, error: Exception) -> str:
