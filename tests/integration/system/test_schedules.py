@@ -26,6 +26,7 @@ from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
+from toc.operate.schedules import examine
 from toc.store.batch import Guard
 from toc.store.mysql import MySqlServer
 from toc.store.select import Selection
@@ -451,6 +452,42 @@ def test_new_rules_of_a_zone_count_once_the_worker_was_restarted_and_no_day_is_l
     seen = bench.center.schedules.get("noon")
     assert seen is not None
     assert (seen.fired, seen.skipped, seen.missed) == (5, 0, 0)
+
+
+def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
+    bench: Bench, zones: Callable[[str], None], tmp_path: Path
+) -> None:
+    zones("Etc/GMT-1")
+    schedules = bench.center.schedules
+    for name in ("altered", "resumed", "every", "deleted"):
+        schedules.create(name, topic="test.sync", cron="0 12 * * *", zone="Test/Moved")
+    (tmp_path / "Test" / "Moved").unlink()
+    forget_zones()
+    topics = bench.center.store.topics.list()
+    assert {one.name for one in schedules.list() if "'Test/Moved'" in one.stuck} == {
+        "altered", "resumed", "every", "deleted"
+    }  # fmt: skip
+    assert {line.server for line in examine(bench.center, topics)} == {
+        "altered", "resumed", "every", "deleted"
+    }  # fmt: skip
+    paused = schedules.pause("resumed")
+    assert (paused.paused, paused.next_time, paused.missed) == (True, None, 0)
+    with pytest.raises(InvalidSchedule, match="Test/Moved"):
+        schedules.resume("resumed")
+    with pytest.raises(InvalidSchedule, match="Test/Moved"):
+        schedules.alter("altered", overlap="allow")
+    assert schedules.alter("altered", zone="Etc/UTC").stuck == ""
+    assert schedules.alter("every", every=HOUR, zone="UTC").next_time is not None
+    assert schedules.trigger("resumed")
+    assert schedules.delete("deleted")
+    assert examine(bench.center, topics) == [], "the one that is left is paused"
+    zones("Etc/GMT-1")
+    schedules.resume("resumed")
+    bench.until(timedelta(hours=13))
+    assert (bench.hours("resumed")[-1], bench.hours("altered")) == (11, [12])
+    bench.clock.ms += 86_400_000
+    assert {line.server for line in examine(bench.center, topics)} == {"altered", "resumed", "every"}
+    assert all("--topic TOPIC" in line.do for line in examine(bench.center, []))
 
 
 def test_thousands_of_schedules_of_one_topic_make_none_of_another_late(
