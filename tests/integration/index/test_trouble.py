@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
 import pytest
@@ -348,3 +349,24 @@ def test_without_threads_a_take_that_needs_one_is_refused_and_the_next_one_works
     taken = answer()
     assert isinstance(taken, Prepared)
     assert [job_id for job_id, _ in taken.entries] == [1]
+
+
+def test_a_server_with_all_the_clients_that_it_takes_is_used_over_the_connections_that_are_open(
+    launch: Launch,
+) -> None:
+    server = launch(RedisServer)
+    queues, late = Queues(server.url), Queues(server.url)
+    with closing(queues), closing(late), ExitStack() as stack:
+        assert not isinstance(queues.add({SLOT: [(1, 1.0)]})[SLOT], IndexUnavailable)  # one is open
+        server.call("CONFIG", "SET", "maxclients", 4)
+        while True:
+            other = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
+            other.sendall(b"PING\r\n")
+            if b"max number of clients" in other.recv(100):
+                break
+        with ThreadPoolExecutor(8) as threads:
+            replies = list(threads.map(lambda n: queues.add({SLOT: [(n, 1.0)]})[SLOT], range(2, 400)))
+        assert not [reply for reply in replies if isinstance(reply, IndexUnavailable)]
+        refused = late.add({SLOT: [(400, 1.0)]})[SLOT]
+        assert isinstance(refused, IndexUnavailable)
+        assert 'said "max number of clients reached": raise its maxclients' in str(refused)

@@ -144,6 +144,22 @@ def test_a_program_that_never_closes_its_center_ends_without_a_word(system: Syst
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("app", "line", "why"),
+    [
+        ("{}['no']", 5, "KeyError"),
+        ("import no_such_module", 5, "no_such_module"),
+        ("x = (", 5, "SyntaxError"),
+    ],
+)
+def test_an_application_that_cannot_be_imported_is_refused_with_the_line(
+    system: System, run: Run, app: str, line: int, why: str
+) -> None:
+    assert run(HEAD + app).wait(60) == 2
+    assert why in log_of(system)
+    assert re.search(rf"odd_app\.py(:|, line ){line}\b", log_of(system)), log_of(system)
+
+
 @pytest.mark.parametrize("import_fails", [False, True])
 def test_a_daemon_ends_though_its_application_left_a_thread_that_does_not(
     system: System, run: Run, import_fails: bool
