@@ -33,9 +33,12 @@ log = get_logger(__name__)
 INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on. Only the leader watches them."""
 
-DEBOUNCE = 0.3
-"""Seconds from a change until the inputs are read. So workers that join or leave together cost few
-assignments."""
+DEBOUNCE = 0.15
+"""Seconds from a change until the inputs are read, and until they are read again if they have changed."""
+
+DEBOUNCE_MOST = 1.0
+"""Seconds after which the assignment is made even if the inputs still change. So workers that join or leave
+together cost one or two assignments; each further one could move slots again."""
 
 GATHER = 1.5
 """Seconds that a newly registered leader waits for the workers of the assignment in force; without one, for
@@ -73,6 +76,9 @@ class Leader:
         self._node: str | None = None
         self._due = float("inf")
         """When to assign (monotonic)."""
+        self._changed_at = 0.0
+        self._looked: object = None
+        """The inputs as last read."""
         self._sweep_dead = 0.0
 
     @property
@@ -90,7 +96,10 @@ class Leader:
 
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
-        self._due = min(self._due, time.monotonic() + DEBOUNCE)
+        now = time.monotonic()
+        if self._due > now + DEBOUNCE:
+            self._changed_at = now
+            self._due = now + DEBOUNCE
 
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
@@ -141,6 +150,8 @@ class Leader:
         topics = self._topics
         workers = intents.read_members(self.session, self.paths, self.watches["workers"])
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
+        if self._must_settle((workers, wanted)):
+            return True
         # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
@@ -160,6 +171,15 @@ class Leader:
             self.inputs_changed()
             return False
         self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
+        return True
+
+    def _must_settle(self, inputs: object) -> bool:
+        """Whether the inputs still change; then they are read again after DEBOUNCE."""
+        now = time.monotonic()
+        if self._looked == inputs or now >= self._changed_at + DEBOUNCE_MOST:
+            return False
+        self._looked = inputs
+        self._due = now + DEBOUNCE
         return True
 
     def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:
