@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from harness import dialect, forks
 from harness.gateway import Gateway, Reply
 from harness.patience import until
+from harness.secured import Tls
 from harness.system import System, small_system
 
 from toc.dev.local.servers import MariaDB, RedisServer
@@ -288,3 +290,28 @@ def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> N
         assert gateway.call("GET", "/healthz").status == 403
     finally:
         gateway.stop()
+
+
+def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(
+    system: System, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    tls, other = Tls.make(tmp_path), Tls.make(tmp_path / "other")
+    encrypted = tmp_path / "encrypted.pem"
+    key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"canary"),
+        )
+    )
+    for certificate, secret in (
+        (tls.certificate, other.key),
+        (tls.key, tls.certificate),
+        (tls.certificate, encrypted),
+    ):
+        words = ["gateway", "--port", "0", "--tls-cert", str(certificate), "--tls-key", str(secret)]
+        refused = forks.run(words, env=system.env, timeout=60)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert str(secret) in refused.stderr
