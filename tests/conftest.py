@@ -31,7 +31,7 @@ from sqlalchemy.engine import make_url
 from toc.dev.local.private import MissingServer
 from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
 from toc.observe.log import close_log
-from toc.store import mysql_connection
+from toc.store.servers import mysql_connection
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
 

@@ -32,7 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from toc.model.body import MOST_BODY
+from toc.model.body import MAX_BODY
 from toc.model.errors import ConfigError, shown
 from toc.model.sharding import MAX_TABLES, is_power_of_two
 from toc.model.target import Allow
@@ -124,7 +124,7 @@ class Settings(BaseSettings):
 
     max_delay: float = Field(TEN_YEARS, gt=0, le=TEN_YEARS, description="seconds, up to ten years")
     """Longest delay of a task; longer ones are refused as mistakes."""
-    max_body: int = Field(1 << 20, ge=0, le=MOST_BODY, description="bytes, up to 4 MiB")
+    max_body: int = Field(1 << 20, ge=0, le=MAX_BODY, description="bytes, up to 4 MiB")
     """Longest body of a task. Row and body are one packet to MySQL, in which each of its bytes takes two."""
     connect_timeout: float = Field(3.0, gt=0, le=300, description="seconds, more than 0")
     """Timeout of a connection attempt; at most 0.5 s for Redis."""

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TOLERANCE_SECONDS = 300
 """How old a request may be: a recorded one cannot be sent again later."""
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 SECRET = base64.b64decode(os.environ.get("WEBHOOK_SECRET", "").removeprefix("whsec_"))
 seen: set[str] = set()
@@ -45,7 +45,7 @@ class Hooks(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Deal with a task once, however often it is sent."""
-        length = min(int(self.headers.get("Content-Length", "0")), MOST_BYTES)
+        length = min(int(self.headers.get("Content-Length", "0")), MAX_BYTES)
         body = self.rfile.read(length)
         headers = {name.lower(): value for name, value in self.headers.items()}
         if not verified(headers, body):

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from toc import NewTask, TimeoutCenter
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import DedupConflict, StoreUnavailable, SubmitUnknown
-from toc.store import write
+from toc.store.tasks import write
 
 
 def through(proxy: Proxy, url: str) -> str:

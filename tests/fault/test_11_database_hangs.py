@@ -15,7 +15,7 @@ from fault.kit.servers import fill
 from toc import NewTask
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model import errors
-from toc.store.health import ALONE_SECONDS
+from toc.store.servers.health import ALONE_SECONDS
 
 
 @pytest.fixture

@@ -18,15 +18,15 @@ from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.topic import Slot, Topic
-from toc.worker.stages.agenda import MOST_UNSTARTED, ROUND_LIMIT
-from toc.worker.stages.finish import MAX_UNWRITTEN
+from toc.worker.settle.finish import MAX_UNWRITTEN
+from toc.worker.take.agenda import MAX_UNSTARTED, ROUND_LIMIT
 
 MEGABYTE = 1 << 20
 AWAY = 1.5
 """Seconds by which tasks may be late whose only database server seemed to be away."""
 PROCESSES = 2
 SLOTS = 16
-BOUND = PROCESSES * (MOST_UNSTARTED + ROUND_LIMIT + MAX_UNWRITTEN)
+BOUND = PROCESSES * (MAX_UNSTARTED + ROUND_LIMIT + MAX_UNWRITTEN)
 """What may be taken of a topic at most: what has not started, what is done and not written yet, and what a
 round adds."""
 

@@ -15,7 +15,7 @@ from toc import NewTask
 from toc.dev.local.servers import RedisServer
 from toc.model.task import TaskStatus
 from toc.operate import admin
-from toc.store.select import Selection
+from toc.store.tasks.select import Selection
 
 
 @pytest.mark.slow

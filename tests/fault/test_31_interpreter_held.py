@@ -8,7 +8,7 @@ from fault.kit.load import Load
 
 from toc import NewTask, TaskStatus
 from toc.dev.local.servers import RedisServer
-from toc.worker.silence import SILENT_SECONDS
+from toc.worker.guards.silence import SILENT_SECONDS
 
 APP = "fault.apps.hostile:center"
 

@@ -7,7 +7,7 @@ from fault.conftest import Build, Verdict
 
 from toc import TaskStatus
 from toc.dev.local.servers import RedisServer
-from toc.worker.stages.handler_loop import CLEAN_UP_SECONDS
+from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
 
 APP = "fault.apps.hostile:center"
 

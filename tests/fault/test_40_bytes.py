@@ -19,9 +19,9 @@ from toc import NewTask, TimeoutCenter
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable, TocError, UnreadableTask
 from toc.model.task import TaskStatus
-from toc.store.mysql import MySqlServer
-from toc.store.server import Statement
-from toc.store.shards import Layout
+from toc.store.servers.mysql import MySqlServer
+from toc.store.servers.server import Statement
+from toc.store.servers.shards import Layout
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ LATE_MARGIN = 10.0
 """The least distance, in seconds, of a payment after its deadline: what the killed hold comes later."""
 ASK_SECONDS = 0.1
 """A delete that is asked for so long before the deadline is in time."""
-MOST_SENT = 50
+MAX_SENT = 50
 """How many requests a worker has in flight, and a killed one sends again."""
 
 Key = tuple[str, str]
@@ -161,7 +161,7 @@ class Shop:
 def make_topics(gateway: Gateway, shop: Shop) -> str:
     """Make what the native doors need, as an operator without Python does; returns a client's token."""
     url = f"http://127.0.0.1:{shop.port}/deadlines"
-    made = gateway.call("POST", "/v1/targets", {"name": "shop", "url": url, "concurrency": MOST_SENT})
+    made = gateway.call("POST", "/v1/targets", {"name": "shop", "url": url, "concurrency": MAX_SENT})
     assert made.status == 201, made
     shop.tell(made.body["secret"])
     policies = {"slot_amount": 4, "retries": 16, "backoff_base": 0.1, "backoff_cap": 1, "prepare_timeout": 3}
@@ -333,7 +333,7 @@ class Replay:
             assert not after, (self.dialect, "started after it was finished", lines, finished[key])
             for one, two in pairwise(lines):
                 assert two["at"] >= one["asked"] + TTR_SECONDS or self.dialect == "delay-task", (one, two)
-        assert after_end <= MOST_SENT
+        assert after_end <= MAX_SENT
         late = sorted(lines[0]["at"] - due[key] for key, lines in started.items())
         print(
             f"{self.dialect}: {len(put)} deadlines, {len(started)} fired, "

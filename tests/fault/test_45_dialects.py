@@ -20,7 +20,7 @@ from harness.system import System
 
 from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.model.task import TaskRow, TaskStatus
-from toc.store.select import Selection
+from toc.store.tasks.select import Selection
 
 ROUNDS = 5
 LEAVERS = 20

@@ -23,7 +23,7 @@ from toc.index.messages import Peek
 from toc.model.topic import Slot
 
 IDLE = 2.2
-"""Seconds, more than toc.store.server.IDLE_SECONDS."""
+"""Seconds, more than toc.store.servers.server.IDLE_SECONDS."""
 GREEN = """
 from gevent import monkey
 monkey.patch_all()

@@ -10,8 +10,8 @@ from toc import Settings, TimeoutCenter, Topic
 from toc.index.calls import Call, Calls
 from toc.index.queues import Queues
 from toc.model.topic import Slot
-from toc.store.server import Statement
-from toc.store.shards import Layout, Shards
+from toc.store.servers.server import Statement
+from toc.store.servers.shards import Layout, Shards
 
 PAGE = 20_000
 

@@ -21,7 +21,7 @@ from harness.sessions import kill_session
 from harness.system import Process, System
 from toc.model.access import Role
 from toc.operate.tokens import create_token
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 from toc.store.store import Store
 
 

@@ -23,8 +23,8 @@ from toc.dev.local.servers import RedisServer
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe
-from toc.worker.stages.entry import Entry
-from toc.worker.stages.index_watch import OUT_SECONDS
+from toc.worker.entry import Entry
+from toc.worker.without_redis.index_watch import OUT_SECONDS
 from toc.worker.worker import Worker
 
 TURN_SECONDS = 5.0

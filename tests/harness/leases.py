@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from toc.model.task import TryRow
-from toc.store.leases import Leases
+from toc.store.tasks.leases import Leases
 
 
 def taken(

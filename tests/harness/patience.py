@@ -14,8 +14,8 @@ T = TypeVar("T")
 PATIENCE = 120.0
 """Seconds that a condition is waited for at the least: a busy machine stands still for seconds, and patience
 costs nothing where all is well."""
-LEAST_PAUSE, MOST_PAUSE = 0.01, 0.5
-MOST_LATE = 0.1
+MIN_PAUSE, MAX_PAUSE = 0.01, 0.5
+MAX_LATE = 0.1
 """Seconds by which patience alone makes a look come later."""
 
 
@@ -25,7 +25,7 @@ def pause(asked: float, waited: float) -> None:
     Whoever looks leaves most of the processor to those who are to bring it about. What has taken long is seen
     a twentieth later: a look each hundredth of a second, at a server, is a twentieth of a processor.
     """
-    time.sleep(min(max(LEAST_PAUSE, 6 * asked, min(waited / 20, MOST_LATE)), MOST_PAUSE))
+    time.sleep(min(max(MIN_PAUSE, 6 * asked, min(waited / 20, MAX_LATE)), MAX_PAUSE))
 
 
 def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:

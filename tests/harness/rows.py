@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from toc.model.body import NO_BODIES, Contents
 from toc.model.task import OnConflict, Request, Submission, TaskRow
-from toc.store.plan import Stored
 from toc.store.store import Store
+from toc.store.tasks.plan import Stored
 
 
 def put(

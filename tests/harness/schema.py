@@ -11,8 +11,8 @@ from pymysql.err import Error
 from harness.secured import migrating
 from toc import Settings
 from toc.store.migrate import Migrator
-from toc.store.mysql_connection import connector
-from toc.store.shards import Layout
+from toc.store.servers.mysql_connection import connector
+from toc.store.servers.shards import Layout
 
 _made: dict[tuple[int, int], list[list[str]]] = {}
 """By numbers of databases and tables: the statements that make each database."""

@@ -31,8 +31,8 @@ from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
 from toc.sdk.client import TimeoutCenter, open_queues
-from toc.store.pulls import HandOut
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
+from toc.store.tasks.pulls import HandOut
 
 CANARY = "hunter2canary"
 

@@ -29,7 +29,7 @@ from toc.operate import doctor
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.records.secretbox import new_key
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 
 
 @pytest.fixture

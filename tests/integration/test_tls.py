@@ -43,8 +43,8 @@ from toc.model.errors import (
 from toc.model.finding import Level
 from toc.operate import doctor
 from toc.operate.doctor import Line
-from toc.store import mysql_connection
 from toc.store.migrate import Migrator
+from toc.store.servers import mysql_connection
 from toc.store.store import Store
 
 # kazoo leaves a socket whose handshake failed to the garbage collector, which visit_zookeeper calls

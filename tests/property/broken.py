@@ -18,12 +18,12 @@ from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import Check, Failure
 from toc.model.verdict import after_crash as after_crash_of
 from toc.model.verdict import check as check_row
-from toc.store.batch import Batches
-from toc.store.plan import TRIED_BEFORE
-from toc.store.server import DatabaseServer, Statement
-from toc.worker.stages import check as check_stage
-from toc.worker.stages import reclaim
-from toc.worker.stages.entry import Entry, Held, Inflight, State
+from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.tasks.batch import Batches
+from toc.store.tasks.plan import TRIED_BEFORE
+from toc.worker import check as check_stage
+from toc.worker import reclaim
+from toc.worker.entry import Entry, Held, Inflight, State
 
 Patch = pytest.MonkeyPatch
 

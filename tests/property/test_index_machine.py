@@ -58,11 +58,13 @@ from toc.model.task import TaskRow
 from toc.model.topic import Backoff
 from toc.operate.admin import redrive
 from toc.sdk import client
-from toc.store.health import Health
 from toc.store.migrate import Migrator
-from toc.worker.stages import flush, pipeline, poll, reclaim
-from toc.worker.stages.entry import Entry
-from toc.worker.stages.lease_keeper import LeaseKeeper
+from toc.store.servers.health import Health
+from toc.worker import pipeline, reclaim
+from toc.worker.entry import Entry
+from toc.worker.lease_keeper import LeaseKeeper
+from toc.worker.settle import flush
+from toc.worker.take import poll
 
 TABLES = 2
 RETRIES = 2

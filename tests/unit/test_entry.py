@@ -6,7 +6,7 @@ import pytest
 
 from toc.model.handler import Handler
 from toc.model.topic import Slot, Topic
-from toc.worker.stages.entry import NO_LEASE, SETTLE, START, UNREAD, Entry, Inflight, State
+from toc.worker.entry import NO_LEASE, SETTLE, START, UNREAD, Entry, Inflight, State
 
 ROW = UNREAD._replace(job_id=1)
 

@@ -62,7 +62,7 @@ DRIVERS = {
 
 
 class Import(NamedTuple):
-    file: str  # within the package, for example "store/scan.py"
+    file: str  # within the package, for example "store/tasks/scan.py"
     line: int
     part: str  # the importer's, for example "store"
     imported: str  # the full dotted name
@@ -148,7 +148,7 @@ def test_every_part_is_in_the_rules() -> None:
         ("worker/daemon/supervisor.py", "from toc.coordination import local", None),
         ("dev/demo/app.py", "from toc import TimeoutCenter", None),
         ("sdk/client.py", "from sqlalchemy import Connection", "only toc.store imports sqlalchemy"),
-        ("worker/stages/poll.py", "def f():\n    import hiredis", "only toc.index imports hiredis"),
+        ("worker/take/poll.py", "def f():\n    import hiredis", "only toc.index imports hiredis"),
         ("dev/local/servers.py", "import pymysql", "only toc.store imports pymysql"),
         ("worker/link.py", "from kazoo.client import KazooClient", "only toc.coordination imports kazoo"),
         ("index/calls.py", "from toc import store", "toc.index must not import toc.store"),
@@ -159,7 +159,7 @@ def test_every_part_is_in_the_rules() -> None:
         ("maintenance/sweep.py", "from toc.worker import loop", "toc.maintenance must not import toc.worker"),
         ("dev/local/embedded.py", "from toc.store import Store", "toc.dev.local must not import toc.store"),
         ("store/store.py", "from toc.dev.local import cluster", "toc.store must not import toc.dev.local"),
-        ("worker/stages/poll.py", "from toc.sdk.client import Center", "toc.worker must not import toc.sdk"),
+        ("worker/take/poll.py", "from toc.sdk.client import Center", "toc.worker must not import toc.sdk"),
         ("worker/process.py", "from toc.sdk.client import Center", None),
         ("worker/process.py", "from toc.cli import main", "toc.worker must not import toc.cli"),
         ("worker/process.py", "from toc import Task", "toc.worker must not import toc.__init__"),

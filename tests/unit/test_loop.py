@@ -16,7 +16,7 @@ BEGIN = """
     from toc.index.connections import RedisNode
     from toc.index.url import Address
     from toc.observe.log import configure
-    from toc.store.threads import Threads
+    from toc.store.servers.threads import Threads
     from toc.webhooks.limiter import Limiter
     from toc.loop import watch_callbacks, watch_threads
 

@@ -10,8 +10,8 @@ from toc.model.handler import Handler
 from toc.model.scores import store_score
 from toc.model.topic import Slot, Topic
 from toc.model.verdict import Place
-from toc.worker.stages.entry import Entry, Inflight
-from toc.worker.stages.moves import EntryMover, Move
+from toc.worker.entry import Entry, Inflight
+from toc.worker.settle.moves import EntryMover, Move
 
 TOPIC = Topic("order.close", 1, 1, horizon=60)
 SLOT = Slot(TOPIC.name, 0)

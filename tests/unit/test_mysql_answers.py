@@ -11,8 +11,8 @@ import pytest
 from pymysql.converters import decoders
 from pymysql.err import MySQLError, OperationalError, ProgrammingError
 
-from toc.store.mysql_answers import read_answers
-from toc.store.server import Result
+from toc.store.servers.mysql_answers import read_answers
+from toc.store.servers.server import Result
 
 LONGLONG, VAR_STRING, DATETIME = 8, 253, 12
 UTF8, BINARY = 45, 63

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toc.model.topic import Topic
-from toc.worker.silence import SILENT_SECONDS, Silence
+from toc.worker.guards.silence import SILENT_SECONDS, Silence
 
 
 def test_only_time_that_the_listener_was_awake_for_is_silence() -> None:

@@ -7,7 +7,7 @@ import pytest
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError
 from toc.store.schema import REVISION, task_table_name
-from toc.store.shards import Layout
+from toc.store.servers.shards import Layout
 from toc.store.store import Store
 
 ONE, TWO = "mysql+pymysql://u:s3cret@h1:3306", "mysql+pymysql://u:s3cret@h2"

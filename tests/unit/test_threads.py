@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from toc.store.threads import Threads
+from toc.store.servers.threads import Threads
 
 
 def test_work_is_done_by_the_threads_that_there_are_if_no_other_can_be_started(

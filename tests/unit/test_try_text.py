@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from toc.store.rows import NO_INSTANT
-from toc.store.server import Result, Transient
-from toc.store.try_text import try_rows
+from toc.store.servers.server import Result, Transient
+from toc.store.tasks.rows import NO_INSTANT
+from toc.store.tasks.try_text import try_rows
 
 AT = "2026-11-25 22:27:19.280"
 MS = 1_795_645_639_280

@@ -472,7 +472,7 @@ def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("toc.webhooks.connect.NAMES_SECONDS", 0)
-    monkeypatch.setattr("toc.webhooks.sender.MOST_AGE_SECONDS", 0.05)
+    monkeypatch.setattr("toc.webhooks.sender.MAX_AGE_SECONDS", 0.05)
     addresses, got = ["127.0.0.1", "127.0.0.2"], {"127.0.0.1": 0, "127.0.0.2": 0}
     moved = Event()
 

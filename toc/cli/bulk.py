@@ -18,7 +18,7 @@ from toc.operate.operation import Doing
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
     from toc.sdk.client import TimeoutCenter
-    from toc.store.select import Cursor, Page, Selection
+    from toc.store.tasks.select import Cursor, Page, Selection
 
 PAGE = 1000
 """Most tasks that are read, and shown, at once."""

@@ -17,7 +17,7 @@ from toc.operate.operations import targets
 app = Commands(no_args_is_help=True, help="Receivers of webhooks.")
 secrets = Commands(no_args_is_help=True, help="The keys that encrypt the secrets of webhook targets.")
 
-MOST_FILE = 100_000
+MAX_FILE = 100_000
 """Bytes that a file of headers may have."""
 
 
@@ -28,9 +28,9 @@ def _statuses(text: str) -> list[int | str]:
 
 def _headers(source: str) -> dict[str, str]:
     """Read lines ``Name: value``. Raises InvalidInput, which quotes no value."""
-    data = file_bytes("headers:", source, MOST_FILE)
-    if len(data) > MOST_FILE:
-        raise InvalidTarget(f"headers: the file has more than {MOST_FILE} bytes")
+    data = file_bytes("headers:", source, MAX_FILE)
+    if len(data) > MAX_FILE:
+        raise InvalidTarget(f"headers: the file has more than {MAX_FILE} bytes")
     found: dict[str, str] = {}
     for count, line in enumerate(data.decode("latin-1").split("\n"), 1):
         if not line.strip():

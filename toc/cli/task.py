@@ -209,7 +209,7 @@ def find(
 
 
 def _find_by_time(status: Status, filters: Filters, limit: int, after: str | None, *, as_json: bool) -> None:
-    from toc.store.select import cursor_text, parse_cursor
+    from toc.store.tasks.select import cursor_text, parse_cursor
 
     with opened() as center:
         wanted = selected(center, TaskStatus[status.name], filters)

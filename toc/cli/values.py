@@ -37,7 +37,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_MOST_DIGITS = 25
+_MAX_DIGITS = 25
 """Digits that are read of a whole number: with more it is out of range just the same."""
 
 
@@ -59,7 +59,7 @@ def whole(text: str, name: str = "", least: float | None = None, most: float | N
     """Return a whole number. Raises InvalidInput, also for one that is out of range."""
     if not is_whole_text(text):
         raise InvalidInput(f"{name} must be a whole number, not {shown(text)[1:-1]}")
-    return int(_within(int(text[:_MOST_DIGITS]), name, least, most))
+    return int(_within(int(text[:_MAX_DIGITS]), name, least, most))
 
 
 def number(text: str, name: str = "", least: float | None = None, most: float | None = None) -> float:
@@ -112,7 +112,7 @@ def job_number(text: str) -> int:
 def biz_id(text: str, *, as_text: bool) -> int | str:
     """Return the number 42 for ``42``, unless ``as_text``; ``007`` and ``order-42`` stay texts."""
     if not as_text and _WHOLE_NUMBER.fullmatch(text):
-        return int(text[:_MOST_DIGITS])
+        return int(text[:_MAX_DIGITS])
     return text
 
 

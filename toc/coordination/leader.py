@@ -36,7 +36,7 @@ INPUTS = ("workers", *intents.DIRECTORIES)
 DEBOUNCE = 0.15
 """Seconds from a change until the inputs are read, and until they are read again if they have changed."""
 
-DEBOUNCE_MOST = 1.0
+MAX_DEBOUNCE = 1.0
 """Seconds after which the assignment is made even if the inputs still change. So workers that join or leave
 together cost one or two assignments; each further one could move slots again."""
 
@@ -176,7 +176,7 @@ class Leader:
     def _must_settle(self, inputs: object) -> bool:
         """Whether the inputs still change; then they are read again after DEBOUNCE."""
         now = time.monotonic()
-        if self._looked == inputs or now >= self._changed_at + DEBOUNCE_MOST:
+        if self._looked == inputs or now >= self._changed_at + MAX_DEBOUNCE:
             return False
         self._looked = inputs
         self._due = now + DEBOUNCE

@@ -8,7 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from toc.dialects.json_fields import MOST_VALUES, NotUnderstood, number, parsed, text, to_go_json, whole_text
+from toc.dialects.json_fields import MAX_VALUES, NotUnderstood, number, parsed, text, to_go_json, whole_text
 from toc.dialects.names import template_of, topic_for
 from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
@@ -27,7 +27,7 @@ CALLBACK_PREFIX = "delay-task-callback."
 ADD, PULL = "/delay/task/add", "/delay/task/pull"
 IN_A_SECOND = 10_000
 """How many numbers there are for the tasks that are due in one second."""
-MOST_CLASHES = 100
+MAX_CLASHES = 100
 CLASHES_NEAR = 10
 """After this many clashes in a row, continue at another number."""
 KEPT_SECONDS = 3 * 86_400
@@ -99,7 +99,7 @@ class DelayTask(Dialect):
             raise NotUnderstood("timing_moment must be a time in seconds since 1970")
         target, path = _callback(content)
         name = topic_for(topic, PREFIX if target is None else CALLBACK_PREFIX)
-        for clashes in range(MOST_CLASHES):
+        for clashes in range(MAX_CLASHES):
             if clashes % CLASHES_NEAR == CLASHES_NEAR - 1:
                 self._next = secrets.randbelow(IN_A_SECOND)
             self._next = (self._next + 1) % IN_A_SECOND
@@ -179,7 +179,7 @@ def _callback(content: str) -> tuple[str | None, str | None]:
     if '"sn"' not in content or '"url"' not in content:  # most contents are none, however large
         return None, None
     try:
-        check_values(content.encode(errors="surrogatepass"), MOST_VALUES)
+        check_values(content.encode(errors="surrogatepass"), MAX_VALUES)
     except InvalidDocument as exc:
         raise NotUnderstood(f"content that is a callback: {exc}") from None
     try:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 
 from toc.dialects.lines import Lines
-from toc.gateway.pull_calls import BODY_MISSING, MOST_BODY_BYTES
+from toc.gateway.pull_calls import BODY_MISSING, MAX_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
 from toc.model.errors import BodyGone, NameTaken, TocError, TooManyTopics
@@ -25,11 +25,11 @@ from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
 from toc.pull.handed_out import HandedOut, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
-from toc.store.bodies import bounded
+from toc.store.tasks.bodies import bounded
 
-MOST_TEMPLATES = 100
+MAX_TEMPLATES = 100
 """How many templates a dialect makes unasked: one for each of its namespaces, if it has any."""
-MOST_TOPICS = 1000
+MAX_TOPICS = 1000
 """Most topics that a pull of a dialect names."""
 place_to_wait: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "place_to_wait", default=nullcontext
@@ -80,7 +80,7 @@ class DialectTasks:
         own = sum(pattern.startswith(f"{self.name}.") for pattern in stored)
         for template in self._templates:
             if template.pattern not in stored:
-                if own >= MOST_TEMPLATES:
+                if own >= MAX_TEMPLATES:
                     raise TooManyTopics(
                         f"template {template.pattern!r} was not created: the dialect has {own}; "
                         f"`toc template create` makes more"
@@ -209,7 +209,7 @@ class DialectTasks:
         Takes back the rest, uncharged. Those whose body is missing are left out: they are dead, or have
         another version. Raises Busy or StoreUnavailable, and takes back all.
         """
-        part = next(bounded(((one, one.row.body_length) for one in got), MOST_BODY_BYTES), [])
+        part = next(bounded(((one, one.row.body_length) for one in got), MAX_BODY_BYTES), [])
         service = self._service
         found: list[tuple[HandedOut, bytes]] = []
         try:

@@ -9,7 +9,7 @@ from toc.model.documents import check_values, parse
 from toc.model.errors import InvalidDocument, InvalidInput
 
 LARGEST = 2**63 - 1
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 """Most values of a request. Of delay/task's content, which may be an object, it is the bound."""
 
 
@@ -20,7 +20,7 @@ class NotUnderstood(InvalidInput):
 def parsed(data: bytes) -> dict[str, Any]:
     """Return a JSON object; of a repeated name the last value counts. Raises NotUnderstood."""
     try:
-        check_values(data, MOST_VALUES)
+        check_values(data, MAX_VALUES)
         found = parse(data, most=len(data), surrogates=True)
     except InvalidDocument:
         raise NotUnderstood("the request is not JSON in UTF-8") from None

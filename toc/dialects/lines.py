@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from toc.gateway.service import Service
 
-MOST_IN_LINE = 5_000
+MAX_IN_LINE = 5_000
 """Most calls that wait for a thread of one server."""
 
 P = ParamSpec("P")
@@ -28,7 +28,7 @@ class Lines:
     async def at_server(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks one database server, by number. Raises StoreUnavailable if it is known to be away."""
         self._service.check_there(server)
-        return await self._service.within(f"line-{server}", partial(do, *args, **kwargs), most=MOST_IN_LINE)
+        return await self._service.within(f"line-{server}", partial(do, *args, **kwargs), most=MAX_IN_LINE)
 
     async def at_all(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run what asks all database servers."""

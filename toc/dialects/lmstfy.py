@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from toc.dialects import lmstfy_wire as wire
-from toc.dialects.dialect_tasks import MOST_TOPICS, DialectTasks
+from toc.dialects.dialect_tasks import MAX_TOPICS, DialectTasks
 from toc.dialects.lmstfy_replies import (
     attributes_of,
     handed_job,
@@ -35,12 +35,12 @@ from toc.operate import admin, bulk
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import LATEST_MS
-from toc.store.select import Selection
+from toc.store.tasks.select import Selection
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """Most bytes of a bulk publish."""
 PAGE = 500
-MOST_NAMESPACES = 1000
+MAX_NAMESPACES = 1000
 
 NO_TOKEN_NEEDED = frozenset({Call.SIZE, Call.DEAD_SIZE})
 RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
@@ -100,7 +100,7 @@ class Lmstfy(Dialect):
     @property
     def most_bytes(self) -> int:
         """Most bytes of the body of a request."""
-        return MOST_BYTES
+        return MAX_BYTES
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Raises Refused for a mistake."""
@@ -114,7 +114,7 @@ class Lmstfy(Dialect):
     def _tasks_of(self, namespace: str) -> DialectTasks:
         tasks = self._tasks.get(namespace)
         if tasks is None:
-            if len(self._tasks) >= MOST_NAMESPACES:
+            if len(self._tasks) >= MAX_NAMESPACES:
                 self._tasks.clear()
             tasks = self._tasks[namespace] = DialectTasks(self.service, NAME, (template_of(namespace),))
         return tasks
@@ -140,7 +140,7 @@ class Lmstfy(Dialect):
             raise Refused(401, "token not found")
         token = self.service.book.find(secret_of(secret))
         queues = where.queue.split(",") if where.call is Call.CONSUME else [where.queue]
-        if len(queues) > MOST_TOPICS:
+        if len(queues) > MAX_TOPICS:
             raise Refused(400, "invalid queue name(s)")
         topics = [topic_of(where.namespace, queue) for queue in queues]
         if token is None or not all(_may(token, where.call, topic) for topic in topics):
@@ -157,7 +157,7 @@ class Lmstfy(Dialect):
         if on_queue.where.job_id:  # whatever else is wrong
             await self._end(on_queue)
         wanted = wire.publishing(on_queue.query)
-        if len(on_queue.request.body) > wire.MOST_JOB_BYTES:
+        if len(on_queue.request.body) > wire.MAX_JOB_BYTES:
             raise Refused(413, "body too large")
         (job_id,) = await self._store(on_queue, wanted, [on_queue.request.body])
         return reply({"msg": "published", "job_id": job_id}, 201, on_queue.where.call)

@@ -27,7 +27,7 @@ from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate.audit import audited
 from toc.operate.tokens import LONGEST, create_token, revoke_token
-from toc.store.select import Selection
+from toc.store.tasks.select import Selection
 
 ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
 """What a token of lmstfy may do, on the queues of its namespace."""

@@ -18,7 +18,7 @@ from toc.model.template import Template
 NAME = "lmstfy"
 DEDUP_KEY = f"{NAME}:job"
 RETENTION_SECONDS = 86_400
-MOST_TRIES = U16 - 1
+MAX_TRIES = U16 - 1
 """The most tries of a job. One more, 65,535, would mean no limit."""
 PREFIX = f"{NAME}."
 LONGEST_NAMESPACE = 86
@@ -67,7 +67,7 @@ def task_of(
         attribute=attribute,
         dedup_key=DEDUP_KEY,
         slot_basis=slot_basis,
-        tries=min(tries, MOST_TRIES),
+        tries=min(tries, MAX_TRIES),
         expires_at=from_ms(max(expires_at, due)) if expires_at else None,
         body=body or None,
     )

@@ -19,10 +19,10 @@ from urllib.parse import parse_qsl
 from toc.model.documents import check_depth
 from toc.model.errors import InvalidInput
 
-MOST_JOB_BYTES = 1 << 20
-MOST_IN_BULK = 64
-MOST_AT_ONCE = 100
-MOST_ATTRIBUTES = 16
+MAX_JOB_BYTES = 1 << 20
+MAX_IN_BULK = 64
+MAX_AT_ONCE = 100
+MAX_ATTRIBUTES = 16
 KEY_BYTES, VALUE_BYTES = 32, 128
 """Longer keys and values of attributes are cut off."""
 ATTRIBUTE_HEADER = b"job-attr-"
@@ -165,7 +165,7 @@ def consuming(queues: str, query: Query) -> Consuming:
     """Return the parameters of consume. Raises Refused."""
     ttr = query.number("ttr", DEFAULT_TTR, most=U32)
     timeout = query.number("timeout", 0, most=U32)
-    most = query.number("count", 1, least=1, most=MOST_AT_ONCE)
+    most = query.number("count", 1, least=1, most=MAX_AT_ONCE)
     names = list(dict.fromkeys(filter(None, queues.split(","))))
     if not names:
         raise Refused(400, "invalid queue name(s)")
@@ -192,8 +192,8 @@ def attributes(headers: Headers, *, versioned: bool) -> dict[str, str]:
         if name.startswith(ATTRIBUTE_HEADER) and value:
             key = name[len(ATTRIBUTE_HEADER) :][:KEY_BYTES].decode("latin-1")
             found.setdefault(key, value[:VALUE_BYTES].decode("utf-8", "replace"))
-    if len(found) > MOST_ATTRIBUTES:
-        raise Refused(400, f"too many attributes, cannot exceed {MOST_ATTRIBUTES}")
+    if len(found) > MAX_ATTRIBUTES:
+        raise Refused(400, f"too many attributes, cannot exceed {MAX_ATTRIBUTES}")
     return found
 
 
@@ -217,9 +217,9 @@ def bulk_jobs(body: bytes) -> list[bytes]:
         raise Refused(400, "request body should be an array of objects") from None
     if not jobs:
         raise Refused(400, "no jobs")
-    if len(jobs) > MOST_IN_BULK:
+    if len(jobs) > MAX_IN_BULK:
         raise Refused(400, "too many jobs")
-    if max(map(len, jobs)) > MOST_JOB_BYTES:
+    if max(map(len, jobs)) > MAX_JOB_BYTES:
         raise Refused(413, "job too large")
     return [job.encode("latin-1") for job in jobs]
 

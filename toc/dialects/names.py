@@ -11,7 +11,7 @@ from toc.model.sharding import check_key
 from toc.model.template import Template
 from toc.model.topic import NAME
 
-MOST_TOPICS = 100
+MAX_TOPICS = 100
 """How many topics a dialect creates by one template; `toc template alter` allows more."""
 
 _HASHED = re.compile(r"h-[0-9a-f]{32}")
@@ -20,7 +20,7 @@ _HASHED = re.compile(r"h-[0-9a-f]{32}")
 def template_of(prefix: str, **policies: Any) -> Template:
     """Return the template of a dialect's topics, whose names begin with ``prefix``."""
     usual = {"slot_amount": 4, "topic_type": "instant", "delivery": "pull"}
-    return Template(f"{prefix}*", {**usual, **policies}, MOST_TOPICS)
+    return Template(f"{prefix}*", {**usual, **policies}, MAX_TOPICS)
 
 
 def topic_for(name: str, prefix: str = "") -> str:

@@ -18,9 +18,9 @@ from toc.model.template import Template
 from toc.pull.handed_out import HandedOut
 
 PREFIX = "redis-delayed."
-MOST_FIELDS = 30
-MOST_DELAY_MS = 3650 * 86_400_000
-MOST_TTR_MS = 7 * 86_400_000
+MAX_FIELDS = 30
+MAX_DELAY_MS = 3650 * 86_400_000
+MAX_TTR_MS = 7 * 86_400_000
 TEXT = "text/plain;charset=UTF-8"
 RESERVED = "reserved"
 _CALLS = {
@@ -36,12 +36,12 @@ class RedisDelayed(Dialect):
 
     name: ClassVar[str] = "redis-delayed"
     templates: ClassVar[tuple[Template, ...]] = (
-        template_of(PREFIX, max_runtime=MOST_TTR_MS // 1000, retention=RETENTION_SECONDS),
+        template_of(PREFIX, max_runtime=MAX_TTR_MS // 1000, retention=RETENTION_SECONDS),
     )
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._jobs = Jobs(service, self.tasks, PREFIX, MOST_DELAY_MS / 1000 + 1)
+        self._jobs = Jobs(service, self.tasks, PREFIX, MAX_DELAY_MS / 1000 + 1)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a call."""
@@ -71,12 +71,12 @@ class RedisDelayed(Dialect):
         return Reply(answer, media_type="application/json;charset=UTF-8", handed=handed, name=call)
 
     def _job(self, values: dict[str, str]) -> Job:
-        delay = _number(values, "delayTime", 0, MOST_DELAY_MS)
+        delay = _number(values, "delayTime", 0, MAX_DELAY_MS)
         return Job(
             str(_number(values, "id", 0, LARGEST)),
             _text(values, "topic"),
             delay,
-            _number(values, "ttrTime", 1, MOST_TTR_MS),
+            _number(values, "ttrTime", 1, MAX_TTR_MS),
             values.get("message", ""),
             self._jobs.due(delay),
         )
@@ -102,8 +102,8 @@ def _fields(request: Request) -> dict[str, str]:
     form = request.body if kind == "application/x-www-form-urlencoded" else b""
     found: dict[str, str] = {}
     for data in (request.query, form):
-        if data.count(b"&") >= MOST_FIELDS:
-            raise NotUnderstood(f"at most {MOST_FIELDS} parameters are allowed")
+        if data.count(b"&") >= MAX_FIELDS:
+            raise NotUnderstood(f"at most {MAX_FIELDS} parameters are allowed")
         try:
             pairs = parse_qsl(data.decode(), keep_blank_values=True, errors="strict")
         except ValueError:  # a UnicodeDecodeError, too

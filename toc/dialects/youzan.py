@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from toc.dialects.dialect_tasks import MOST_TOPICS
+from toc.dialects.dialect_tasks import MAX_TOPICS
 from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
 from toc.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json
 from toc.dialects.names import template_of
@@ -18,8 +18,8 @@ from toc.pull.handed_out import HandedOut
 
 PREFIX = "youzan."
 HOLD_SECONDS = 178.0
-MOST_DELAY = 2**31 - 1
-MOST_TTR = 86_400
+MAX_DELAY = 2**31 - 1
+MAX_TTR = 86_400
 
 NO_ID = "job id不能为空"
 NO_TOPIC = "topic 不能为空"
@@ -49,12 +49,12 @@ class Youzan(Dialect):
 
     name: ClassVar[str] = "youzan"
     templates: ClassVar[tuple[Template, ...]] = (
-        template_of(PREFIX, max_runtime=MOST_TTR, retention=RETENTION_SECONDS),
+        template_of(PREFIX, max_runtime=MAX_TTR, retention=RETENTION_SECONDS),
     )
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._jobs = Jobs(service, self.tasks, PREFIX, MOST_DELAY + 1)
+        self._jobs = Jobs(service, self.tasks, PREFIX, MAX_DELAY + 1)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a command or a path."""
@@ -76,8 +76,8 @@ class Youzan(Dialect):
             topic = text(values, "topic").strip()
             if not topic:
                 raise Mistake(NO_TOPIC_TO_POP)
-            if topic.count(",") >= MOST_TOPICS:
-                raise NotUnderstood(f"a pop may name {MOST_TOPICS} topics")
+            if topic.count(",") >= MAX_TOPICS:
+                raise NotUnderstood(f"a pop may name {MAX_TOPICS} topics")
             topics = [name for one in topic.split(",") if (name := one.strip())]
             got = await self._jobs.pop(topics, wait=HOLD_SECONDS)
             if got is not None:
@@ -104,9 +104,9 @@ class Youzan(Dialect):
             raise Mistake(NO_ID)
         if not topic:
             raise Mistake(NO_TOPIC)
-        if not 1 <= delay <= MOST_DELAY:
+        if not 1 <= delay <= MAX_DELAY:
             raise Mistake(WRONG_DELAY)
-        if not 1 <= ttr <= MOST_TTR:
+        if not 1 <= ttr <= MAX_TTR:
             raise Mistake(WRONG_TTR)
         return Job(job_id, topic, delay * 1000, ttr * 1000, body, self._jobs.due(delay * 1000))
 

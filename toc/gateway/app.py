@@ -64,8 +64,8 @@ CALLS: tuple[HttpCall, ...] = (
 )
 """Every call of the native API. The first that fits a request is taken."""
 
-MOST_PARAMETERS = 30
-MOST_NAME = 255
+MAX_PARAMETERS = 30
+MAX_NAME = 255
 """Longest Idempotency-Key."""
 OUT_OF_TIME = "the gateway stops and did not finish this in time; it may or may not be done"
 
@@ -259,8 +259,8 @@ def _encoded(headers: Mapping[str, str]) -> Headers:
 
 def _request(token: Token, scope: Scope, content_type: str | None, name: str, data: bytes) -> Request:
     """Return the name of a request, which holds for its token and path only. Raises Problem."""
-    if not (0 < len(name) <= MOST_NAME and name.isascii() and name.isprintable()):
-        detail = f"an Idempotency-Key has 1 to {MOST_NAME} printable ASCII characters"
+    if not (0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable()):
+        detail = f"an Idempotency-Key has 1 to {MAX_NAME} printable ASCII characters"
         raise Problem(INVALID, detail, field="Idempotency-Key")
     payload = b"\0".join(((content_type or "").encode("latin-1"), scope["query_string"], data))
     return Request.of(f"{token.name} {scope['path']}", name, payload)
@@ -278,7 +278,7 @@ def _query(call: HttpCall, text: bytes) -> Any:
         return _without(call.query)
     try:
         pairs = parse_qsl(
-            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
+            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS
         )
     except ValueError:  # a UnicodeDecodeError, too
         raise Problem(SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None

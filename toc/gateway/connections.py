@@ -35,16 +35,16 @@ from toc.gateway.problems import HEADERS, SYNTAX, TIMEOUT, Kind, Problem
 from toc.model.errors import Busy
 from toc.observe.metrics import CONNECTIONS, CONNECTIONS_CLOSED
 
-MOST_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096
 """Most connections of a process."""
-MOST_PER_ADDRESS = 3000
+MAX_PER_ADDRESS = 3000
 """Most of them from one address that is no proxy, unless the gateway's option says otherwise."""
 HEAD_BYTES = 32 << 10
 """Most bytes of a request's line and headers."""
 BESIDE_BYTES = 512 << 10
 """Most bytes of a body that bring the application no data: sizes of chunks, their extensions, trailers. More
 than uvicorn and the event loop read ahead of the application."""
-MOST_UNREAD = 64 << 20
+MAX_UNREAD = 64 << 20
 """Most bytes of answers that all clients of a process together may leave unread. Beyond it, the connection
 whose client has read nothing for longest is closed."""
 OTHERS = 7
@@ -389,8 +389,8 @@ class Crowd:
 
     def __init__(
         self,
-        most: int = MOST_CONNECTIONS,
-        per_address: int = MOST_PER_ADDRESS,
+        most: int = MAX_CONNECTIONS,
+        per_address: int = MAX_PER_ADDRESS,
         proxies: Iterable[IPv4Network | IPv6Network] = (),
     ) -> None:
         self.most = most
@@ -469,7 +469,7 @@ class Crowd:
         held = {one: one.kept_back for one in self.unread}
         total = sum(held.values())
         for victim, size in held.items():
-            if total <= MOST_UNREAD:
+            if total <= MAX_UNREAD:
                 return
             total -= size
             victim.close("unread")

@@ -21,7 +21,7 @@ REST_BYTES = 64 << 10
 short and comes so soon."""
 PART = 64 << 10
 """A longer answer is given to the connection in parts, each once the client has read of those before."""
-MOST_HELD = 128 << 20
+MAX_HELD = 128 << 20
 """Most bytes of bodies, received or to be handed out, that all requests together hold. One sender uses at
 most as many as are left free, so that he cannot keep out others. A sender is a token, or on a port of a
 dialect the address of a client."""
@@ -40,7 +40,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 class Memory:
     """Bytes that the requests of a process hold, by sender. They are taken before they are read."""
 
-    def __init__(self, most: int = MOST_HELD) -> None:
+    def __init__(self, most: int = MAX_HELD) -> None:
         self._most = most
         self._all = 0
         self._held: dict[str, int] = {}

@@ -15,7 +15,7 @@ from toc.model.errors import Busy
 
 THREADS = 4
 """Calls of a line that are made at once."""
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Most calls that wait for a thread of a line. One sender may have as many of these places as are free, so
 that he never has all, and never the last thread."""
 
@@ -23,7 +23,7 @@ that he never has all, and never the last thread."""
 class Line:
     """One line. For one event loop."""
 
-    def __init__(self, name: str, most: int = MOST_WAITING, threads: int = THREADS) -> None:
+    def __init__(self, name: str, most: int = MAX_WAITING, threads: int = THREADS) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, f"toc-{name}")

@@ -28,7 +28,7 @@ import uvloop
 from toc.config import Settings
 from toc.coordination.assignment import PROTOCOL
 from toc.gateway.app import App
-from toc.gateway.connections import MOST_CONNECTIONS, MOST_PER_ADDRESS, Crowd, client_address
+from toc.gateway.connections import MAX_CONNECTIONS, MAX_PER_ADDRESS, Crowd, client_address
 from toc.gateway.server import GatewayServer, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
@@ -40,7 +40,7 @@ from toc.observe.metrics import GATEWAYS_READY
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe
-from toc.worker.silence import BEAT_SECONDS
+from toc.worker.guards.silence import BEAT_SECONDS
 
 log = get_logger(__name__)
 
@@ -158,7 +158,7 @@ class Gateway:
 
 def most_connections() -> int:
     """Return how many connections this process may have, after raising its limit of open files."""
-    wanted = MOST_CONNECTIONS + OTHER_FILES
+    wanted = MAX_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -189,7 +189,7 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
-    parser.add_argument("--per-address", type=int, default=MOST_PER_ADDRESS)
+    parser.add_argument("--per-address", type=int, default=MAX_PER_ADDRESS)
     for name in ("allow", "proxy", "dialect", "dialect-from", "dialect-host"):
         parser.add_argument(f"--{name}", action="append", default=[])
     arguments = parser.parse_args()

@@ -31,12 +31,12 @@ from toc.model.wire import biz_id, instant
 from toc.operate.records import STATUS
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
-from toc.store.bodies import bounded
 from toc.store.schema import ERROR_COLUMN_CHARS
+from toc.store.tasks.bodies import bounded
 
-MOST_BODY_BYTES = 8 << 20
+MAX_BODY_BYTES = 8 << 20
 """Bytes of bodies in one answer, or the first body if that is longer. Further tasks go to the next pull."""
-MOST_LEASES = 1000
+MAX_LEASES = 1000
 BODY_MISSING = "its body is missing"
 
 
@@ -116,7 +116,7 @@ async def _with_bodies(asked: Asked, got: Sequence[HandedOut]) -> list[tuple[Han
     sizes = [(one, one.row.body_length) for one in got]
     if all(length < 0 for _, length in sizes):
         return [(one, None) for one in got]
-    part = next(bounded(sizes, MOST_BODY_BYTES), [])
+    part = next(bounded(sizes, MAX_BODY_BYTES), [])
     asked.service.hold(sum(max(length, 0) for _, length in sizes[: len(part)]))
     wanted = {one.key.job_id: one.key.version for one in part if one.row.body_length >= 0}
     contents: dict[int, Content] = {}
@@ -173,7 +173,7 @@ class Leases(Model):
     """One lease, or many."""
 
     lease: Lease | None = None
-    leases: list[Lease] | None = Field(None, min_length=1, max_length=MOST_LEASES)
+    leases: list[Lease] | None = Field(None, min_length=1, max_length=MAX_LEASES)
 
 
 def _encodable(value: object) -> object:

@@ -29,7 +29,7 @@ from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission
 from toc.model.topic import Topic
 from toc.operate.shown import TaskShown, task_shown
 
-MOST_IN_BATCH = 1000
+MAX_IN_BATCH = 1000
 BATCH_BYTES = 16 << 20
 
 
@@ -113,7 +113,7 @@ class RawTask(Query):
 class TasksToSubmit(Model):
     """Tasks to submit. All are checked before any is stored; then each has an outcome of its own."""
 
-    tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MOST_IN_BATCH)
+    tasks: list[TaskToSubmit] = Field(min_length=1, max_length=MAX_IN_BATCH)
 
 
 class Submitted(TypedDict):
@@ -281,7 +281,7 @@ CALLS = (
     ),
     HttpCall(
         "POST", "/v1/topics/{topic}/tasks:batch", Action.SUBMIT, submit_batch, "Submit up to 1,000 tasks",
-        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, most_values=64 * MOST_IN_BATCH,
+        body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, most_values=64 * MAX_IN_BATCH,
         named=True,
     ),
     HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=TaskShown),

@@ -14,9 +14,9 @@ from toc.model.topic import Delivery, Slot, Topic
 from toc.model.verdict import Unpulled, after_expiry, after_lapse, has_expired, unpulled
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS
-from toc.store.batch import Guard
-from toc.store.scan import DueRow
 from toc.store.store import Store
+from toc.store.tasks.batch import Guard
+from toc.store.tasks.scan import DueRow
 
 log = get_logger(__name__)
 

@@ -17,8 +17,8 @@ from toc.failpoint import failpoint
 from toc.maintenance.sweep import MAX_AHEAD_MS, Sweep, SweepCounts
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
-from toc.store.scan import DueRow, Position
-from toc.store.shards import Trouble
+from toc.store.servers.shards import Trouble
+from toc.store.tasks.scan import DueRow, Position
 
 JUST_DUE_MS = 5000
 """How long ago a row of SOON may be due. A transaction that uses now as its time may take this long to commit
@@ -36,13 +36,13 @@ REFILL_ROWS = 500
 SOON_ROWS = 16
 """Rows in the tables that a step of SOON asks, about. It reads them while live tasks, due in the same second,
 wait for the same cores. Steps of 200 rows added more than 1 ms to the slowest percent."""
-LEAST_PAGE = 20
-MOST_TABLES = 32
+MIN_PAGE = 20
+MAX_TABLES = 32
 """Most tables of which a step reads a page."""
-MOST_PROBES = 600
+MAX_PROBES = 600
 """Tables that a step asks whether anything is due: less than 10 ms of the server's time. Waking up for a
 step costs a worker more than its tables do, so few due rows mean few steps."""
-MOST_SLICES = 32
+MAX_SLICES = 32
 """Most steps of a round, besides further pages. Each costs most of a millisecond, whatever it reads."""
 
 
@@ -102,8 +102,8 @@ def _dead(now: int, _horizon: Horizon, _took: float) -> tuple[int, int]:
 # they doubled the lateness of the slowest percent.
 SOON = Pass(_soon, 1.0, 3, slice_rows=SOON_ROWS)
 OVERDUE = Pass(_overdue, 5.0, 9, slices=4, spread=False)
-DEAD = Pass(_dead, 60.0, 99, CRAWL_ROWS, CRAWL_ROWS, MOST_SLICES, status=TaskStatus.DEAD)
-WINDOW = Pass(_all_ahead, 300.0, 99, CRAWL_ROWS, CRAWL_ROWS, MOST_SLICES)
+DEAD = Pass(_dead, 60.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES, status=TaskStatus.DEAD)
+WINDOW = Pass(_all_ahead, 300.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES)
 NEW_TABLES = Pass(_all_ahead, 0.0, 4)
 LOST = (
     Pass(_near, 0.0, 1, REFILL_ROWS, missing=True),
@@ -164,11 +164,11 @@ class Round:
     def start(self, began: float, tables: Iterable[int]) -> None:
         """Begin a round over these tables."""
         self._took, self._began = began - self._began, began
-        slices = max(min(ceil(self._rows / self.plan.slice_rows), MOST_SLICES), self.plan.slices)
+        slices = max(min(ceil(self._rows / self.plan.slice_rows), MAX_SLICES), self.plan.slices)
         self._rows = 0
         self._tables, self._asked = deque(tables), []
         self._all = len(self._tables)
-        self._slice = min(ceil(self._all / slices), MOST_PROBES)
+        self._slice = min(ceil(self._all / slices), MAX_PROBES)
 
     def read_again(self, tables: Iterable[int] | None = None) -> None:
         """Read these tables once more, after those that are left; else, if the round is not over, those that
@@ -197,7 +197,7 @@ class Round:
         quiet = [table for table in some if table not in self._with_rows]
         self._more |= {table: start for table in some if table in self._with_rows}
         pages = dict(islice(self._more.items(), self._at_once))
-        limit = max(LEAST_PAGE, plan.rows // max(1, len(pages)))
+        limit = max(MIN_PAGE, plan.rows // max(1, len(pages)))
         looked = sweep.scans.look(
             DueRow, quiet, pages, from_ms, to_ms, limit, status=plan.status, where=self._where
         )
@@ -211,7 +211,7 @@ class Round:
         rows = [row for page in looked.pages.values() for row in page]
         self._rows += len(rows)
         if len(rows) < plan.rows / 2:
-            self._at_once = min(2 * self._at_once, MOST_TABLES)
+            self._at_once = min(2 * self._at_once, MAX_TABLES)
         elif len(rows) > plan.rows:
             self._at_once = max(self._at_once // 2, 1)
         if rows:

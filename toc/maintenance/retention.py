@@ -27,14 +27,14 @@ from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
-from toc.store.ended import FINAL
-from toc.store.rows import PURGED_TOGETHER
-from toc.store.scan import EndedRow, Position
 from toc.store.store import Store
+from toc.store.tasks.ended import FINAL
+from toc.store.tasks.rows import PURGED_TOGETHER
+from toc.store.tasks.scan import EndedRow, Position
 
 log = get_logger(__name__)
 
-LEAST_SECONDS = 60
+MIN_SECONDS = 60
 """How long a finished row is kept at least, whatever the topic says. Another worker that ran the
 task too, or a caller who asks for the outcome of a cancel, must still find it."""
 CYCLE_SECONDS = 60.0
@@ -99,7 +99,7 @@ class Retention:
         if self._tables - before:
             self._cycle_at = began  # look at what is new
         keep = self._retired | {
-            topic.biz_type: max(topic.retention, LEAST_SECONDS) for topic in self._catalog.known().values()
+            topic.biz_type: max(topic.retention, MIN_SECONDS) for topic in self._catalog.known().values()
         }
         if keep != self._keep or began >= self._forget_at:
             self._keep = keep
@@ -131,7 +131,7 @@ class Retention:
             if self._complains():
                 log.warning("purge_failed", error=str(exc))
             return  # what was read before still holds: no biz_type is ever used again
-        retired = {biz_type: max(seconds, LEAST_SECONDS) for biz_type, seconds in found.items()}
+        retired = {biz_type: max(seconds, MIN_SECONDS) for biz_type, seconds in found.items()}
         if retired != self._retired:
             self._retired = retired
             self._keep = retired | self._keep

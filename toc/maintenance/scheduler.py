@@ -30,12 +30,12 @@ from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
 from toc.model.schedule_state import step
 from toc.observe.log import get_logger
 from toc.observe.metrics import SCHEDULE_FIRED, SCHEDULE_MISSED, SCHEDULE_SKIPPED, SCHEDULES_STUCK
-from toc.store.scan import DueRow
-from toc.store.schedule_rows import StoredSchedule
-from toc.store.schedules import DueSchedule, Move
-from toc.store.server import Refused
-from toc.store.shards import OF_TABLES, Trouble
+from toc.store.servers.server import Refused
+from toc.store.servers.shards import OF_TABLES, Trouble
 from toc.store.store import Store
+from toc.store.tasks.scan import DueRow
+from toc.store.tasks.schedule_rows import StoredSchedule
+from toc.store.tasks.schedules import DueSchedule, Move
 
 log = get_logger(__name__)
 
@@ -52,7 +52,7 @@ REST, REST_BUSY = 3, 9
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
-MOST_NAMED = 3
+MAX_NAMED = 3
 """If more rows than this are refused in one step, it is not for what is in them, and none is named."""
 STUCK_MS = 30_000
 """When a schedule is tried again that this worker cannot move on. Another may understand it."""
@@ -162,7 +162,7 @@ class Scheduler:
         # Those come after all other tables that wait now.
         self._agenda |= dict.fromkeys(due.more, self._clock.now_ms())
         refused = {name: error for name, error in moved.failed.items() if isinstance(error, Refused)}
-        if len(refused) <= MOST_NAMED:
+        if len(refused) <= MAX_NAMED:
             for name, error in refused.items():
                 if self._complains(("row", name)):
                     log.warning("schedule_refused", schedule=name, error=str(error))

@@ -25,8 +25,8 @@ from toc.model.topic import SLOT_AMOUNTS, Slot, Topic
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
-from toc.store.scan import DueRow
 from toc.store.store import Store
+from toc.store.tasks.scan import DueRow
 
 log = get_logger(__name__)
 

@@ -37,7 +37,7 @@ from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep, SweepCounts
 from toc.model.clock import RateLimit
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_REBUILDS, SWEEP_FAILURES
-from toc.store.shards import OF_TABLES, Trouble
+from toc.store.servers.shards import OF_TABLES, Trouble
 
 log = get_logger(__name__)
 

@@ -19,8 +19,8 @@ from toc.model.errors import InvalidInput, NotGranted, shown
 from toc.model.pattern import any_matches, check_pattern, covers, match_everything
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MOST_PATTERNS = 20
-LEAST_RATE, MOST_RATE = 0.001, 1_000_000.0
+MAX_PATTERNS = 20
+MIN_RATE, MAX_RATE = 0.001, 1_000_000.0
 
 
 class Role(StrEnum):
@@ -140,12 +140,12 @@ class Token:
             )
         if not self.roles:
             raise InvalidInput(f"a token needs a role: {', '.join(Role)}", "roles")
-        if not 1 <= len(self.topics) <= MOST_PATTERNS:
-            raise InvalidInput(f"a token needs 1 to {MOST_PATTERNS} patterns of topics; '*' is all", "topics")
+        if not 1 <= len(self.topics) <= MAX_PATTERNS:
+            raise InvalidInput(f"a token needs 1 to {MAX_PATTERNS} patterns of topics; '*' is all", "topics")
         for pattern in self.topics:
             check_pattern(pattern, "topics")
-        if self.rate is not None and not LEAST_RATE <= self.rate <= MOST_RATE:
-            raise InvalidInput(f"rate must be {LEAST_RATE:g} to {MOST_RATE:g} requests a second", "rate")
+        if self.rate is not None and not MIN_RATE <= self.rate <= MAX_RATE:
+            raise InvalidInput(f"rate must be {MIN_RATE:g} to {MAX_RATE:g} requests a second", "rate")
 
     def lives(self, now_ms: int) -> bool:
         """Whether it is neither revoked nor expired."""

@@ -10,7 +10,7 @@ from toc.model.errors import BodyTooLarge, InvalidBody, shown
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
 MAX_CONTENT_TYPE_CHARS = 255
-MOST_BODY = 4 << 20
+MAX_BODY = 4 << 20
 """Most bytes of a body that a setting can allow."""
 
 

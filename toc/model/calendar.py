@@ -28,9 +28,9 @@ from cronsim.cronsim import SYMBOLIC_DAYS, SYMBOLIC_MONTHS
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, shown
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Most occurrences that are counted one by one: a fifth of a second."""
-MOST_CRON = 1000
+MAX_CRON = 1000
 """Most characters of a cron expression."""
 _STEP_OF_ONE = re.compile(r"(\w+)-(\w+)/(?=0*[1-9])\d+")
 _NAMES = {
@@ -52,7 +52,7 @@ END = to_ms(datetime(_LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC))
 class Latest(NamedTuple):
     """The last occurrences of a range, the first one of it, and how many there are in all.
 
-    A cron expression is counted up to ``MOST_COUNTED``.
+    A cron expression is counted up to ``MAX_COUNTED``.
     """
 
     last: list[int]
@@ -103,8 +103,8 @@ class Cron:
 
     def __post_init__(self) -> None:
         zone_named(self.zone)
-        if len(self.expression) > MOST_CRON:
-            raise InvalidSchedule(f"a cron expression has at most {MOST_CRON} characters", "cron")
+        if len(self.expression) > MAX_CRON:
+            raise InvalidSchedule(f"a cron expression has at most {MAX_CRON} characters", "cron")
         try:
             next(_matching(self.expression, datetime(2024, 1, 1)))  # noqa: DTZ001 - local time
         except (CronSimError, StopIteration) as exc:
@@ -121,7 +121,7 @@ class Cron:
     def latest(self, after: int, until: int, most: int) -> Latest:
         """The last ``most`` occurrences in (after, until]."""
         found: list[int] = []
-        for instant in islice(self.after(after), MOST_COUNTED + 1):
+        for instant in islice(self.after(after), MAX_COUNTED + 1):
             if instant > until:
                 return Latest(found[-most:], found[0] if found else None, len(found))
             found.append(instant)
@@ -134,7 +134,7 @@ class Cron:
                     break
                 last.append(instant)
             if len(last) >= most or until - span <= after:
-                return Latest(last[-most:], found[0], MOST_COUNTED)
+                return Latest(last[-most:], found[0], MAX_COUNTED)
             span *= 2
 
     @property

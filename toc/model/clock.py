@@ -10,7 +10,7 @@ MAX_CLOCK_SKEW_MS = 100
 """Milliseconds the clocks of servers and workers may differ before toc stops trusting one of them."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_KEYS = 1000
+_MAX_KEYS = 1000
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -45,7 +45,7 @@ class RateLimit:
         now = self._clock.monotonic()
         if now - self._said.get(key, float("-inf")) < self._seconds:
             return False
-        if len(self._said) >= _MOST_KEYS:
+        if len(self._said) >= _MAX_KEYS:
             self._said.clear()
         self._said[key] = now
         return True

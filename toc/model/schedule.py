@@ -24,10 +24,10 @@ from toc.model.target import ATTRIBUTE as ROUTE
 from toc.model.task import SCHEDULED_FOR, decode_attribute, encode_attribute, scheduled_for_text
 from toc.model.topic import NAME, NAME_HINT, check_topic_name
 
-LEAST_PERIOD = timedelta(seconds=1)
-LEAST_WINDOW = timedelta(minutes=1)
+MIN_PERIOD = timedelta(seconds=1)
+MIN_WINDOW = timedelta(minutes=1)
 """Anything shorter could be a worker that died."""
-MOST_JITTER = timedelta(days=1)
+MAX_JITTER = timedelta(days=1)
 LONGEST = timedelta(days=3660)
 PREVIEW_AHEAD_MS = 36_525 * 86_400_000
 """A preview searches a hundred years ahead. For a rule that fires rarely, to find the next time
@@ -119,9 +119,9 @@ class Definition:
         if self.cron is not None and not isinstance(self.cron, str):
             raise InvalidSchedule(f"cron must be a str, not {type(self.cron).__name__}", "cron")
         if self.every is not None:
-            _within("every", self.every, LEAST_PERIOD, LONGEST)
-        _within("window", self.window, LEAST_WINDOW, LONGEST)
-        _within("jitter", self.jitter, timedelta(0), MOST_JITTER)
+            _within("every", self.every, MIN_PERIOD, LONGEST)
+        _within("window", self.window, MIN_WINDOW, LONGEST)
+        _within("jitter", self.jitter, timedelta(0), MAX_JITTER)
         if SCHEDULED_FOR in (self.attribute or {}):
             raise InvalidSchedule(
                 f"attribute[{SCHEDULED_FOR!r}] is set to the nominal time of each occurrence", "attribute"
@@ -254,7 +254,7 @@ def check_schedule_name(name: object) -> str:
 
 BACKFILL_RATE = 10.0
 """How many occurrences of the past a backfill starts a second, unless it is told."""
-LEAST_BACKFILL_RATE = 0.001
+MIN_BACKFILL_RATE = 0.001
 
 
 def check_instant(at: datetime) -> datetime:

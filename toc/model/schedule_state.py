@@ -24,9 +24,9 @@ from toc.model.schedule import Definition, Missed, Overlap
 LEAD_MS = 30_000
 """An occurrence becomes a task this long before it is due. After a host has died, its tables get
 another owner in less time than this."""
-MOST_AHEAD = 100
+MAX_AHEAD = 100
 """Most occurrences that one step makes ahead."""
-MOST_MISSED = 1000
+MAX_MISSED = 1000
 """Most late occurrences that one step makes."""
 NEAR_MS = 1000
 """A change does not touch an occurrence that is due within this time (ms).
@@ -119,7 +119,7 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
     if buffered is not None and free:
         make(buffered)
         buffered = None
-    late = calendar.latest(state.after, now - offset, MOST_MISSED)
+    late = calendar.latest(state.after, now - offset, MAX_MISSED)
     after = late.last[-1] if late.last else state.after
     stopped = _stopped(definition, late.first, late.total, now)
     kept = _kept(definition, late.last) if stopped else late.last
@@ -137,7 +137,7 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
         missed, missed_at = missed + late.total - len(kept), now
     upcoming = calendar.after(after)
     following = next(upcoming, None)
-    while following is not None and free and following + offset - now <= LEAD_MS and len(made) < MOST_AHEAD:
+    while following is not None and free and following + offset - now <= LEAD_MS and len(made) < MAX_AHEAD:
         make(following)
         after, following = following, next(upcoming, None)
     look = now + PLAN_AGAIN_MS
@@ -212,7 +212,7 @@ def _stopped(definition: Definition, first: int | None, count: int, now: int) ->
     if first is None:
         return False
     late = timedelta(milliseconds=now - (first + definition.offset))
-    return count > MOST_MISSED or late > definition.window
+    return count > MAX_MISSED or late > definition.window
 
 
 def _kept(definition: Definition, late: list[int]) -> list[int]:

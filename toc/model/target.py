@@ -33,22 +33,22 @@ MAY_BE_DEAD = frozenset({400, 404, 422})
 """Answers by which a target may say that a task can never succeed."""
 PREVIOUS_SECONDS = 86_400.0
 """After a rotation requests are also signed with the former secret, by default for this long."""
-MOST_PREVIOUS_SECONDS = 30 * 86_400.0
+MAX_PREVIOUS_SECONDS = 30 * 86_400.0
 
 REFRESH_SECONDS = 1.0
 """Seconds between two reads of the table of targets, in each process that sends or lets tasks name them."""
 NOTICED_SECONDS = REFRESH_SECONDS + 0.5
 """After this many seconds every process that reaches MySQL has read it again."""
 
-MOST_URL = 2000
-MOST_PATTERNS = 100
-MOST_HEADERS = 50
-MOST_HEADER_CHARS = 8000
+MAX_URL = 2000
+MAX_PATTERNS = 100
+MAX_HEADERS = 50
+MAX_HEADER_CHARS = 8000
 """Characters of all names and values of a target's headers together."""
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the form that Standard Webhooks gives secrets
 _SECRET_BYTES = 32
-_LEAST_SECRET_BYTES, _MOST_SECRET_BYTES = 24, 64
+_MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 24, 64
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
@@ -64,7 +64,7 @@ _NOT_SETTABLE = frozenset(
 _URL = re.compile(r"[\x21-\x7e]+")
 _PORTS = {"https": 443, "http": 80}
 _NUMBER = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)")
-_MOST_LABEL = 63
+_MAX_LABEL = 63
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -171,8 +171,8 @@ class Target:
             raise InvalidTarget(
                 f"dead_on may hold 400, 404 and 422, not {', '.join(sorted(map(shown, odd)))}"
             )
-        if not isinstance(self.topics, tuple) or not 1 <= len(self.topics) <= MOST_PATTERNS:
-            raise InvalidTarget(f"topics must be 1 to {MOST_PATTERNS} patterns of topics; '*' is all")
+        if not isinstance(self.topics, tuple) or not 1 <= len(self.topics) <= MAX_PATTERNS:
+            raise InvalidTarget(f"topics must be 1 to {MAX_PATTERNS} patterns of topics; '*' is all")
         for pattern in self.topics:
             try:
                 check_pattern(pattern)
@@ -266,9 +266,9 @@ def check_url(url: object, allow: Allow) -> str:
     Only https on port 443 and the origins of ``allow`` are allowed. The host's addresses are
     checked when a request is sent.
     """
-    if not isinstance(url, str) or len(url) > MOST_URL or not _URL.fullmatch(url) or "\\" in url:
+    if not isinstance(url, str) or len(url) > MAX_URL or not _URL.fullmatch(url) or "\\" in url:
         raise InvalidTarget(
-            f"url must be printable ASCII without spaces and backslashes, at most {MOST_URL} characters; "
+            f"url must be printable ASCII without spaces and backslashes, at most {MAX_URL} characters; "
             f"write a host with other letters as xn--..., and other characters as %XX"
         )
     try:
@@ -306,8 +306,8 @@ def literal(host: str) -> IPv4Address | IPv6Address | None:
             return ipaddress.ip_address(plain)
     if ":" in plain or "%" in plain or _NUMBER.fullmatch(plain.rstrip(".").rpartition(".")[2]):
         raise ValueError(f"{host[:100]!r} is not an address: write four decimal numbers, or IPv6")
-    if not all(0 < len(label) <= _MOST_LABEL for label in plain.removesuffix(".").split(".")):
-        raise ValueError(f"{host[:100]!r} is no name of a host: its parts have 1 to {_MOST_LABEL} characters")
+    if not all(0 < len(label) <= _MAX_LABEL for label in plain.removesuffix(".").split(".")):
+        raise ValueError(f"{host[:100]!r} is no name of a host: its parts have 1 to {_MAX_LABEL} characters")
     return None
 
 
@@ -316,11 +316,11 @@ def check_path(path: object) -> str:
 
     It begins with exactly one ``/``: after two of them would come another host.
     """
-    fits = isinstance(path, str) and len(path) <= MOST_URL and _URL.fullmatch(path) is not None
+    fits = isinstance(path, str) and len(path) <= MAX_URL and _URL.fullmatch(path) is not None
     if not isinstance(path, str) or not fits or not re.match(r"/(?!/)", path) or set("\\#") & set(path):
         raise InvalidTarget(
             f"url must be a path of the target, which begins with exactly one '/': printable ASCII without "
-            f"spaces, backslashes and '#', at most {MOST_URL} characters"
+            f"spaces, backslashes and '#', at most {MAX_URL} characters"
         )
     return path
 
@@ -344,8 +344,8 @@ def check_headers(headers: object) -> dict[str, str]:
                 f"space"
             )
         found[name] = value
-    if len(found) > MOST_HEADERS or sum(map(len, [*found, *found.values()])) > MOST_HEADER_CHARS:
-        raise InvalidTarget(f"headers: at most {MOST_HEADERS}, of {MOST_HEADER_CHARS} characters together")
+    if len(found) > MAX_HEADERS or sum(map(len, [*found, *found.values()])) > MAX_HEADER_CHARS:
+        raise InvalidTarget(f"headers: at most {MAX_HEADERS}, of {MAX_HEADER_CHARS} characters together")
     return found
 
 
@@ -360,7 +360,7 @@ def signing_key(secret: str) -> bytes:
         key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except ValueError:
         key = b""
-    if not _LEAST_SECRET_BYTES <= len(key) <= _MOST_SECRET_BYTES:
+    if not _MIN_SECRET_BYTES <= len(key) <= _MAX_SECRET_BYTES:
         raise InvalidTarget(f"secret is not {SECRET_PREFIX} and base64 of 24 to 64 bytes")
     return key
 

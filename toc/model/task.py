@@ -10,7 +10,7 @@ from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.model.body import MOST_BODY, NO_BODIES, Body, Contents
+from toc.model.body import MAX_BODY, NO_BODIES, Body, Contents
 from toc.model.clock import from_ms
 from toc.model.documents import MAX_DEPTH, check_depth, parse_object
 from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask, reduced
@@ -377,7 +377,7 @@ def task_of(
 
 def check_body_length(row: TaskRow | TryRow | PullRow) -> None:
     """Raise UnreadableTask for the length of a body that no body can have: who reads it makes room first."""
-    if row.body_length is not None and row.body_length > MOST_BODY:
+    if row.body_length is not None and row.body_length > MAX_BODY:
         raise UnreadableTask(row.job_id, f"its body_length: {row.body_length}")
 
 

@@ -12,7 +12,7 @@ from toc.model.pattern import check_pattern, matches
 from toc.model.sharding import is_whole
 from toc.model.topic import Topic
 
-MOST_TOPICS = 10_000
+MAX_TOPICS = 10_000
 """The largest cap of a template."""
 
 POLICIES = frozenset(
@@ -38,9 +38,9 @@ class Template:
 
     def __post_init__(self) -> None:
         check_pattern(self.pattern)
-        if not is_whole(self.most_topics, 1, MOST_TOPICS):
+        if not is_whole(self.most_topics, 1, MAX_TOPICS):
             raise InvalidInput(
-                f"most_topics must be a whole number from 1 to {MOST_TOPICS}, not {shown(self.most_topics)}",
+                f"most_topics must be a whole number from 1 to {MAX_TOPICS}, not {shown(self.most_topics)}",
                 "most_topics",
             )
         if unknown := sorted(self.policies.keys() - POLICIES):

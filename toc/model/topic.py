@@ -23,7 +23,7 @@ MAX_SLOTS = MAX_TABLES
 SLOT_AMOUNTS = frozenset(1 << power for power in range(MAX_SLOTS.bit_length()))
 """Every number of slots that a topic can have."""
 MAX_RETRIES = 31
-MOST_DOUBLINGS = 900
+MAX_DOUBLINGS = 900
 """Most times that the backoff is doubled. 2.0**900 is far beyond any cap, and still fits in a
 float."""
 
@@ -177,7 +177,7 @@ class Topic:
         """
         if self.backoff is Backoff.IMMEDIATE:
             return 0
-        doubled = 2.0 ** min(tries_used, MOST_DOUBLINGS)
+        doubled = 2.0 ** min(tries_used, MAX_DOUBLINGS)
         ceiling = min(self.backoff_base * doubled, self.backoff_cap)
         return round(random.uniform(0, ceiling) * 1000)  # noqa: S311 - spreads load, guards nothing
 

@@ -27,8 +27,8 @@ from toc.operate.cluster import slot_owners
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.sdk.submission import check_job_id
 from toc.store.check import ShardStatus
-from toc.store.scan import of_type
 from toc.store.store import Store
+from toc.store.tasks.scan import of_type
 
 if TYPE_CHECKING:
     from toc.store.migrate import Migrator

@@ -26,21 +26,21 @@ from toc.model.clock import to_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidDocument, StoreUnavailable, TocError
 from toc.observe.log import get_logger, redact
-from toc.store.records.audit import MOST_TEXT, AuditRow
+from toc.store.records.audit import MAX_TEXT, AuditRow
 from toc.store.store import Store
 
 log = get_logger(__name__)
 
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
-MOST_ERROR = 1000
-MOST_IDS = 1000
+MAX_ERROR = 1000
+MAX_IDS = 1000
 """Most job_ids in the details of a change to many tasks."""
 
 
 def tasks_chosen(job_ids: Sequence[int]) -> dict[str, Any]:
     """Return how many tasks a change is about, and which: all of them, or those named ``first_job_ids``."""
-    name = "job_ids" if len(job_ids) <= MOST_IDS else "first_job_ids"
-    return {"tasks": len(job_ids), name: [str(job_id) for job_id in job_ids[:MOST_IDS]]}
+    name = "job_ids" if len(job_ids) <= MAX_IDS else "first_job_ids"
+    return {"tasks": len(job_ids), name: [str(job_id) for job_id in job_ids[:MAX_IDS]]}
 
 
 def action_record(row: AuditRow) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def audited(
         yield record
         outcome = {"outcome": DONE}
     except TocError as exc:
-        outcome = {"outcome": FAILED, "error": redact(str(exc))[:MOST_ERROR]}
+        outcome = {"outcome": FAILED, "error": redact(str(exc))[:MAX_ERROR]}
         raise
     except Exception as exc:  # of a command that ends with a code, or a bug: its text may hold anything
         outcome = {"outcome": FAILED, "error": type(exc).__name__}
@@ -102,7 +102,7 @@ def _text(values: dict[str, Any]) -> str:
     """Return values as JSON that fits its column."""
     text = _storable(json.dumps(values, ensure_ascii=False, default=_shown))
     size = len(text.encode())
-    return text if size <= MOST_TEXT else json.dumps({"too_long": size, "begins": text[:2000]})
+    return text if size <= MAX_TEXT else json.dumps({"too_long": size, "begins": text[:2000]})
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCRAPE_SECONDS = 2.0
 """Seconds that a daemon has to answer."""
-MOST_DAEMONS = 32
+MAX_DAEMONS = 32
 """How many daemons are scraped at once."""
 _ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -53,7 +53,7 @@ def scrape(asked: Sequence[str]) -> dict[str, Values | str]:
     """Return each daemon's numbers, or a short text that says why there are none."""
     if not asked:
         return {}
-    with ThreadPoolExecutor(min(len(asked), MOST_DAEMONS)) as pool:
+    with ThreadPoolExecutor(min(len(asked), MAX_DAEMONS)) as pool:
         return dict(zip(asked, pool.map(_scrape_one, asked), strict=True))
 
 

@@ -28,10 +28,10 @@ from toc.operate import admin, schedules, targets
 from toc.operate.cluster import open_operator
 from toc.operate.daemons import Late, late
 from toc.sdk.client import TimeoutCenter
-from toc.store.overdue import overdue_rows
 from toc.store.records.table import NamedTable
-from toc.store.scan import DueRow
 from toc.store.store import Store
+from toc.store.tasks.overdue import overdue_rows
+from toc.store.tasks.scan import DueRow
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""

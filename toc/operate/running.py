@@ -15,7 +15,7 @@ from toc.model.scores import split
 from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic
 from toc.sdk.client import TimeoutCenter
-from toc.store.leases import owner_number
+from toc.store.tasks.leases import owner_number
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -27,7 +27,7 @@ SECRET_BYTES = 32
 LONGEST = 200
 """Characters. A longer text is not a token of ours, and is not hashed."""
 
-MOST_GIVEN = 200
+MAX_GIVEN = 200
 """Most tokens that are made by the holder of one: all are read whenever one has changed."""
 REFRESH_SECONDS = 0.4
 """Seconds between two looks at the table: a change is in force everywhere within 1 s."""
@@ -72,7 +72,7 @@ def create_token(
     if giver is not None:
         check_grant(giver, roles, topics, expires_at, rate)
         given = sum(one.created_by.partition(": ")[0] == giver.name for one in store.tokens.list())
-        if given >= MOST_GIVEN:
+        if given >= MAX_GIVEN:
             raise NotGranted(f"token {giver.name!r} has made {given} tokens: an operator may make more")
     secret = secret or PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     store.tokens.create(token, digest(secret))

@@ -26,9 +26,9 @@ from toc.model.task import TaskStatus
 from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic
 from toc.operate import admin, bulk
 from toc.sdk.client import TimeoutCenter
-from toc.store.batch import OpenTasks
-from toc.store.select import Selection
 from toc.store.store import Store
+from toc.store.tasks.batch import OpenTasks
+from toc.store.tasks.select import Selection
 
 LOOK_SECONDS = 0.5
 LET_GO_SECONDS = 10.0

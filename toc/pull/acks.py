@@ -24,7 +24,7 @@ from toc.store.store import Store
 
 TOGETHER = 500
 """Most answers of one round trip."""
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """If this many wait for one server, further ones from consumers are refused."""
 
 
@@ -108,7 +108,7 @@ class AnswerThreads:
         refused: list[tuple[LeaseCommand, Busy]] = []
         for number, some in by_server.items():
             thread = self._threads[number]
-            if thread.waiting >= MOST_WAITING and some[0].call is not None:
+            if thread.waiting >= MAX_WAITING and some[0].call is not None:
                 refused += [
                     (command, Busy("too many answers wait for a server; try again")) for command in some
                 ]

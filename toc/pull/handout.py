@@ -38,14 +38,14 @@ from toc.pull.handed_out import HandedOut
 from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import EndedLease, Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
-from toc.store.pulls import HandOut
-from toc.store.shards import Answers
+from toc.store.servers.shards import Answers
 from toc.store.store import Store
+from toc.store.tasks.pulls import HandOut
 
 log = get_logger(__name__)
 
 RETRY_MS = 100
-MOST_RETRY_MS = 10_000
+MAX_RETRY_MS = 10_000
 """First and longest pause before tasks of a server that does not answer are taken again."""
 FORGET_SECONDS = 30.0
 """How long a server that did not answer counts as troubled."""
@@ -249,7 +249,7 @@ class HandOuts:
             by_server.setdefault(self._store.server_of(entry.job_id), []).append(entry)
         for server, some in by_server.items():
             silent = now - self._silent_since.setdefault(server, now)
-            pause = min(max(RETRY_MS, int(500 * silent)), MOST_RETRY_MS)
+            pause = min(max(RETRY_MS, int(500 * silent)), MAX_RETRY_MS)
             self.give_back(some, self._clock.now_ms() + pause)
 
     @property

@@ -34,8 +34,8 @@ from toc.pull.handout import Assigned, HandOuts
 from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
-from toc.store.scan import Position
 from toc.store.store import Store
+from toc.store.tasks.scan import Position
 
 log = get_logger(__name__)
 

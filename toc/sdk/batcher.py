@@ -28,7 +28,7 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.server_batcher import APART, Item, ServerBatcher, Settle
 from toc.sdk.submission import bodies_of, check_job_id, conflict_of
-from toc.store.plan import Stored
+from toc.store.tasks.plan import Stored
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from toc.model.task import Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
-from toc.store.plan import PENDING, Stored
+from toc.store.tasks.plan import PENDING, Stored
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter

@@ -30,7 +30,7 @@ from toc.model.errors import (
 from toc.model.schedule import (
     BACKFILL_RATE,
     EPOCH,
-    LEAST_BACKFILL_RATE,
+    MIN_BACKFILL_RATE,
     Definition,
     Dst,
     Fire,
@@ -43,12 +43,12 @@ from toc.model.schedule import (
 from toc.model.schedule_state import NEAR_MS, Planned, State, change, new_state, step
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic, check_native
-from toc.store.occurrences import occurrence_key
-from toc.store.schedule_rows import StoredSchedule
 from toc.store.store import Store
+from toc.store.tasks.occurrences import occurrence_key
+from toc.store.tasks.schedule_rows import StoredSchedule
 
 REPEATS = 10
-MOST_BACKFILL = 100_000
+MAX_BACKFILL = 100_000
 BACKFILL_PAGE = 1000
 _DAY = timedelta(days=1)
 Found = TypeVar("Found")
@@ -257,15 +257,15 @@ class Schedules:
         if begin > until:
             raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
         until = min(until, now - definition.offset)
-        if not rate >= LEAST_BACKFILL_RATE:
-            raise InvalidSchedule(f"rate = {rate} must be {LEAST_BACKFILL_RATE} a second or more", "rate")
+        if not rate >= MIN_BACKFILL_RATE:
+            raise InvalidSchedule(f"rate = {rate} must be {MIN_BACKFILL_RATE} a second or more", "rate")
         topic = self._catalog().get(definition.topic)
         kept_since = now - topic.retention * 1000
         upcoming = takewhile(lambda at: at <= until, definition.calendar.after(begin - 1))
-        nominals = list(islice(upcoming, MOST_BACKFILL + 1))
-        if len(nominals) > MOST_BACKFILL:
+        nominals = list(islice(upcoming, MAX_BACKFILL + 1))
+        if len(nominals) > MAX_BACKFILL:
             raise InvalidSchedule(
-                f"these are more than {MOST_BACKFILL} occurrences; take a shorter range", "to"
+                f"these are more than {MAX_BACKFILL} occurrences; take a shorter range", "to"
             )
         present = submitted = may_have_run = 0
         for first in range(0, len(nominals), BACKFILL_PAGE):

@@ -25,15 +25,15 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from toc.model.errors import Busy, StoreUnavailable, TocError
-from toc.store.threads import Threads
+from toc.store.servers.threads import Threads
 
-MOST_TOGETHER = 500
+MAX_TOGETHER = 500
 """Most items of a batch."""
-MOST_BYTES = 500_000
+MAX_BYTES = 500_000
 """Most bytes of a batch, roughly. Escaped, that is still less than what any server accepts at once."""
-MOST_WAITING = 5_000
+MAX_WAITING = 5_000
 """Most items that wait for one server; further ones are refused."""
-MOST_WAITING_BYTES = 32 << 20
+MAX_WAITING_BYTES = 32 << 20
 LARGE_BYTES = 100_000
 """A larger item goes by itself: the others of its batch would wait for it."""
 PATIENCE_SECONDS = 0.05
@@ -187,7 +187,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         if (error := self._away()) is not None:
             raise StoreUnavailable(str(error))
         waiting = len(self._waiting) + len(self._apart)
-        if waiting and (waiting + count > MOST_WAITING or self._bytes + size > MOST_WAITING_BYTES):
+        if waiting and (waiting + count > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
             raise Busy("too many requests wait for a database server; try again in a moment")
 
     def _added(self, size: int) -> None:
@@ -228,7 +228,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 return
             asked = [self._waiting.next()]
             size = asked[0].size
-            while self._waiting and len(asked) < MOST_TOGETHER and size < MOST_BYTES:
+            while self._waiting and len(asked) < MAX_TOGETHER and size < MAX_BYTES:
                 asked.append(self._waiting.next())
                 size += asked[-1].size
             self._start(asked, alone=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
-    MOST_PREVIOUS_SECONDS,
+    MAX_PREVIOUS_SECONDS,
     NOTICED_SECONDS,
     PREVIOUS_SECONDS,
     Allow,
@@ -123,8 +123,8 @@ class Targets:
         seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
             raise InvalidTarget(f"keep must be a timedelta or seconds, not {shown(keep)}")
-        if not 0 <= seconds <= MOST_PREVIOUS_SECONDS:
-            raise InvalidTarget(f"keep must be 0 to {MOST_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
+        if not 0 <= seconds <= MAX_PREVIOUS_SECONDS:
+            raise InvalidTarget(f"keep must be 0 to {MAX_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
         secret = new_secret()
         until = self._clock.now_ms() + round(seconds * 1000) if seconds else None
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
 from toc.store.schema import REVISION, TOPIC_TABLE, body_table_name, task_table_name
-from toc.store.server import DatabaseServer, Statement
-from toc.store.shards import Shards
+from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.servers.shards import Shards
 
 log = get_logger(__name__)
 

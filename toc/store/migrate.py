@@ -20,12 +20,12 @@ from sqlalchemy import URL, Connection, NullPool, create_engine, inspect
 from sqlalchemy.exc import DBAPIError
 
 from toc.model.errors import ConfigError, StoreUnavailable, TocError
-from toc.store import sqlite
 from toc.store.check import ShardStatus, check
-from toc.store.mysql_connection import connector, server_name
 from toc.store.schema import IDENTITY_TABLE
-from toc.store.server import DatabaseServer, Statement
-from toc.store.shards import Layout, Shards
+from toc.store.servers import sqlite
+from toc.store.servers.mysql_connection import connector, server_name
+from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.servers.shards import Layout, Shards
 
 LOCK_SECONDS = 600
 """Seconds an upgrade waits for another one on the same server."""

@@ -13,16 +13,7 @@ from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, check_expiry
-from toc.store import bodies, fitness
-from toc.store import rows as sql
-from toc.store.batch import CANCELLED, PENDING, Batches
-from toc.store.callers_transaction import CallersTransaction
 from toc.store.check import require, require_layout
-from toc.store.ended import EndedRows
-from toc.store.history import FailedTry, parse
-from toc.store.leases import LEASED_IS_TRIED, Leases
-from toc.store.plan import new_version, seen_columns, seen_rows
-from toc.store.pulls import Pulls
 from toc.store.records.audit import AuditTable
 from toc.store.records.identity import IdentityTable
 from toc.store.records.secretbox import SecretBox
@@ -30,9 +21,6 @@ from toc.store.records.targets import TargetTable
 from toc.store.records.templates import TemplateTable
 from toc.store.records.tokens import TokenTable
 from toc.store.records.topics import TopicTable
-from toc.store.requests import Requests
-from toc.store.scan import Scans
-from toc.store.schedules import ScheduleTable
 from toc.store.schema import (
     audit_table,
     identity_table,
@@ -42,10 +30,31 @@ from toc.store.schema import (
     token_table,
     topic_table,
 )
-from toc.store.select import Selections
-from toc.store.server import LOST_FAST_SECONDS, REPEATS, DatabaseServer, Lost, Options, Statement, pause
-from toc.store.shards import Layout, Shards
-from toc.store.write import RESEND_SECONDS, Writer
+from toc.store.servers import fitness
+from toc.store.servers.server import (
+    LOST_FAST_SECONDS,
+    REPEATS,
+    DatabaseServer,
+    Lost,
+    Options,
+    Statement,
+    pause,
+)
+from toc.store.servers.shards import Layout, Shards
+from toc.store.tasks import bodies
+from toc.store.tasks import rows as sql
+from toc.store.tasks.batch import CANCELLED, PENDING, Batches
+from toc.store.tasks.callers_transaction import CallersTransaction
+from toc.store.tasks.ended import EndedRows
+from toc.store.tasks.history import FailedTry, parse
+from toc.store.tasks.leases import LEASED_IS_TRIED, Leases
+from toc.store.tasks.plan import new_version, seen_columns, seen_rows
+from toc.store.tasks.pulls import Pulls
+from toc.store.tasks.requests import Requests
+from toc.store.tasks.scan import Scans
+from toc.store.tasks.schedules import ScheduleTable
+from toc.store.tasks.select import Selections
+from toc.store.tasks.write import RESEND_SECONDS, Writer
 
 R = TypeVar("R")
 

@@ -17,7 +17,7 @@ FAILURES = 10
 """Failures in a row that open it."""
 FIRST_SECONDS = 2.0
 """How long it is open the first time."""
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 PROBE_WAIT_SECONDS = 1.0
 """How long others wait while the probe is under way."""
 
@@ -105,7 +105,7 @@ class Breaker:
         self._failures += 1
         if not self._opened and self._failures < FAILURES:
             return False
-        self._change(self._opened + 1, now + min(FIRST_SECONDS * 2.0 ** min(self._opened, 10), MOST_SECONDS))
+        self._change(self._opened + 1, now + min(FIRST_SECONDS * 2.0 ** min(self._opened, 10), MAX_SECONDS))
         return True
 
     def given_up(self, era: int) -> bool:

@@ -17,11 +17,11 @@ MOVES_SECONDS = 0.1
 process."""
 FIRST_GUESS_SECONDS = 0.05
 """How long a request is assumed to take, until one has ended."""
-LEAST_WAIT_SECONDS = 0.25
-MOST_WAIT_SECONDS = 30.0
-MOST_LOOKS = 100.0
+MIN_WAIT_SECONDS = 0.25
+MAX_WAIT_SECONDS = 30.0
+MAX_LOOKS = 100.0
 """How many postponed tasks of one target come back in a second, in one process, when many wait."""
-MOST_QUEUED = 500
+MAX_QUEUED = 500
 FIRST_QUEUED = 64
 """How many may wait for a target that has never answered here, beyond those that it may have in flight."""
 BURST_SECONDS = 0.1
@@ -112,9 +112,9 @@ class Capacity:
 
         At least one may: Redis is asked for the probe, or for requests at a rate, only for a task that waits.
         """
-        most = MOST_QUEUED if self.answered else FIRST_QUEUED
+        most = MAX_QUEUED if self.answered else FIRST_QUEUED
         if not self.granted:
-            return min(most + self.limit, MOST_QUEUED)
+            return min(most + self.limit, MAX_QUEUED)
         often = self.share / self.pace(now, lag)
         if self.rate:
             often = min(often, self.rate / self.holders)
@@ -141,8 +141,8 @@ class Capacity:
 
         ``waiting``: how many tasks wait for the target.
         """
-        most = max(MOST_WAIT_SECONDS, waiting / MOST_LOOKS, closed + 1.0)
-        self.last_return_at = max(self.last_return_at, now + closed, now + LEAST_WAIT_SECONDS) + step
+        most = max(MAX_WAIT_SECONDS, waiting / MAX_LOOKS, closed + 1.0)
+        self.last_return_at = max(self.last_return_at, now + closed, now + MIN_WAIT_SECONDS) + step
         wait = self.last_return_at - now
         if wait <= most:
             return wait

@@ -29,7 +29,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toc.webhooks.addresses import Allowed, refusal
 
-YOUNG, SLOW, MOST_LOOKUPS = 64, 8, 128
+YOUNG, SLOW, MAX_LOOKUPS = 64, 8, 128
 HUNG_SECONDS = 0.5
 NAMES_SECONDS = 10.0
 """After this time a name is looked up again."""
@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 0.1
 """How long a newer answer is waited for before that."""
 _PASSING = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY)
 """Failures of a look-up that say nothing of the name."""
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 """How many names are remembered."""
 KEEP_SECONDS = 15.0
 """For how long an idle connection is kept."""
@@ -126,7 +126,7 @@ class Resolver(AbstractResolver):
         now = asyncio.get_running_loop().time()
         name = self._names.get(host)
         if name is None:
-            if len(self._names) >= MOST_NAMES:
+            if len(self._names) >= MAX_NAMES:
                 self._names = {host: one for host, one in self._names.items() if one.answer is not None}
             name = self._names[host] = Name()
         if now - name.at < NAMES_SECONDS:
@@ -145,7 +145,7 @@ class Resolver(AbstractResolver):
 
     def _start(self) -> None:
         """Begin look-ups whose turn it is."""
-        while self._all < MOST_LOOKUPS:
+        while self._all < MAX_LOOKUPS:
             slow = self._young >= YOUNG or not self._waiting[False]
             if not self._waiting[slow] or (slow and self._slow >= SLOW):
                 return

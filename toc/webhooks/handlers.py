@@ -50,12 +50,12 @@ request may take. The wait alone never exceeds max_runtime. A request that takes
 the target's breaker counts it."""
 LOOK_SECONDS = 1.0
 """How soon a task whose target is paused, unknown or locked is tried again, if few wait."""
-MOST_LOOKS = 100.0
+MAX_LOOKS = 100.0
 """How many of them are tried in a second, in one process, if many wait."""
-MOST_LOOK_SECONDS = 300.0
+MAX_LOOK_SECONDS = 300.0
 LUMP_MS = 50
 """Postponed tasks come back at multiples of this: taking one costs nearly as much as taking many."""
-MOST_REQUESTS = 20_000
+MAX_REQUESTS = 20_000
 """Requests in flight in one process, however many descriptors it may have."""
 PAUSED_BY = "webhook"
 NOTHING: Mapping[str, str] = {}
@@ -221,7 +221,7 @@ class Webhooks:
         return Bound(url, name, name, target, opened, opened.headers, path)
 
     def _retry_in(self, target: str, why: str) -> float:
-        seconds = min(self._waits.waiting(target, why) / MOST_LOOKS, MOST_LOOK_SECONDS)
+        seconds = min(self._waits.waiting(target, why) / MAX_LOOKS, MAX_LOOK_SECONDS)
         return max(LOOK_SECONDS, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
 
     def _postpone(self, target: str, why: str, seconds: float) -> NoReturn:
@@ -322,7 +322,7 @@ def most_requests() -> int:
     there are: as many connections are kept, names are looked up, and the worker has its own.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_REQUESTS if limit == resource.RLIM_INFINITY else min(limit // 4, MOST_REQUESTS)
+    return MAX_REQUESTS if limit == resource.RLIM_INFINITY else min(limit // 4, MAX_REQUESTS)
 
 
 def _own_url(url: str) -> Bound:

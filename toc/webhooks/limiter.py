@@ -17,7 +17,7 @@ A task is
     postponed        if the breaker is open, or if as many tasks wait already as probably go within
                      PATIENCE_SECONDS
     made to wait     otherwise: PATIENCE_SECONDS, and longer while its target answers others, or while this
-                     process has less than its part of the limit; MOST_PATIENCE_SECONDS at most
+                     process has less than its part of the limit; MAX_PATIENCE_SECONDS at most
 
 Redis is asked while tasks wait, when places above the share come free, and when the breaker changes;
 AGAIN_SECONDS apart, or at once for more places if it had all that were wanted. A share in use is renewed each
@@ -43,7 +43,7 @@ from toc.webhooks.capacity import BURST_SECONDS, MOVES_SECONDS, PATIENCE_SECONDS
 
 log = get_logger(__name__)
 
-MOST_PATIENCE_SECONDS = 2.0
+MAX_PATIENCE_SECONDS = 2.0
 """Longest wait in memory if the target answers others meanwhile, or has capacity that this process is about
 to get: see PATIENCE_SECONDS."""
 LOOK_SECONDS = 0.02
@@ -115,7 +115,7 @@ class Limiter:
         now = self._now
         return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
 
-    async def enter(self, capacity: Capacity, waiting: int, patience: float = MOST_PATIENCE_SECONDS) -> None:
+    async def enter(self, capacity: Capacity, waiting: int, patience: float = MAX_PATIENCE_SECONDS) -> None:
         """Take a place, for which ``leave`` must be called. Raises Full.
 
         ``waiting``: how many wait. ``patience``: how long this one may at most, in seconds.
@@ -130,7 +130,7 @@ class Limiter:
         if len(capacity.queue) >= capacity.longest(now, self._late(now)):
             raise self._full(capacity, now, waiting)
         future: asyncio.Future[bool] = loop.create_future()
-        most = min(patience, MOST_PATIENCE_SECONDS)
+        most = min(patience, MAX_PATIENCE_SECONDS)
         waiter = Waiter(future, now + min(PATIENCE_SECONDS, most), now + most)
         capacity.queue.append(waiter)
         self._queued.add(capacity)

@@ -10,7 +10,7 @@ from collections import Counter
 
 from toc.observe.metrics import WEBHOOK_POSTPONED, WEBHOOK_WAITING
 
-MOST_LABELS = 300
+MAX_LABELS = 300
 """Targets with a name of their own in the metrics of one process."""
 OTHERS = "(others)"
 
@@ -24,7 +24,7 @@ class Labels:
     def of(self, target: str) -> str:
         """Return the label of a target."""
         if target not in self._known:
-            if len(self._known) >= MOST_LABELS:
+            if len(self._known) >= MAX_LABELS:
                 return OTHERS
             self._known.add(target)
         return target

@@ -28,11 +28,11 @@ from toc.model.target import Allow, check_url, literal
 from toc.webhooks.answers import NO_RETRY, Response, excerpt, retry_after
 from toc.webhooks.connect import AddressRefused, Lookup, Resolver, check_address, connector
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """How much of an answer's body is read."""
-MOST_URLS = 2000
+MAX_URLS = 2000
 """How many URLs are remembered as checked."""
-MOST_AGE_SECONDS = 60.0
+MAX_AGE_SECONDS = 60.0
 """After this age no connection is used again, however busy: its name may lead elsewhere by now."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
@@ -108,14 +108,14 @@ class Sender:
         reused: SimpleNamespace,
     ) -> Response:
         over.requests += 1
-        data = io.BytesIO(body) if len(body) > MOST_BYTES else body  # which is not written as a whole
+        data = io.BytesIO(body) if len(body) > MAX_BYTES else body  # which is not written as a whole
         text = bytearray()
         try:
             answer = await over.session.post(
                 to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
             )
             try:
-                while len(text) < MOST_BYTES and (part := await answer.content.read(MOST_BYTES - len(text))):
+                while len(text) < MAX_BYTES and (part := await answer.content.read(MAX_BYTES - len(text))):
                     text += part
             finally:
                 answer.close()  # if it has ended, its connection is kept already
@@ -150,7 +150,7 @@ class Sender:
             skip_auto_headers=_OURS,
             trace_configs=[_tracing()],
         )
-        made = Connections(session, asyncio.get_running_loop().time() + MOST_AGE_SECONDS)
+        made = Connections(session, asyncio.get_running_loop().time() + MAX_AGE_SECONDS)
         self._open.add(made)
         return made
 
@@ -159,7 +159,7 @@ class Sender:
         check_url(url, self._allow)  # it may have been stored under another list
         if (address := literal(urlsplit(url).hostname or "")) is not None:
             check_address(str(address), self._allow.address)
-        if len(self._checked) >= MOST_URLS:
+        if len(self._checked) >= MAX_URLS:
             self._checked.clear()
         checked = self._checked[url] = URL(url, encoded=True)
         return checked

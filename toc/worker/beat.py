@@ -17,13 +17,13 @@ from toc.observe.metrics import (
     WITHOUT_REDIS,
 )
 from toc.store.store import Store
-from toc.worker import damage
 from toc.worker.control import ControlPipe
-from toc.worker.silence import BEAT_SECONDS
-from toc.worker.stages.entry import State
-from toc.worker.stages.fallback import Fallback
-from toc.worker.stages.index_watch import IndexWatch
-from toc.worker.stages.pipeline import Pipeline
+from toc.worker.entry import State
+from toc.worker.guards import damage
+from toc.worker.guards.silence import BEAT_SECONDS
+from toc.worker.pipeline import Pipeline
+from toc.worker.without_redis.fallback import Fallback
+from toc.worker.without_redis.index_watch import IndexWatch
 
 STUCK_SECONDS = 120.0
 """An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for

@@ -10,7 +10,7 @@ from toc.model.errors import TocError
 from toc.model.handler import Handler
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
-from toc.worker.stages.dispatch import Dispatcher
+from toc.worker.run.dispatch import Dispatcher
 
 log = get_logger(__name__)
 

@@ -17,9 +17,9 @@ from toc.index.wake import WakeListener
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe, pack
+from toc.worker.pipeline import Pipeline
+from toc.worker.reclaim import Reclaimer
 from toc.worker.slots import OwnedSlot, SlotBook
-from toc.worker.stages.pipeline import Pipeline
-from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.table_services import TableServices
 
 HAND_OVER_SECONDS = 0.5

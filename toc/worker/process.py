@@ -23,11 +23,11 @@ from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
 from toc.sdk.client import TimeoutCenter, apart
-from toc.worker import copies, damage
 from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints
 from toc.worker.control import ControlPipe
 from toc.worker.deliveries import WebhookHandlers
-from toc.worker.stages.traced import traced
+from toc.worker.guards import copies, damage
+from toc.worker.run.traced import traced
 from toc.worker.worker import Worker
 
 SWITCH_INTERVAL_SECONDS = 0.0005

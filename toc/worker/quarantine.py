@@ -36,15 +36,15 @@ from toc.model.topic import Slot
 from toc.model.verdict import Failure, Place, belongs, entry_score, has_expired, is_suspect
 from toc.observe.log import get_logger
 from toc.observe.metrics import QUARANTINED
-from toc.store.batch import Guard
 from toc.store.store import Store
+from toc.store.tasks.batch import Guard
 from toc.worker.control import Suspect
-from toc.worker.stages.dispatch import Dispatcher
-from toc.worker.stages.entry import NO_FENCE, Entry, Inflight
-from toc.worker.stages.finish import Finisher
-from toc.worker.stages.flush import IDLE_SECONDS
-from toc.worker.stages.lease_keeper import LeaseKeeper
-from toc.worker.stages.moves import tell_unwritten
+from toc.worker.entry import NO_FENCE, Entry, Inflight
+from toc.worker.lease_keeper import LeaseKeeper
+from toc.worker.run.dispatch import Dispatcher
+from toc.worker.settle.finish import Finisher
+from toc.worker.settle.flush import IDLE_SECONDS
+from toc.worker.settle.moves import tell_unwritten
 
 log = get_logger(__name__)
 

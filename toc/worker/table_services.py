@@ -14,7 +14,7 @@ from toc.maintenance.sweeper import Sweeper
 from toc.model.errors import TocError
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.worker.stages.feedback import Pressure
+from toc.worker.take.feedback import Pressure
 
 log = get_logger(__name__)
 

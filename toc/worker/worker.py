@@ -22,17 +22,17 @@ from toc.store.records.secretbox import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, Suspect, unpack
 from toc.worker.deliveries import Deliveries, WebhookHandlers
+from toc.worker.entry import Entry
+from toc.worker.guards.silence import BEAT_SECONDS
 from toc.worker.handover import Handover
+from toc.worker.pipeline import Pipeline
 from toc.worker.quarantine import RunsAlone
-from toc.worker.silence import BEAT_SECONDS
+from toc.worker.reclaim import Reclaimer
+from toc.worker.run.heartbeat import Heartbeat
 from toc.worker.slots import SlotBook
-from toc.worker.stages.entry import Entry
-from toc.worker.stages.fallback import OWNED_SECONDS, Fallback
-from toc.worker.stages.heartbeat import Heartbeat
-from toc.worker.stages.index_watch import IndexWatch
-from toc.worker.stages.pipeline import Pipeline
-from toc.worker.stages.reclaim import Reclaimer
 from toc.worker.table_services import TableServices
+from toc.worker.without_redis.fallback import OWNED_SECONDS, Fallback
+from toc.worker.without_redis.index_watch import IndexWatch
 
 log = get_logger(__name__)
 

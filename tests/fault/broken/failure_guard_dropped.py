@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.app import center
 
-from toc.store.mysql import MySqlServer
-from toc.store.server import Result, Statement
+from toc.store.servers.mysql import MySqlServer
+from toc.store.servers.server import Result, Statement
 
 __all__ = ["center"]
 

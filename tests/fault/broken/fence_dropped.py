@@ -12,9 +12,9 @@ from harness.app import center
 from harness.scripts import SCRIPTS, rewrite
 
 from toc.model.task import TryRow
-from toc.store.leases import Leases
-from toc.store.server import DatabaseServer
-from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.store.servers.server import DatabaseServer
+from toc.store.tasks.leases import Leases
+from toc.worker.entry import Entry, Held, Inflight
 
 __all__ = ["center"]
 

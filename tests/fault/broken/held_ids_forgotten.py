@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.app import center
 
-from toc.worker.stages.entry import Entry, Held, Inflight
+from toc.worker.entry import Entry, Held, Inflight
 
 __all__ = ["center"]
 

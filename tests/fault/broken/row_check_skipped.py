@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.app import center
 
 from toc.model.task import TaskStatus
-from toc.worker.stages.check import Checker
-from toc.worker.stages.entry import Entry
+from toc.worker.check import Checker
+from toc.worker.entry import Entry
 
 __all__ = ["center"]
 

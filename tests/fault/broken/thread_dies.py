@@ -22,10 +22,10 @@ from typing import Any
 from harness.app import center
 
 from toc.loop import Loop
-from toc.store.health import Health
-from toc.store.leases import Leases
-from toc.worker.stages.entry import Inflight
-from toc.worker.stages.finish import Finisher
+from toc.store.servers.health import Health
+from toc.store.tasks.leases import Leases
+from toc.worker.entry import Inflight
+from toc.worker.settle.finish import Finisher
 
 __all__ = ["center"]
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from sqlalchemy import create_engine
 
 from toc import TaskStatus
-from toc.store.scan import DueRow
+from toc.store.tasks.scan import DueRow
 
 ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"

@@ -18,11 +18,11 @@ from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.model.topic import Topic
-from toc.operate.audit import MOST_IDS, tasks_chosen
+from toc.operate.audit import MAX_IDS, tasks_chosen
 from toc.operate.tokens import REFRESH_SECONDS
-from toc.store.history import FailedTry, line
-from toc.store.records.audit import MOST_TEXT
-from toc.store.server import Statement
+from toc.store.records.audit import MAX_TEXT
+from toc.store.servers.server import Statement
+from toc.store.tasks.history import FailedTry, line
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -258,8 +258,8 @@ def test_the_audit_of_a_bulk_change_names_every_task(shared: Gateway) -> None:
 
 def test_what_does_not_fit_the_audit_is_counted_and_named_as_a_part() -> None:
     chosen = tasks_chosen(range(1 << 62, (1 << 62) + 50_000))
-    assert (chosen["tasks"], len(chosen["first_job_ids"]), "job_ids" in chosen) == (50_000, MOST_IDS, False)
-    assert len(json.dumps(chosen)) < MOST_TEXT // 2
+    assert (chosen["tasks"], len(chosen["first_job_ids"]), "job_ids" in chosen) == (50_000, MAX_IDS, False)
+    assert len(json.dumps(chosen)) < MAX_TEXT // 2
 
 
 # --- tokens

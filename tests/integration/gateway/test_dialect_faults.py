@@ -20,7 +20,7 @@ from toc.cli.gateway import http_processes, with_dialects
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery, Topic
-from toc.store.select import Selection
+from toc.store.tasks.select import Selection
 
 
 class Speaks(NamedTuple):

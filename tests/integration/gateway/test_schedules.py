@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.gateway import Gateway
 
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 
 DAILY = {"topic": "test.sync", "cron": "0 2 * * *", "zone": "Europe/Berlin"}
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from harness.system import System
 
-from toc.gateway.lines import MOST_WAITING, THREADS, Line
+from toc.gateway.lines import MAX_WAITING, THREADS, Line
 from toc.gateway.service import Service
 from toc.model.access import Role, Token
 from toc.model.errors import (
@@ -50,7 +50,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                     asked = [*map(many.put, keyed), many.get(known)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
                     assert {type(one) for one in found} == {Busy}, found
-                for _ in range(THREADS + MOST_WAITING):
+                for _ in range(THREADS + MAX_WAITING):
                     with pytest.raises(Busy, match="thread"):
                         await service.at_topics(done.append, 1)
             finally:
@@ -130,7 +130,7 @@ def test_whoever_reads_the_topics_sees_those_that_were_there_before(
 def test_who_holds_a_token_makes_so_many_and_an_operator_more(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "MOST_GIVEN", 2)
+    monkeypatch.setattr(tokens, "MAX_GIVEN", 2)
     giver = Token("giver", frozenset({Role.ADMIN}), ("shop.*",))
 
     def make(name: str, giver: Token | None) -> Token:

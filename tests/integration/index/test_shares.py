@@ -11,7 +11,7 @@ import pytest
 from toc.index.queues import Queues
 from toc.webhooks import limiter as limiter_module
 from toc.webhooks.breaker import FAILURES
-from toc.webhooks.capacity import LEAST_WAIT_SECONDS, Capacity, Full
+from toc.webhooks.capacity import MIN_WAIT_SECONDS, Capacity, Full
 from toc.webhooks.limiter import Limiter
 
 
@@ -30,7 +30,7 @@ async def _busy(limiter: Limiter, capacity: Capacity, sent: Counter[str], name: 
     while True:
         done = await _send(limiter, capacity, 0.05)
         sent[name] += done
-        await asyncio.sleep(pause if done else LEAST_WAIT_SECONDS)
+        await asyncio.sleep(pause if done else MIN_WAIT_SECONDS)
 
 
 @pytest.mark.parametrize(("limit", "tasks", "pause"), [(1, 8, 0.0), (4, 20, 0.0)], ids=["full", "many"])

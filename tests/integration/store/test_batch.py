@@ -15,12 +15,12 @@ from toc.model.raised import Delivered, Sent
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, after_expiry
-from toc.store.batch import Finish, Guard
-from toc.store.history import LINE_CHARS
-from toc.store.plan import TRIED_BEFORE
-from toc.store.select import Selection
-from toc.store.server import DatabaseServer, Result, Statement
+from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.store import Store
+from toc.store.tasks.batch import Finish, Guard
+from toc.store.tasks.history import LINE_CHARS
+from toc.store.tasks.plan import TRIED_BEFORE
+from toc.store.tasks.select import Selection
 
 NewRow = Callable[..., TaskRow]
 

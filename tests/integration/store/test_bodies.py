@@ -13,9 +13,9 @@ from sqlalchemy import create_engine
 from toc.model.body import Content
 from toc.model.errors import DedupConflict
 from toc.model.task import Submission, TaskRow, TaskStatus
-from toc.store.bodies import BODY_BYTES, bounded
-from toc.store.server import DatabaseServer
+from toc.store.servers.server import DatabaseServer
 from toc.store.store import Store
+from toc.store.tasks.bodies import BODY_BYTES, bounded
 
 NewRow = Callable[..., TaskRow]
 

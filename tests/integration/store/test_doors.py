@@ -32,9 +32,9 @@ from toc.model.topic import Delivery, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
 from toc.operate.tokens import KEPT_SECONDS, PREFIX, TokenBook, digest, revoke_token
-from toc.store.batch import OpenTasks
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 from toc.store.store import Store
+from toc.store.tasks.batch import OpenTasks
 
 NewRow = Callable[..., TaskRow]
 

@@ -27,12 +27,12 @@ from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
-from toc.store import mysql_connection
-from toc.store.batch import Finish, Guard
 from toc.store.migrate import Migrator
-from toc.store.pulls import HandOut
-from toc.store.server import Lost, Statement
+from toc.store.servers import mysql_connection
+from toc.store.servers.server import Lost, Statement
 from toc.store.store import Store
+from toc.store.tasks.batch import Finish, Guard
+from toc.store.tasks.pulls import HandOut
 
 NewRow = Callable[..., TaskRow]
 

@@ -14,11 +14,11 @@ from harness.rows import insert, insert_many
 from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import CRASHED, Failure, after_expiry
-from toc.store.batch import Finish, Guard
-from toc.store.leases import RAN_OUT
-from toc.store.scan import Position
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 from toc.store.store import Store
+from toc.store.tasks.batch import Finish, Guard
+from toc.store.tasks.leases import RAN_OUT
+from toc.store.tasks.scan import Position
 
 NewRow = Callable[..., TaskRow]
 

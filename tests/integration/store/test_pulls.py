@@ -17,8 +17,8 @@ from toc.model.clock import Clock
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
-from toc.store.pulls import HandOut
 from toc.store.store import Store
+from toc.store.tasks.pulls import HandOut
 
 NewRow = Callable[..., TaskRow]
 

@@ -18,10 +18,10 @@ from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.verdict import Failure
-from toc.store.pulls import HandOut
-from toc.store.server import Lost
-from toc.store.sqlite import SqliteConnection
+from toc.store.servers.server import Lost
+from toc.store.servers.sqlite import SqliteConnection
 from toc.store.store import Store
+from toc.store.tasks.pulls import HandOut
 
 NewRow = Callable[..., TaskRow]
 NEW, KEPT = PutOutcome.NEW, PutOutcome.KEPT

@@ -19,9 +19,9 @@ from integration.store.test_put import KEPT, NEW, REPLACED, as_stored, body_of, 
 
 from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, SubmitUnknown, TaskExists
 from toc.model.task import OnConflict, Put, Request, Submission, TaskRow
-from toc.store.plan import Stored
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 from toc.store.store import Store
+from toc.store.tasks.plan import Stored
 
 NewRow = Callable[..., TaskRow]
 replacing = partial(Submission, on_conflict=OnConflict.REPLACE)

@@ -14,7 +14,7 @@ from toc.maintenance.retention import (
     CYCLE_SECONDS,
     FORGET_SECONDS,
     LARGE_PAGE,
-    LEAST_SECONDS,
+    MIN_SECONDS,
     TABLES,
     Retention,
 )
@@ -145,7 +145,7 @@ def test_rows_that_others_keep_are_passed_even_if_thousands_ended_in_one_instant
 
 def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, none=0)
-    rows = [old_row((LEAST_SECONDS - 5) * 1000, biz_type=7), old_row((LEAST_SECONDS + 1) * 1000, biz_type=7)]
+    rows = [old_row((MIN_SECONDS - 5) * 1000, biz_type=7), old_row((MIN_SECONDS + 1) * 1000, biz_type=7)]
     insert_many(fresh_store, rows)
     purging.cycle()
     assert purging.left(rows) == ids(rows[0])

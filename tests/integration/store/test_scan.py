@@ -14,10 +14,10 @@ from sqlalchemy.engine import make_url
 
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
-from toc.store.mysql import MySqlServer
-from toc.store.scan import DueRow, Position
-from toc.store.server import Statement
+from toc.store.servers.mysql import MySqlServer
+from toc.store.servers.server import Statement
 from toc.store.store import Store
+from toc.store.tasks.scan import DueRow, Position
 
 T0 = 1_900_000_000_000
 NewRow = Callable[..., TaskRow]

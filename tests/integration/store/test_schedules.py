@@ -19,11 +19,11 @@ from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
-from toc.store import schedules
-from toc.store.occurrences import occurrence_key
-from toc.store.schedule_rows import StoredSchedule
-from toc.store.schedules import Move
 from toc.store.store import Store
+from toc.store.tasks import schedules
+from toc.store.tasks.occurrences import occurrence_key
+from toc.store.tasks.schedule_rows import StoredSchedule
+from toc.store.tasks.schedules import Move
 
 TOPIC = Topic("t", 7, 16)
 NOW = 1_699_999_200_000
@@ -47,7 +47,7 @@ def take(store: Store, stored: StoredSchedule, now: int) -> Move:
 def test_a_topic_has_at_most_so_many_schedules_in_a_table(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "MOST_OF_TOPIC", 2)
+    monkeypatch.setattr(schedules, "MAX_OF_TOPIC", 2)
     names = [f"many{number}" for number in range(100)]
     table = store.schedules.table_of(names[0])
     first, second, third, *_ = (name for name in names if store.schedules.table_of(name) == table)

@@ -10,9 +10,9 @@ from harness.rows import insert_many
 
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
-from toc.store import select
-from toc.store.select import Selection
 from toc.store.store import Store
+from toc.store.tasks import select
+from toc.store.tasks.select import Selection
 
 NewRow = Callable[..., TaskRow]
 T0 = 1_900_000_000_000

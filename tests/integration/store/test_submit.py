@@ -24,8 +24,8 @@ from toc.model.errors import (
 )
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import Put, PutOutcome, Submission, TaskRow
-from toc.store.plan import Stored
 from toc.store.store import Store
+from toc.store.tasks.plan import Stored
 
 NewRow = Callable[..., TaskRow]
 
@@ -199,7 +199,7 @@ def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
     new_row: NewRow,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toc.store.write.OVERLAP", 1)  # over one connection: the server lets in no second
+    monkeypatch.setattr("toc.store.tasks.write.OVERLAP", 1)  # the server lets in no second connection
     rows = [new_row(16 + n % 4) for n in range(1500)]  # two chunks
     last = max(rows, key=lambda row: (BizId.of(row.biz_id).crc % 16, row.job_id))
     proxy.eat(b"%d" % last.job_id, refuse=True)

@@ -17,7 +17,7 @@ from toc.model.target import Target, TargetSecrets, new_secret
 from toc.store.records.secretbox import new_key
 from toc.store.records.target_book import TargetBook
 from toc.store.records.targets import TargetTable
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 from toc.store.store import Store
 
 KEYS = [new_key()]

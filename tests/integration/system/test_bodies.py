@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 
 from toc import NewTask, TaskStatus
 from toc.model.errors import BodyGone
-from toc.worker.stages.entry import LOST
+from toc.worker.entry import LOST
 
 
 def test_each_try_has_its_body_whatever_dies_moves_or_fails_and_the_purge_leaves_none(system: System) -> None:

@@ -11,9 +11,9 @@ from harness.system import System
 
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.errors import StoreUnavailable
-from toc.store.shards import Answers, Trouble
+from toc.store.servers.shards import Answers, Trouble
+from toc.worker.entry import NO_LEASE
 from toc.worker.slots import instant_of
-from toc.worker.stages.entry import NO_LEASE
 
 HOUR_MS = 3_600_000
 

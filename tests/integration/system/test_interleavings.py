@@ -19,11 +19,11 @@ from harness.tables import raw, task_tables
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.scores import store_score
 from toc.model.sharding import table_of_job
-from toc.store.tries import TakeTries
+from toc.store.tasks.tries import TakeTries
+from toc.worker import reclaim
+from toc.worker.entry import UNLEASED_SECONDS
 from toc.worker.handover import HAND_OVER_SECONDS
-from toc.worker.stages import reclaim
-from toc.worker.stages.entry import UNLEASED_SECONDS
-from toc.worker.stages.reclaim import EMPTY_SECONDS
+from toc.worker.reclaim import EMPTY_SECONDS
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(

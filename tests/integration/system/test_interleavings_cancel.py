@@ -11,7 +11,7 @@ from harness.system import System
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.dev.local.servers import RedisServer
 from toc.model.verdict import Failure
-from toc.store.batch import Guard
+from toc.store.tasks.batch import Guard
 
 
 def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_run(

@@ -17,17 +17,17 @@ from toc import TaskStatus
 from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable
 from toc.model.verdict import Failure
-from toc.store.batch import Guard
-from toc.store.leases import Leases
-from toc.store.scan import DueRow, Position
-from toc.store.shards import Answers, Trouble
-from toc.store.tries import TakeTries
+from toc.store.servers.shards import Answers, Trouble
+from toc.store.tasks.batch import Guard
+from toc.store.tasks.leases import Leases
+from toc.store.tasks.scan import DueRow, Position
+from toc.store.tasks.tries import TakeTries
+from toc.worker.check import RETRY_MS
 from toc.worker.control import Suspect
-from toc.worker.stages.check import RETRY_MS
-from toc.worker.stages.entry import NO_FENCE, Held
-from toc.worker.stages.fallback import OWNED_SECONDS
-from toc.worker.stages.flush import RETRY_SECONDS
-from toc.worker.stages.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
+from toc.worker.entry import NO_FENCE, Held
+from toc.worker.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
+from toc.worker.settle.flush import RETRY_SECONDS
+from toc.worker.without_redis.fallback import OWNED_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
 

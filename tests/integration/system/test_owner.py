@@ -19,10 +19,10 @@ from toc.model.clock import Clock
 from toc.model.task import TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
-from toc.store.batch import Guard
+from toc.store.tasks.batch import Guard
+from toc.worker.entry import LOST
 from toc.worker.slots import OwnedSlot, SlotBook
-from toc.worker.stages.agenda import ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
-from toc.worker.stages.entry import LOST
+from toc.worker.take.agenda import ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
 
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"

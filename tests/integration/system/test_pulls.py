@@ -22,11 +22,11 @@ from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease, NotPulled
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
-from toc.pull.acks import MOST_WAITING
+from toc.pull.acks import MAX_WAITING
 from toc.pull.handed_out import HandedOut
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 
 TOPIC = "test.pulled"
 
@@ -203,7 +203,7 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
         held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         lease = (await one(gateway)).lease
         key = gateway.texts.parse(lease)
-        others = [gateway.texts.text(key._replace(job_id=key.job_id + n)) for n in range(1, MOST_WAITING + 1)]
+        others = [gateway.texts.text(key._replace(job_id=key.job_id + n)) for n in range(1, MAX_WAITING + 1)]
         store = pulled.center.store
         server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
         locker = server._connect_within(5)

@@ -13,7 +13,7 @@ from harness.system import System, buried
 
 from toc import NewTask, TaskStatus
 from toc.model.verdict import Failure
-from toc.store.batch import Guard
+from toc.store.tasks.batch import Guard
 from toc.worker.daemon.alone import LINE
 from toc.worker.daemon.successors import LIVED_SECONDS
 from toc.worker.quarantine import ALONE, MAX_UNSEEN

@@ -27,10 +27,10 @@ from toc.model.task import Task, TaskStatus
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
 from toc.operate.schedules import examine
-from toc.store.batch import Guard
-from toc.store.mysql import MySqlServer
-from toc.store.select import Selection
-from toc.store.server import Statement
+from toc.store.servers.mysql import MySqlServer
+from toc.store.servers.server import Statement
+from toc.store.tasks.batch import Guard
+from toc.store.tasks.select import Selection
 
 START = datetime(2024, 3, 29, 0, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -9,7 +9,7 @@ from harness.system import System
 from toc import TaskStatus
 from toc.operate.operation import Doing
 from toc.operate.operations.topics import resume
-from toc.store.server import Statement
+from toc.store.servers.server import Statement
 
 STAMPED = [
     ("test.sync", 16, "slots_raised"),

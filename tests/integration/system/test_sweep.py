@@ -14,7 +14,7 @@ from harness.system import System, buried
 
 from toc import NewTask, Topic
 from toc.dev.local.servers import RedisServer
-from toc.maintenance.passes import CRAWL_ROWS, LEAST_PAGE, ROWS_PER_STEP, SOON
+from toc.maintenance.passes import CRAWL_ROWS, MIN_PAGE, ROWS_PER_STEP, SOON
 from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.maintenance.sweeper import Sweeper
 from toc.model.clock import Clock
@@ -22,8 +22,8 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery
 from toc.observe.metrics import SWEEP_ADDED
 from toc.sdk.submission import RowMaker
-from toc.store.pulls import HandOut
 from toc.store.store import Store
+from toc.store.tasks.pulls import HandOut
 
 
 class FastClock(Clock):
@@ -234,7 +234,7 @@ def test_a_server_that_comes_and_goes_keeps_the_sweep_from_no_row(bench: Bench) 
     job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(3000)))
     for n, job_id in enumerate(job_ids):
         store.reschedule(job_id, n + 1)
-    for _ in range(2 * len(job_ids) // LEAST_PAGE):
+    for _ in range(2 * len(job_ids) // MIN_PAGE):
         bench.sweeper.catch_up()
         for _ in range(4):
             bench.step()

@@ -18,11 +18,13 @@ from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
-from toc.store.batch import Finish
-from toc.store.shards import Trouble
-from toc.worker.stages import agenda, finish, flush, handler_threads
-from toc.worker.stages.agenda import BEHIND_LOOK_MS, TAKE_LIMIT
-from toc.worker.stages.entry import UNLEASED_SECONDS
+from toc.store.servers.shards import Trouble
+from toc.store.tasks.batch import Finish
+from toc.worker.entry import UNLEASED_SECONDS
+from toc.worker.run import handler_threads
+from toc.worker.settle import finish, flush
+from toc.worker.take import agenda
+from toc.worker.take.agenda import BEHIND_LOOK_MS, TAKE_LIMIT
 
 
 def submit(system: System, count: int) -> list[int]:
@@ -39,7 +41,7 @@ def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
     """Handlers are slow and no lease comes: each second the whole line is let go, and comes back."""
     worker, _ = hands
     monkeypatch.setattr(handler_threads, "START_WITHIN_SECONDS", 100)
-    monkeypatch.setattr(agenda, "MOST_UNSTARTED", 300)
+    monkeypatch.setattr(agenda, "MAX_UNSTARTED", 300)
     submit(system, 1600)
     worker.take()
     worker.start_and_wait()
@@ -80,7 +82,7 @@ def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
 ) -> None:
     """Its node prepares and answers, but each commit takes longer than anybody waits for it."""
     worker, _ = hands
-    monkeypatch.setattr(finish, "MOST_UNMOVED", 0)
+    monkeypatch.setattr(finish, "MAX_UNMOVED", 0)
     first = worker.begin_one()
     with monkeypatch.context() as slow:
         slow.setattr(worker.queues, "commit", lambda entries: dict.fromkeys(entries, IndexUnavailable("")))
@@ -103,7 +105,7 @@ def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
 ) -> None:
     """Whoever it is may serve other servers: the entry waits for the thread of its own."""
     worker, _ = hands
-    monkeypatch.setattr(flush, "MOST_QUEUED", 0)
+    monkeypatch.setattr(flush, "MAX_QUEUED", 0)
     submit(system, 1)
     worker.take()
     (entry,) = worker.inflight.snapshot()

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
@@ -27,7 +27,7 @@ def unpack(data: bytes) -> Any:
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[Any, int]:
-    if depth > MOST_DEPTH or at >= len(data):
+    if depth > MAX_DEPTH or at >= len(data):
         raise ValueError("nested too deeply, or cut off")
     first, at = data[at], at + 1
     if first < 0x80:

@@ -17,7 +17,7 @@ from typing import Any
 from toc.dialects.importing import msgpack
 from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of, paged
 from toc.dialects.jobs import Job
-from toc.dialects.youzan import MOST_TTR, PREFIX, Youzan
+from toc.dialects.youzan import MAX_TTR, PREFIX, Youzan
 from toc.index.foreign import ForeignRedis
 from toc.model.clock import Clock
 from toc.model.sharding import MAX_KEY_BYTES
@@ -136,7 +136,7 @@ def _fields(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
         body = body.decode(errors="replace")
     if not isinstance(body, str) or type(delay) is not int or type(ttr) is not int:
         return None
-    return job_id, topic, max(delay, 0), min(max(ttr, 1), MOST_TTR), body
+    return job_id, topic, max(delay, 0), min(max(ttr, 1), MAX_TTR), body
 
 
 def _text(key: bytes) -> str:

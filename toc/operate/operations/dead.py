@@ -16,7 +16,7 @@ from toc.operate.operations.tasks import (
     DRY_RUN,
     ERROR,
     FILTERS,
-    MOST_ON_PAGE,
+    MAX_ON_PAGE,
     NEXT,
     RATE,
     TOPIC,
@@ -40,7 +40,7 @@ CHOSEN = (
     ERROR,
     Param("all", Value.FLAG, "Every task that the filters select.", default=False),
     Param("limit", Value.WHOLE, "At most N of the selected tasks, in the order of their deaths.",
-          MOST_ON_PAGE, least=1, most=MOST_ON_PAGE),
+          MAX_ON_PAGE, least=1, most=MAX_ON_PAGE),
     NEXT,
     RATE, DRY_RUN,
 )  # fmt: skip
@@ -112,7 +112,7 @@ def _change(
 ) -> Record:
     """Do it to the tasks that are meant. Without a ``limit``, as at the command line, to all of them."""
     from toc.operate import bulk
-    from toc.store.select import cursor_text
+    from toc.store.tasks.select import cursor_text
 
     store, typed = doing.center.store, doing.token is None
     more: Record = {}

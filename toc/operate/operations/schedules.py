@@ -13,7 +13,7 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidSchedule, UnknownSchedule, UnreadableSchedule
 from toc.model.schedule import (
     BACKFILL_RATE,
-    LEAST_BACKFILL_RATE,
+    MIN_BACKFILL_RATE,
     Definition,
     Dst,
     Missed,
@@ -214,7 +214,7 @@ def trigger(doing: Doing, name: str) -> Record:
     NAME,
     Param("from", Value.MOMENT, "The first nominal time, RFC 3339 with a zone.", REQUIRED),
     Param("to", Value.MOMENT, "The last nominal time.", REQUIRED),
-    Param("rate", Value.NUMBER, "Start N per second.", BACKFILL_RATE, least=LEAST_BACKFILL_RATE),
+    Param("rate", Value.NUMBER, "Start N per second.", BACKFILL_RATE, least=MIN_BACKFILL_RATE),
     Param("dry_run", Value.FLAG, "Only count.", default=False),
     takes="Range", gives=Backfilled, place=Place.LONG, check=_found,
     details=lambda told: {key: value for key, value in told.items() if key != "dry_run"},

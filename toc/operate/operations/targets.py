@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
-from toc.model.target import MOST_PREVIOUS_SECONDS, NOTICED_SECONDS, PREVIOUS_SECONDS, Target
+from toc.model.target import MAX_PREVIOUS_SECONDS, NOTICED_SECONDS, PREVIOUS_SECONDS, Target
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import target_record
 
@@ -95,7 +95,7 @@ def alter(doing: Doing, name: str, **changes: Any) -> Record:
     "target.rotate", "POST /v1/targets/{name}:rotate", Right.CHANGE_TARGET, "Give a target a new secret",
     NAME,
     Param("keep", Value.SECONDS, "How long the former secret also signs; 0: not at all.", PREVIOUS_SECONDS,
-          least=0, most=MOST_PREVIOUS_SECONDS),
+          least=0, most=MAX_PREVIOUS_SECONDS),
     takes="Rotation", settles=NOTICED_SECONDS,
 )  # fmt: skip
 def rotate(doing: Doing, name: str, keep: float) -> Record:

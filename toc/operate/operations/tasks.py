@@ -21,9 +21,9 @@ from toc.operate.shown import TaskShown, UnreadableShown, task_or_damage
 
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
-    from toc.store.select import Page, Selection
+    from toc.store.tasks.select import Page, Selection
 
-MOST_ON_PAGE = 1000
+MAX_ON_PAGE = 1000
 TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="NAME")
 BIZ_ID = Param("biz_id", Value.BIZ_ID, "Id of the order or other object; a number if all digits.")
 TEXT = Param("text", Value.FLAG, "Treat the biz_id as a text even if it is all digits.", default=False)
@@ -34,7 +34,7 @@ STATUS = Param(
     "status", Literal["pending", "processed", "cancelled", "dead"], "Without a biz_id by default pending."
 )
 ERROR = Param("error", Value.TEXT, "Only tasks whose last error contains this.", least=1, most=1000)
-LIMIT = Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=MOST_ON_PAGE)
+LIMIT = Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=MAX_ON_PAGE)
 NEXT = Param("next", Value.TEXT, "Go on where the page before ended.", most=100, metavar="CURSOR")
 FILTERS = (
     BIZ_ID, TEXT, TOPIC, STATUS,
@@ -75,7 +75,7 @@ def selection(
     error: str | None = None,
 ) -> Selection:
     """Return what filters select, within what whoever asks may see. Raises InvalidInput, UnknownTopic."""
-    from toc.store.select import END_OF_TIME, Selection
+    from toc.store.tasks.select import END_OF_TIME, Selection
 
     types: tuple[int, ...] | None = None
     if topic is not None:
@@ -100,7 +100,7 @@ def selection(
 
 def page(doing: Doing, wanted: Selection, after: str | None, limit: int) -> Page:
     """Return a page of selected rows; ``after`` is the next of the one before. Raises InvalidInput."""
-    from toc.store.select import parse_cursor
+    from toc.store.tasks.select import parse_cursor
 
     return doing.center.store.selections.page(wanted, parse_cursor(after), limit)
 
@@ -126,7 +126,7 @@ def topics_of(doing: Doing, rows: Iterable[TaskRow]) -> list[tuple[TaskRow, str]
 
 def shown(doing: Doing, found: Page) -> Record:
     """Show a page as far as whoever asks may see it."""
-    from toc.store.select import cursor_text
+    from toc.store.tasks.select import cursor_text
 
     tasks = [task_or_damage(row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}

@@ -14,7 +14,7 @@ PATTERN = Param(
     metavar="PATTERN",
 )  # fmt: skip
 FIELDS = "Fields of a topic; slot_amount must be one of them."
-MOST_TOPICS = "With this many matching topics, no more are created."
+MAX_TOPICS = "With this many matching topics, no more are created."
 
 
 @operation("template.list", "GET /v1/templates", Right.READ_TEMPLATES, "List topic templates")
@@ -37,7 +37,7 @@ def show_template(doing: Doing, pattern: str) -> Record:
     "template.create", "POST /v1/templates", Right.CHANGE_TEMPLATES, "Create a topic template",
     PATTERN,
     Param("policies", Value.OBJECT, FIELDS, REQUIRED, parts=(NEW_SLOTS, *POLICIES)),
-    Param("most_topics", Value.WHOLE, MOST_TOPICS, 100, least=1),
+    Param("most_topics", Value.WHOLE, MAX_TOPICS, 100, least=1),
     takes="NewTemplate", status=201,
 )  # fmt: skip
 def create(doing: Doing, pattern: str, policies: Record, most_topics: int) -> Record:
@@ -51,7 +51,7 @@ def create(doing: Doing, pattern: str, policies: Record, most_topics: int) -> Re
     "template.alter", "PATCH /v1/templates/{pattern}", Right.CHANGE_TEMPLATES, "Change a topic template",
     PATTERN,
     Param("policies", Value.OBJECT, FIELDS, {}, parts=(SLOTS, *POLICIES)),
-    Param("most_topics", Value.WHOLE, MOST_TOPICS, least=1),
+    Param("most_topics", Value.WHOLE, MAX_TOPICS, least=1),
     takes="AlteredTemplate",
 )  # fmt: skip
 def alter(doing: Doing, pattern: str, policies: Record, most_topics: int | None = None) -> Record:

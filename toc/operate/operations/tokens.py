@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from toc.model.access import MOST_PATTERNS, Role
+from toc.model.access import MAX_PATTERNS, Role
 from toc.model.access import Action as Right
 from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.records import token_record
@@ -25,7 +25,7 @@ def list_tokens(doing: Doing) -> Record:
     Param("roles", Role, "What it may do. May be repeated.", REQUIRED, least=1, most=len(Role), many=True,
           option="--role"),
     Param("topics", Value.TEXT, "On which topics: shop.*, or * for all. May be repeated.", REQUIRED, least=1,
-          most=MOST_PATTERNS, many=True, option="--topic", metavar="PATTERN"),
+          most=MAX_PATTERNS, many=True, option="--topic", metavar="PATTERN"),
     Param("expires", Value.SECONDS, "Ends after: 12h, 90d. Default: never.", above=0),
     Param("rate", Value.NUMBER, "Requests per second that each gateway process accepts.", above=0),
     takes="NewToken", status=201,

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from sqlalchemy import insert, select
 
-from toc.store import rows as sql
 from toc.store.records.table import RecordTable
+from toc.store.tasks import rows as sql
 
 INTENT, RESULT = "intent", "result"
-MOST_ACTOR, MOST_ACTION, MOST_TARGET = 128, 64, 255
-MOST_TEXT = 65_535
+MAX_ACTOR, MAX_ACTION, MAX_TARGET = 128, 64, 255
+MAX_TEXT = 65_535
 """Longest details or result, in bytes of UTF-8: what a TEXT holds."""
 
 
@@ -93,9 +93,9 @@ class AuditTable(RecordTable):
     def _record(self, action_id: str, actor: str, action: str, target: str, **more: str) -> None:
         row = insert(self._table).values(
             action_id=action_id,
-            actor=actor[:MOST_ACTOR],
-            action=action[:MOST_ACTION],
-            target=target[:MOST_TARGET],
+            actor=actor[:MAX_ACTOR],
+            action=action[:MAX_ACTION],
+            target=target[:MAX_TARGET],
             gmt_create=self._clock.now_ms(),
             **more,
         )

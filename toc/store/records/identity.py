@@ -12,7 +12,7 @@ from contextlib import suppress
 from sqlalchemy import insert, select
 
 from toc.store.records.table import RecordTable
-from toc.store.server import Duplicate
+from toc.store.servers.server import Duplicate
 
 
 class IdentityTable(RecordTable):

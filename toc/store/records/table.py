@@ -15,7 +15,7 @@ from sqlalchemy import ClauseElement, ColumnElement, Table, and_, delete, func, 
 
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, shown
-from toc.store.server import DatabaseServer, Duplicate, Statement
+from toc.store.servers.server import DatabaseServer, Duplicate, Statement
 
 R = TypeVar("R")
 

@@ -24,7 +24,7 @@ from toc.model.topic import NAME
 from toc.observe.log import get_logger
 from toc.store.records.secretbox import SecretBox
 from toc.store.records.table import REPEATS, NamedTable
-from toc.store.server import DatabaseServer
+from toc.store.servers.server import DatabaseServer
 
 log = get_logger(__name__)
 
@@ -34,7 +34,7 @@ Change = Callable[[Target, TargetSecrets | None], tuple[Target, TargetSecrets | 
 It takes and returns the secrets as well if the caller of ``change`` asked for them.
 """
 
-MOST_WHY = 255
+MAX_WHY = 255
 _SETTINGS = ("timeout", "concurrency", "rate", "dead_on", "topics", "header_names")
 _SAME = ("name", "url", "paused_by", "paused_why", "previous_until", "change_id", "sealed")
 """Columns that are fields of a Target as they are."""
@@ -111,7 +111,7 @@ class TargetTable(NamedTable[Target]):
         """
 
         def paused(target: Target) -> Target:
-            return replace(target, paused=True, paused_by=by[:128], paused_why=why[:MOST_WHY])
+            return replace(target, paused=True, paused_by=by[:128], paused_why=why[:MAX_WHY])
 
         if change_id is not None:
             return self._replace(paused(self.get(name)), change_id)

@@ -17,7 +17,7 @@ from toc.model.topic import Topic
 from toc.observe.log import get_logger
 from toc.store.records.table import REPEATS, NamedTable
 from toc.store.records.topics import TopicTable
-from toc.store.server import DatabaseServer
+from toc.store.servers.server import DatabaseServer
 
 log = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopi
 from toc.model.topic import NAME, Delivery, Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.store.records.table import REPEATS, NamedTable
-from toc.store.server import DatabaseServer, Duplicate
+from toc.store.servers.server import DatabaseServer, Duplicate
 
 log = get_logger(__name__)
 

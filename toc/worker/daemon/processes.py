@@ -20,7 +20,7 @@ from typing import Any
 from toc.model.topic import Slot
 from toc.worker.app import started_in
 from toc.worker.control import ControlPipe
-from toc.worker.silence import Silence
+from toc.worker.guards.silence import Silence
 
 
 class WorkerProcess:

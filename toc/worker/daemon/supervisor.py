@@ -38,7 +38,7 @@ from toc.worker.daemon.slots import WorkerSlots
 from toc.worker.daemon.state import State
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
 from toc.worker.daemon.topics import Topics
-from toc.worker.silence import SILENT_SECONDS
+from toc.worker.guards.silence import SILENT_SECONDS
 
 log = get_logger(__name__)
 

@@ -1,0 +1,263 @@
+"""Health of a server of the task table: whether it answers, and which of its tables it cannot use.
+
+The first caller to find a server out of reach marks it as away, so that no other caller waits for it. Tables
+that are locked (LOCK TABLES, a long ALTER), damaged or missing are set aside. Calls that obey the marks fail
+at once for these and continue with other servers and tables. A thread asks what is marked until it answers
+again, and then ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.observe.log import get_logger
+from toc.store.servers.server import (
+    ALIVE,
+    DatabaseServer,
+    Locked,
+    PoolExhausted,
+    Refused,
+    Statement,
+    Transient,
+)
+
+log = get_logger(__name__)
+
+P = TypeVar("P")
+
+Trouble = StoreUnavailable | SchemaBehind
+"""Why a part of the task table did not answer."""
+OF_TABLES = (Locked, Refused, SchemaBehind)
+"""Trouble of some tables or rows only: their server answers."""
+
+PATIENCE_SECONDS = 0.05
+"""Least seconds that an answer may take before the server counts as away."""
+PATIENCE_TIMES = 4
+"""An answer may take this multiple of the usual time, if that is longer, before the server counts as away."""
+MAX_PATIENCE_SECONDS = 2.0
+"""Upper bound of that time, and its value while the usual time is unknown."""
+ALONE_SECONDS = 0.5
+"""Least seconds to wait for an answer before the only server counts as away. This can be longer
+than PATIENCE_SECONDS, because no task of another server waits. A machine that halts for a moment
+must not make the only server count as away, because all tasks would then have to wait."""
+APART_SECONDS = 0.2
+"""How long to wait for a late answer if no connection is idle. After that a new connection is
+opened to learn the state of the server; each step of opening it may take as long, or longer. No
+other caller waits meanwhile."""
+AGAIN_SECONDS = 0.25
+"""Seconds between questions to what is marked."""
+JOIN_SECONDS = 2.0
+"""Most seconds that ``close`` waits for a question under way."""
+
+
+class Health:
+    """The marks of one server. ``names`` are the SQL names of all tables, by number. Thread-safe.
+
+    ``alone``: there is no other server.
+    """
+
+    def __init__(self, server: DatabaseServer, names: Sequence[str], *, alone: bool = False) -> None:
+        self._server = server
+        self._alone = alone
+        self._names = names
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self.away: StoreUnavailable | None = None
+        """Why the server does not answer; None while it does."""
+        self._away_since = 0.0
+        self._aside: dict[int, Trouble] = {}
+        """Tables that are set aside, and why."""
+        self._average: float | None = None
+        """Moving average of answer times, in seconds."""
+        self._tell_back: list[Callable[[], None]] = []
+
+    def when_back(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` whenever the server, or a table of it, answers again. It runs on the thread that
+        asks, and must return at once."""
+        self._tell_back.append(tell)
+
+    def answered(self, seconds: float) -> None:
+        """Record how many seconds an answer took."""
+        seconds = min(seconds, MAX_PATIENCE_SECONDS)
+        usual = self._usual
+        self._average = seconds if usual is None else usual + (seconds - usual) / 4
+
+    @property
+    def _usual(self) -> float | None:
+        """Usual seconds per answer; None before the first answer."""
+        return self._server.first_answer if self._average is None else self._average
+
+    @property
+    def patience(self) -> float:
+        """Seconds an answer may take before the server counts as away."""
+        if self._usual is None:
+            return MAX_PATIENCE_SECONDS
+        return min(max(PATIENCE_SECONDS, PATIENCE_TIMES * self._usual), MAX_PATIENCE_SECONDS)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether anything is marked."""
+        return self.away is not None or bool(self._aside)
+
+    def sort_out(self, tables: Mapping[int, P]) -> tuple[Mapping[int, P], dict[int, Trouble]]:
+        """Split tables into those that can be asked and those that cannot, with the reason."""
+        away = self.away
+        if away is not None:
+            return {}, dict.fromkeys(tables, away)
+        failed = {table: error for table in tables if (error := self._aside.get(table)) is not None}
+        return {table: part for table, part in tables.items() if table not in failed}, failed
+
+    def mark_away(self, error: StoreUnavailable) -> None:
+        """Mark the server as away after a lasting failure."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            if self.away is None:
+                self._away_since = time.monotonic()
+                log.warning("database_away", error=str(error))
+            self.away = error
+            self._look_after()
+
+    def examine(self, answered: Callable[[float], bool]) -> bool:
+        """Find out whether a server is away whose answer is late, or to which no connection is free. If so,
+        mark it.
+
+        ``answered(seconds)`` waits and returns whether the answer has come: then the server is not away.
+        """
+        patience = max(self.patience, ALONE_SECONDS) if self._alone else self.patience
+        began = time.monotonic()
+        error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
+        try:
+            question = self._server.begin([ALIVE])
+            if question is None:  # all connections are lent, or none is open yet: its state is unknown
+                if not answered(APART_SECONDS):
+                    self._server.ask_apart(max(patience, APART_SECONDS))
+                return False
+            if question.answered(patience):
+                question.results()
+                self.answered(time.monotonic() - began)
+                return False
+            question.abandon()
+        except StoreUnavailable as exc:
+            error = exc
+        if answered(0.0):
+            return False
+        self.mark_away(error)
+        return True
+
+    def set_aside(self, tables: Iterable[int]) -> None:
+        """Set aside those of these tables that are locked, damaged or missing, on a server that answers."""
+        try:
+            for table in tables:
+                if table not in self._aside and (error := self._fault(table)) is not None:
+                    log.warning("table_set_aside", table=self._names[table], error=str(error))
+                    with self._lock:
+                        self._aside[table] = error
+                        self._look_after()
+        except (Transient, PoolExhausted):
+            pass  # this says nothing about a table
+        except StoreUnavailable as exc:
+            self.mark_away(exc)
+
+    def _fault(self, table: int) -> Trouble | None:
+        """Return why a table cannot be used. Raises StoreUnavailable if it could not be asked."""
+        # It touches no row: no task has the id 0.
+        write = Statement(f"UPDATE {self._names[table]} SET version=version WHERE job_id=0")
+        try:
+            self._server.run([write], outwait=False)
+        except OF_TABLES as exc:
+            return exc
+        return None
+
+    def close(self) -> None:
+        """Stop asking."""
+        with self._lock:
+            self._closed.set()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)
+        with self._lock:
+            self._closed = threading.Event()  # a thread that is still at work keeps the one that is set
+            self._forget()
+
+    def after_fork(self) -> None:
+        """In a forked child: forget all marks; no thread asks."""
+        self._lock = threading.RLock()
+        self._thread, self._closed = None, threading.Event()
+        self._average = None
+        self._tell_back = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove all marks: without the thread that asks nothing would."""
+        self.away = None
+        self._aside = {}
+
+    # --- the thread that asks what is marked
+
+    def _look_after(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._attend, args=[self._closed], name="toc-store-health", daemon=True
+            )
+            self._thread.start()
+
+    def _attend(self, closed: threading.Event) -> None:
+        while not closed.wait(AGAIN_SECONDS):
+            if self.away is not None:
+                self._ask_server(closed)
+            elif self._aside:
+                self._ask_tables(closed)
+            with self._lock:
+                if not closed.is_set() and self.away is None and not self._aside:
+                    self._thread = None
+                    return
+
+    def _ask_server(self, closed: threading.Event) -> None:
+        try:
+            began = time.monotonic()
+            alive = self._server.begin([ALIVE])
+            if alive is None:
+                self._server.ask_apart(MAX_PATIENCE_SECONDS)
+            else:
+                alive.results()
+                self.answered(time.monotonic() - began)
+        except StoreUnavailable as exc:
+            with self._lock:
+                if not closed.is_set():  # nothing would take the mark away again
+                    self.away = exc
+            return
+        seconds = round(time.monotonic() - self._away_since, 1)
+        with self._lock:
+            if closed.is_set():
+                return
+            self.away = None
+        log.info("database_back", server=self._server.name, seconds=seconds)
+        self._back()
+
+    def _back(self) -> None:
+        for tell in self._tell_back:
+            tell()
+
+    def _ask_tables(self, closed: threading.Event) -> None:
+        aside = self._aside
+        for table in list(aside):
+            try:
+                fault = self._fault(table)
+            except (Transient, PoolExhausted):
+                continue
+            except StoreUnavailable as exc:
+                if not closed.is_set():
+                    self.mark_away(exc)
+                return
+            if closed.is_set():
+                return
+            if fault is None:
+                del aside[table]
+                log.info("table_back", table=self._names[table])
+                self._back()

@@ -1,0 +1,302 @@
+"""Maps tables to servers: servers hold blocks of databases, database = table mod databases."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Generic, TypeVar, Unpack
+from urllib.parse import unquote
+
+from sqlalchemy import MetaData
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.model.fork import call_in_children
+from toc.model.sharding import table_of_job
+from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
+from toc.store.servers.health import OF_TABLES as OF_TABLES
+from toc.store.servers.health import Health
+from toc.store.servers.health import Trouble as Trouble
+from toc.store.servers.mysql import MySqlServer
+from toc.store.servers.server import DatabaseServer, Locked, Options, PoolExhausted, Refused, Transient
+from toc.store.servers.sqlite import SqliteServer
+from toc.store.servers.threads import Threads
+
+T = TypeVar("T")
+R = TypeVar("R")
+V = TypeVar("V")
+
+MAX_FAILED = 3
+"""After this many locked or refused rows of a table, one call leaves the rest for later."""
+
+
+class Layout:
+    """How databases and tables are spread over servers, without a connection to any.
+
+    With 8 databases on 2 URLs the first holds 0..3, the second 4..7. ``toc.config.Settings`` has checked that
+    the numbers fit. Raises ConfigError for a URL that cannot be parsed.
+    """
+
+    def __init__(self, urls: Sequence[str], databases: int, tables: int, prefix: str) -> None:
+        self.urls = [_parse(url) for url in urls]
+        self.databases = databases
+        self.tables = tables
+        self.prefix = prefix
+        self.sqlite = any(url.get_backend_name() == "sqlite" for url in self.urls)
+
+    def databases_of(self, server: int) -> range:
+        """The block of databases that a server holds."""
+        block = self.databases // len(self.urls)
+        return range(server * block, (server + 1) * block)
+
+    def tables_of(self, database: int) -> range:
+        """The task tables of a database."""
+        return range(database, self.tables, self.databases)
+
+    def database_name(self, database: int) -> str:
+        """``toc_3`` for 3."""
+        return f"{self.prefix}{database}"
+
+
+class Answers(dict[int, R]):
+    """The answers by job_id, and in ``unanswered`` why the rest failed: a server is away, a table or row
+    locked."""
+
+    def __init__(
+        self, answered: Mapping[int, R] | None = None, unanswered: Mapping[int, Trouble] | None = None
+    ) -> None:
+        super().__init__(answered or {})
+        self.unanswered: dict[int, Trouble] = dict(unanswered or {})
+
+    def whole(self) -> Answers[R]:
+        """Return self if everything was answered. Raises the first failure otherwise."""
+        for error in self.unanswered.values():
+            raise error
+        return self
+
+
+class Parts(Generic[R]):
+    """The servers' answers, each for its part, and the failures by job_id or, for scans, by table."""
+
+    def __init__(self) -> None:
+        self.results: list[R] = []
+        self.failed: dict[int, Trouble] = {}
+
+    def whole(self) -> list[R]:
+        """The results if no part failed. Raises the first failure otherwise."""
+        for error in self.failed.values():
+            raise error
+        return self.results
+
+    def joined(self: Parts[dict[int, V]]) -> Answers[V]:
+        """The answers by job_id. For parts that are mappings by job_id."""
+        return Answers({one: answer for part in self.results for one, answer in part.items()}, self.failed)
+
+    def fail(self, tables: Mapping[int, T], errors: Mapping[int, Trouble]) -> None:
+        """Record the failure of these tables' parts: of all ids, if a part is a list of ids."""
+        for table, error in errors.items():
+            part = tables[table]
+            self.failed.update(dict.fromkeys(part, error) if isinstance(part, list) else {table: error})
+
+
+class Shards:
+    """The servers, and the mapping from a job_id to its server and table. Thread-safe and fork-safe."""
+
+    def __init__(self, layout: Layout, **options: Unpack[Options]) -> None:
+        self.layout = layout
+        self.tables = layout.tables
+        self.servers: list[DatabaseServer] = [
+            SqliteServer(url, **options)
+            if layout.sqlite
+            else MySqlServer(url, layout.databases_of(number), **options)
+            for number, url in enumerate(layout.urls)
+        ]
+        self.server_of: list[DatabaseServer] = []
+        """The server of each table."""
+        self.number_of: list[int] = []
+        """The number of each table's server."""
+        self.names: list[str] = []
+        """The SQL name of each table."""
+        self.body_names: list[str] = []
+        """The SQL name of the table of bodies beside each table."""
+        self.request_names: list[str] = []
+        """The SQL name of the table of requests in each table's database."""
+        self.schedule_names: list[str] = []
+        """The SQL name of the table of schedules beside each table."""
+        block = layout.databases // len(self.servers)
+        for table in range(layout.tables):
+            database = table % layout.databases
+            server = self.servers[database // block]
+            self.server_of.append(server)
+            self.number_of.append(database // block)
+            schema = layout.database_name(database)
+            self.names.append(server.table(schema, task_table_name(table)))
+            self.body_names.append(server.table(schema, body_table_name(table)))
+            self.request_names.append(server.table(schema, REQUEST_TABLE))
+            self.schedule_names.append(server.table(schema, schedule_table_name(table)))
+        alone = len(self.servers) == 1
+        self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}
+        self.topic_server = self.servers[0]
+        self.first_metadata = MetaData(None if layout.sqlite else layout.database_name(0))
+        """For the tables that only the first database has, on ``topic_server``."""
+        self._threads = self._new_threads()
+        call_in_children(self._after_fork)
+
+    def first(self, table: str) -> str:
+        """The SQL name of a table that only the first database has, on ``topic_server``."""
+        return self.topic_server.table(self.layout.database_name(0), table)
+
+    def table_of(self, job_id: int) -> int:
+        """The table that can hold this job_id."""
+        return table_of_job(job_id, self.tables)
+
+    def group(self, job_ids: Iterable[int]) -> dict[DatabaseServer, dict[int, list[int]]]:
+        """Group ids by server and table, all sorted, so that two batches lock rows in one order."""
+        by_table: defaultdict[int, list[int]] = defaultdict(list)
+        for job_id in sorted(set(job_ids)):
+            by_table[table_of_job(job_id, self.tables)].append(job_id)
+        return self.group_tables(by_table)
+
+    def group_tables(self, by_table: Mapping[int, T]) -> dict[DatabaseServer, dict[int, T]]:
+        """Group values of tables by server and table, sorted by table."""
+        grouped: dict[DatabaseServer, dict[int, T]] = {}
+        for table in sorted(by_table):
+            grouped.setdefault(self.server_of[table], {})[table] = by_table[table]
+        return grouped
+
+    def each(
+        self,
+        work: Mapping[DatabaseServer, Mapping[int, T]],
+        do: Callable[[DatabaseServer, Mapping[int, T]], R],
+    ) -> Parts[R]:
+        """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
+
+        Skips servers marked as away and tables set aside. What fails is marked and harms no other: tables are
+        then tried one by one and, if rows of them are locked or refused, rows. So ``do`` must tolerate
+        further calls with less.
+        """
+        if len(work) == 1:
+            ((server, tables),) = work.items()
+            return self._ask(server, tables, do)
+        parts: Parts[R] = Parts()
+        for part in self._threads.all(
+            partial(self._ask, server, tables, do) for server, tables in work.items()
+        ):
+            parts.results += part.results
+            parts.failed |= part.failed
+        return parts
+
+    def _ask(
+        self,
+        server: DatabaseServer,
+        tables: Mapping[int, T],
+        do: Callable[[DatabaseServer, Mapping[int, T]], R],
+    ) -> Parts[R]:
+        parts: Parts[R] = Parts()
+        health = self.health[server]
+        rest = tables
+        if health.troubled:
+            rest, failed = health.sort_out(tables)
+            parts.fail(tables, failed)
+            if not rest:
+                return parts
+        try:
+            parts.results.append(do(server, rest))
+        except OF_TABLES:
+            health.set_aside(rest)
+            free, failed = health.sort_out(rest)
+            parts.fail(tables, failed)
+            for table, part in free.items():
+                self._ask_table(server, table, part, do, parts)
+        except StoreUnavailable as exc:
+            if not isinstance(exc, (Transient, PoolExhausted)):
+                health.mark_away(exc)
+            parts.fail(tables, dict.fromkeys(rest, exc))
+        return parts
+
+    def _ask_table(
+        self,
+        server: DatabaseServer,
+        table: int,
+        part: T,
+        do: Callable[[DatabaseServer, Mapping[int, T]], R],
+        parts: Parts[R],
+    ) -> None:
+        """Run one table's part. If rows of it are locked or refused, run it row by row, in random order so
+        that no row starves. (Halves would wait for the row's lock, 2 s, at each level.)"""
+        try:
+            parts.results.append(do(server, {table: part}))
+        except (Locked, Refused) as exc:
+            if not isinstance(part, list) or len(part) == 1:
+                parts.fail({table: part}, {table: exc})
+                return
+            failed = 0
+            for job_id in random.sample(part, len(part)):
+                one: T = [job_id]  # type: ignore[assignment]
+                if failed < MAX_FAILED:
+                    try:
+                        parts.results.append(do(server, {table: one}))
+                        continue
+                    except (Locked, Refused):
+                        failed += 1
+                    except StoreUnavailable:
+                        failed = MAX_FAILED
+                parts.fail({table: one}, {table: exc})
+        except (StoreUnavailable, SchemaBehind) as exc:
+            parts.fail({table: part}, {table: exc})
+
+    def soon(self, do: Callable[[], R]) -> Future[R]:
+        """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""
+        future: Future[R] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(do())
+            except BaseException as exc:
+                future.set_exception(exc)
+
+        self._threads.begin(run)
+        return future
+
+    def run_detached(self, do: Callable[[], object]) -> None:
+        """Run ``do`` on such a thread for no caller. Its error goes to ``threading.excepthook``."""
+        self._threads.run_detached(do)
+
+    def close(self) -> None:
+        """Close idle connections and threads."""
+        for health in self.health.values():
+            health.close()
+        threads, self._threads = self._threads, self._new_threads()
+        threads.close()
+        for server in self.servers:
+            server.close()
+
+    def _after_fork(self) -> None:
+        """In a forked child: leave the parent's connections alone."""
+        for server in self.servers:
+            server.after_fork()
+            self.health[server].after_fork()
+
+    def _new_threads(self) -> Threads:
+        return Threads(4 * len(self.servers), "toc-store")  # starts threads only when used
+
+
+def _parse(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # not chained: SQLAlchemy's own text quotes the URL with its password
+        raise ConfigError(
+            "a database URL cannot be parsed; expected mysql+pymysql://user:pw@host:3306"
+        ) from None
+    if url.get_backend_name() == "sqlite":
+        if "?" in text:
+            raise ConfigError('the path of a sqlite:/// URL has a "?": write it %3F')
+        return url.set(database=unquote(text.partition(":///")[2]))  # SQLAlchemy decodes it since 2.1
+    if "@" in (url.host or ""):  # the rest of a password, which must not be resolved or logged as a host
+        raise ConfigError('a database URL has an "@" in its password: write it %40')
+    return url

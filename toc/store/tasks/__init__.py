@@ -1,0 +1,1 @@
+"""The rows of tasks and schedules: what is written, read and found there."""

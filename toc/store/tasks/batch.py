@@ -1,0 +1,389 @@
+"""Many tasks in one round trip per server: read, finish, fail, die, redrive, charge.
+
+Every update is guarded by what its caller had read, so it can be sent twice, and every outcome of a guard has
+a name. A row that ends (status 2, 3, 4) gets the time of its end as next_time: the index (status, next_time)
+then serves the sweep (toc.store.tasks.scan), the list of dead letters and the purge.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from toc.model.clock import Clock
+from toc.model.raised import Delivered
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.verdict import Failure
+from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.shards import Answers, Shards, Trouble
+from toc.store.tasks import bodies
+from toc.store.tasks import rows as sql
+from toc.store.tasks.history import FailedTry, added, error_text
+from toc.store.tasks.leases import NO_LEASE, Leases
+from toc.store.tasks.pulls import FREE
+from toc.store.tasks.tries import Tries
+
+PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
+CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
+
+
+SentTries = Mapping[int, tuple[int, Delivered]]
+"""Delivered webhooks by job_id: the number of the try, and what was answered."""
+NOT_SENT: SentTries = {}
+
+
+class OpenTasks(NamedTuple):
+    """How many tasks of a topic have not ended well. ``held``: of the pending, those leased or handed out."""
+
+    pending: int = 0
+    held: int = 0
+    dead: int = 0
+
+
+class Finish(Enum):
+    """The outcome of finishing a task."""
+
+    DONE = "done"
+    """This update marked the row as processed."""
+    ALREADY = "already"
+    """The row was processed before: this run was a duplicate."""
+    CANCELLED = "cancelled"
+    """The row is cancelled. It is now marked as tried, so that a cancel does not claim that no try ran."""
+    DEAD = "dead"
+    """The row is dead."""
+    RESCHEDULED = "rescheduled"
+    """The row is pending under another version: the task has a new deadline."""
+    MISSING = "missing"
+    """The task has no row."""
+
+
+class Guard(Enum):
+    """The outcome of a guarded update of one row."""
+
+    APPLIED = "applied"
+    LOST = "lost"
+    """The row is no longer as it was read: another update came first."""
+
+
+_ENDED = {
+    PROCESSED: Finish.ALREADY,
+    CANCELLED: Finish.CANCELLED,
+    DEAD: Finish.DEAD,
+    PENDING: Finish.RESCHEDULED,
+}
+
+
+class Batches(Tries):
+    """The part of the Store that works on many tasks. Thread-safe."""
+
+    def __init__(self, shards: Shards, leases: Leases, clock: Clock) -> None:
+        super().__init__(shards, leases)
+        self._clock = clock
+        self._last_stamp = 0
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def read(self, job_ids: Iterable[int]) -> dict[int, TaskRow]:
+        """Return the existing rows by job_id; also asks a server that is marked as away."""
+        rows: dict[int, TaskRow] = {}
+        for server, ids in self._shards.group(job_ids).items():
+            rows |= self._read(server, ids)
+        return rows
+
+    def read_each(self, job_ids: Iterable[int]) -> Answers[TaskRow]:
+        """Return the existing rows by job_id, of the servers that answer."""
+        return self._shards.each(self._shards.group(job_ids), self._read).joined()
+
+    def count_open(self, tables: Iterable[int], biz_type: int) -> OpenTasks:
+        """Count the tasks of a biz_type that have not ended well, in these tables.
+
+        Reads all their pending and dead rows, so pass only a few of many tables at a time.
+        """
+
+        def count(server: DatabaseServer, _table: int, name: str) -> str:
+            now = server.from_now(0)
+            held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
+            return (
+                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) FROM {name} "
+                f"WHERE status IN ({PENDING},{DEAD}) AND biz_type={biz_type:d} GROUP BY status"
+            )
+
+        rows = [row for result in self._scan(tables, count) for row in result.rows]
+        pending = [(count, held) for status, count, held in rows if status == PENDING]
+        return OpenTasks(
+            sum(count for count, _ in pending),
+            sum(int(held) for _, held in pending),
+            sum(count for status, count, _ in rows if status == DEAD),
+        )
+
+    # --- guarded changes -------------------------------------------------------------------------------
+
+    def finish(self, items: Iterable[tuple[int, int]], sent: SentTries = NOT_SENT) -> Answers[Finish]:
+        """Mark tasks, given as (job_id, version), as processed if they are pending under that version.
+
+        What ``sent`` holds of them is added to their histories. The result has an outcome for every job_id.
+        """
+        versions = dict(items)
+        now = self._stamp()
+        return self._shards.each(
+            self._shards.group(versions),
+            lambda server, ids: self._finish(server, ids, versions, now, sent),
+        ).joined()
+
+    def _finish(
+        self,
+        server: DatabaseServer,
+        ids: Mapping[int, Sequence[int]],
+        versions: Mapping[int, int],
+        now: int,
+        sent: SentTries,
+    ) -> dict[int, Finish]:
+        groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for table, part in ids.items():
+            for job_id in part:
+                groups[table, versions[job_id]].append(job_id)
+        ended = server.instant(now)
+        results = server.run(
+            [
+                Statement(
+                    f"UPDATE {self._shards.names[table]} SET status={PROCESSED},next_time={ended},"
+                    f"gmt_modified={ended}{_delivered(server, part, sent, version, now)} "
+                    f"WHERE job_id IN ({sql.numbers(part)}) "
+                    f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
+                )
+                for (table, version), part in groups.items()
+            ],
+            transaction=True,
+            patient=True,
+            outwait=False,
+        )
+        cases = dict.fromkeys((job_id for part in groups.values() for job_id in part), Finish.DONE)
+        doubtful: dict[int, list[int]] = {}
+        for ((table, _version), part), result in zip(groups.items(), results, strict=True):
+            if result.matched != len(part):
+                doubtful.setdefault(table, []).extend(part)
+        if not doubtful:
+            return cases
+        rows = self._read(server, doubtful)
+        for part in doubtful.values():
+            for job_id in part:
+                row = rows.get(job_id)
+                if row is None:
+                    cases[job_id] = Finish.MISSING
+                elif row.status != PROCESSED or row.gmt_modified != now:  # else: by this call
+                    cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status that toc does not write
+        cancelled = [job_id for job_id, case in cases.items() if case is Finish.CANCELLED]
+        self._mark_tried(server, self._shards.group(cancelled).get(server, {}))
+        return cases
+
+    def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
+        """Write failed tries on pending rows whose version, attempts and crashes are still as given, and that
+        no other worker has leased."""
+        return self._fail(items, self.leases.free)  # [rule: lease-fence]
+
+    def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
+        """Write tries that ended with their workers, except on rows that a live worker has leased.
+
+        Rows that this worker has leased are left out too: its fallback may have taken them after
+        its reclaim read them.
+        """
+        return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]
+
+    def _fail(self, items: Sequence[Failure], free: Callable[[DatabaseServer], str]) -> Answers[Guard]:
+        now = self._stamp()
+        return self._guarded(
+            items,
+            free,
+            lambda server, item: (
+                f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
+                f"{_noted(server, item, now, item.next_time)}"
+            ),
+        )
+
+    def die(self, items: Sequence[Failure]) -> Answers[Guard]:
+        """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
+        death.
+
+        Those that have expired before any try started become cancelled. What ends by time alone must be due
+        and have expired by the clock of its server too: that of a host may be ahead.
+        """
+        return self._die(items, self.leases.free)
+
+    def expire(self, items: Sequence[Failure]) -> Answers[Guard]:
+        """End rows like ``die``, except those that any live worker has leased by now, this one included."""
+        return self._die(items, self.leases.unleased)
+
+    def _die(self, items: Sequence[Failure], free: Callable[[DatabaseServer], str]) -> Answers[Guard]:
+        now = self._stamp()
+        return self._guarded(
+            items,
+            free,
+            lambda server, item: (
+                f"status={DEAD if item.started else CANCELLED},{'expired=1,' if item.expired else ''}"
+                f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
+                f"{_noted(server, item, now)}"
+            ),
+        )
+
+    def _guarded(
+        self,
+        items: Iterable[Failure],
+        free: Callable[[DatabaseServer], str],
+        changes: Callable[[DatabaseServer, Failure], str],
+    ) -> Answers[Guard]:
+        by_id = {item.job_id: item for item in items}
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
+            order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
+            nobody = free(server)
+            results = server.run(
+                [
+                    Statement(
+                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{NO_LEASE},{FREE}"
+                        f"{'' if item.error is None else ',last_error=%s'} "
+                        # [rule: failure-fence]
+                        f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
+                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
+                        f"{_too_late(server) if item.by_time else ''}",
+                        () if item.error is None else (error_text(item.error),),
+                    )
+                    for table, item in order
+                ],
+                transaction=True,
+                outwait=False,
+            )
+            return {
+                item.job_id: Guard.APPLIED if result.matched == 1 else Guard.LOST
+                for (_table, item), result in zip(order, results, strict=True)
+            }
+
+        return self._shards.each(self._shards.group(by_id), send).joined()
+
+    def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
+        """Record on cancelled rows that a try may have started (attempts >= 1).
+
+        Returns those whose tables do not answer, with the reason.
+        """
+        return self._shards.each(self._shards.group(job_ids), self._mark_tried).failed
+
+    def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
+        """Record that an uncharged try has begun: ``what`` becomes last_error, unless there is one.
+
+        For rows that are pending or were cancelled a moment ago. The record tells a cancel that the
+        task was tried. No guard compares it. Returns those whose tables do not answer, with the
+        reason.
+        """
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+            sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
+            updates = sql.update_by_id(self._shards.names, ids, sets, where, [error_text(what)])
+            server.run(updates, transaction=True, outwait=False)
+
+        return self._shards.each(self._shards.group(job_ids), send).failed
+
+    def redrive(
+        self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0
+    ) -> list[TaskRow]:
+        """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
+
+        ``tries``: how many they have from now on (None: as before). ``expires_at`` (ms; 0: never) is
+        not before ``now_ms``. Returns the changed rows.
+        """
+        changed = self._stamp()
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+            now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
+            expiry = server.instant(expires_at) if expires_at else "NULL"
+            own = "" if tries is None else f"tries={tries:d},"
+            statements = []
+            for table, part in ids.items():
+                name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
+                statements.append(
+                    Statement(  # [rule: new-version]
+                        f"UPDATE {name} SET status={PENDING},version=version+1,"
+                        f"redrives=redrives+(redrives<65535),attempts=0,crashes=0,"
+                        f"{own}expires_at={expiry},expired=0,next_time={now},"
+                        f"gmt_modified={stamp},{NO_LEASE},{FREE} "
+                        f"WHERE {where} AND status={DEAD}"
+                    )
+                )
+                # by its stamp, so that a resend after a lost answer still finds the rows
+                statements.append(
+                    Statement(
+                        f"SELECT {what} FROM {name} "
+                        f"WHERE {where} AND status={PENDING} AND gmt_modified={stamp}"
+                    )
+                )
+                statements.append(bodies.follow(self._shards.body_names[table], name, part))
+            return sql.task_rows(server.run(statements, transaction=True)[1::3])
+
+        parts = self._shards.each(self._shards.group(job_ids), send)
+        return [row for part in parts.whole() for row in part]
+
+    # --- shared ------------------------------------------------------------------------------------------
+
+    def _stamp(self) -> int:
+        """Return a new instant near now: a call recognizes the rows that it changed by their gmt_modified.
+
+        Two concurrent threads may get the same instant, which is harmless: they never change one row at once.
+        """
+        self._last_stamp = stamp = max(self._clock.now_ms(), self._last_stamp + 1)
+        return stamp
+
+    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
+        results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
+        return {row.job_id: row for row in sql.task_rows(results)}
+
+    def _scan(self, tables: Iterable[int], select: Callable[[DatabaseServer, int, str], str]) -> list[Result]:
+        """Run the same SELECT on tables, given the server, number and name of each, in one round trip per
+        server."""
+        names = self._shards.names
+        parts = self._shards.each(
+            self._shards.group_tables(dict.fromkeys(tables)),
+            lambda server, part: server.run(
+                sql.unions(server, [select(server, table, names[table]) for table in part])
+            ),
+        )
+        return [result for part in parts.whole() for result in part]
+
+    def _mark_tried(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+        tried = f"attempts={server.greatest}(attempts,1)"
+        updates = sql.update_by_id(self._shards.names, ids, tried, f"status={CANCELLED}")
+        server.run(updates, transaction=True, outwait=False)
+
+
+def _too_late(server: DatabaseServer) -> str:
+    """The condition that a row is due and has expired."""
+    now = server.from_now(0)
+    return f" AND next_time<={now} AND expires_at<{now}"
+
+
+def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) -> str:
+    """Return the SQL that adds a failed try to the history. ``following``: when the next is due (ms)."""
+    if item.error is None:
+        return ""
+    failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
+    if item.sent is not None:
+        failed = failed._replace(status=item.sent.status, ms=item.sent.ms, next=following)
+    return f",history={added(server, failed)}"
+
+
+def _delivered(
+    server: DatabaseServer,
+    job_ids: Iterable[int],
+    sent: SentTries,
+    version: int,
+    now: int,
+) -> str:
+    """Return the SQL that adds the tries of those tasks that were sent to their histories."""
+    cases = []
+    for job_id in job_ids if sent else ():
+        if job_id in sent:
+            attempt, (request, text) = sent[job_id]
+            tried = FailedTry(attempt, 0, version, now, text, request.status, request.ms, 0)
+            cases.append(f"WHEN {job_id:d} THEN {added(server, tried)}")
+    return f",history=CASE job_id {' '.join(cases)} ELSE history END" if cases else ""

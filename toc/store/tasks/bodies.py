@@ -1,0 +1,139 @@
+"""The bodies of tasks: a table beside each task table, in the same database.
+
+A body always has the version of its row: the transaction that inserts the row, gives it another
+version or deletes it does the same to the body. A reader names the version that it saw in the row.
+If that body is gone, the row has changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from toc.model.body import Content, Contents
+from toc.model.task import TaskRow
+from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.shards import Answers, Shards
+from toc.store.tasks import rows as sql
+
+T = TypeVar("T")
+
+BODY_BYTES = 1_000_000
+"""Bytes of bodies that one statement writes, or one answer or transaction holds; more if one alone is
+longer."""
+
+
+class Bodies:
+    """Reads bodies. Thread-safe."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def read(self, wanted: Mapping[int, int]) -> Answers[Content]:
+        """Return the bodies of tasks, given as job_id -> version: none for a row that has changed since.
+
+        One round trip per server, so the caller bounds their bytes.
+        """
+        return self._shards.each(
+            self._shards.group(wanted), lambda server, ids: self._read(server, ids, wanted)
+        ).joined()
+
+    def one(self, job_id: int, version: int) -> Content | None:
+        """Return one body, None if its row has changed since; also asks a server that is marked as away."""
+        ((server, ids),) = self._shards.group([job_id]).items()
+        return self._read(server, ids, {job_id: version}).get(job_id)
+
+    def _read(
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], wanted: Mapping[int, int]
+    ) -> dict[int, Content]:
+        selects = [
+            Statement(
+                f"SELECT job_id,version,content_type,body FROM {self._shards.body_names[table]} "
+                f"WHERE job_id IN ({sql.numbers(part)})"
+            )
+            for table, part in ids.items()
+        ]
+        return _contents(server.run(selects, outwait=False), wanted)
+
+
+def _contents(results: Iterable[Result], wanted: Mapping[int, int]) -> dict[int, Content]:
+    found = {}
+    with sql.understood():
+        for result in results:
+            for job_id, version, content_type, data in result.rows:
+                if not isinstance(content_type, str) or not isinstance(data, bytes):
+                    raise TypeError
+                if wanted[job_id] == version:
+                    found[job_id] = Content(content_type, data)
+    return found
+
+
+def insert(name: str, rows: Iterable[TaskRow], contents: Contents) -> list[Statement]:
+    """Return the INSERT of the bodies of those of these rows that have one, into one table, if any."""
+    values: list[str] = []
+    params: list[str | bytes] = []
+    for row in rows:
+        if row.body_sha256 is not None:
+            values.append(f"({row.job_id:d},{row.version:d},%s,%s)")
+            params += contents[row.body_sha256]
+    if not values:
+        return []
+    # Quoted: a reserved word in a caller's session with sql_mode ORACLE.
+    into = f"INSERT INTO {name} (job_id,version,content_type,`body`) VALUES "
+    return [Statement(into + ",".join(values), params)]
+
+
+def follow(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
+    """Return the UPDATE that gives bodies their rows' new versions, after these rose by one.
+
+    It belongs into the transaction that changed the rows. A body whose row is not one version ahead stays, so
+    it may be sent twice, and for rows that did not change.
+    """
+    return Statement(
+        f"UPDATE {name} SET version=version+1 WHERE job_id IN ({sql.numbers(job_ids)}) "
+        f"AND version+1=(SELECT {task_name}.version FROM {task_name} WHERE {task_name}.job_id={name}.job_id)"
+    )
+
+
+def insert_if(
+    name: str, task_name: str, job_id: int, version: int, sha256: bytes, content: Content
+) -> Statement:
+    """Return the INSERT of one body that takes effect if its row has this version and names it."""
+    return Statement(
+        f"INSERT INTO {name} (job_id,version,content_type,body) SELECT job_id,version,%s,%s FROM {task_name} "
+        f"WHERE job_id={job_id:d} AND version={version:d} AND body_sha256=X'{sha256.hex()}'",
+        content,
+    )
+
+
+def delete_former(name: str, task_name: str, job_id: int) -> Statement:
+    """Return the DELETE of a task's bodies of versions before that of its row."""
+    return Statement(
+        f"DELETE FROM {name} WHERE job_id={job_id:d} AND version<"
+        f"(SELECT {task_name}.version FROM {task_name} WHERE {task_name}.job_id={job_id:d})"
+    )
+
+
+def delete(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
+    """Return the DELETE of the bodies whose rows are gone, for the transaction that deleted these."""
+    return Statement(
+        f"DELETE FROM {name} WHERE job_id IN ({sql.numbers(job_ids)}) "
+        f"AND NOT EXISTS (SELECT 1 FROM {task_name} WHERE {task_name}.job_id={name}.job_id)"
+    )
+
+
+def bounded(sizes: Iterable[tuple[T, int]], most: int = BODY_BYTES) -> Iterator[list[T]]:
+    """Split things, given with their bodies' bytes (-1: no body), into lists of at most ``most`` bytes.
+
+    A longer one is alone.
+    """
+    part: list[T] = []
+    total = 0
+    for thing, size in sizes:
+        if part and total + size > most:
+            yield part
+            part, total = [], 0
+        part.append(thing)
+        total += max(size, 0)
+    if part:
+        yield part

@@ -1,0 +1,94 @@
+"""The tries kept on a row: failed ones, and those of webhooks. One line of JSON each, newest last, oldest cut
+off.
+
+    {"attempt":2,"crashes":0,"version":0,"at":1700000000000,"error":"ConnectionError: refused"}
+
+``attempt`` is the number of tries used up then, ``crashes`` the consecutive tries that had ended with their
+worker, ``at`` milliseconds. A webhook's line has more: the ``status`` of the answer (0: none), the ``ms``
+that the request took, and when the ``next`` try was due (milliseconds; 0: none). Where ``status`` is 2xx the
+try succeeded, and ``error`` is the beginning of the answer. To change the format, add keys and accept lines
+without them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from toc.model.documents import parse_object
+from toc.model.wire import instant, seconds
+from toc.store.schema import ERROR_COLUMN_CHARS, MAX_HISTORY_CHARS
+from toc.store.servers.server import DatabaseServer
+
+LINE_CHARS = 200
+"""Characters kept of each error; the last error is kept in full."""
+
+
+class FailedTry(NamedTuple):
+    """A failed try or a crash, or a webhook's try that succeeded. ``at`` is in milliseconds.
+
+    Only webhooks have the last three fields.
+    """
+
+    attempt: int
+    crashes: int
+    version: int
+    at: int
+    error: str
+    status: int | None = None
+    ms: int | None = None
+    next: int | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Return it for display: its times as texts, and ``ms`` as ``seconds``. ``next`` is None if there is
+        none."""
+        shown = self._asdict()
+        del shown["ms"], shown["next"]
+        return shown | {
+            "at": instant(self.at),
+            "seconds": None if self.ms is None else seconds(self.ms),
+            "next": instant(self.next) if self.next else None,
+        }
+
+
+_text = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def line(failed: FailedTry) -> str:
+    """Encode a failed try as appended to the row."""
+    # Written out: each webhook that succeeds has one, and all but the error are numbers.
+    error = _text(failed.error[:LINE_CHARS].encode(errors="replace").decode())
+    last = [
+        f',"{name}":{value:d}'
+        for name, value in zip(FailedTry._fields[5:], failed[5:], strict=True)
+        if value is not None
+    ]
+    return (
+        f'{{"attempt":{failed.attempt:d},"crashes":{failed.crashes:d},"version":{failed.version:d},'
+        f'"at":{failed.at:d},"error":{error}{"".join(last)}}}\n'
+    )
+
+
+def added(server: DatabaseServer, failed: FailedTry) -> str:
+    """Return the SQL of a row's history with one more try."""
+    return server.appended("history", line(failed), MAX_HISTORY_CHARS)
+
+
+def error_text(error: str) -> str:
+    """Truncate an error for ``last_error``, without characters that UTF-8 cannot encode."""
+    return error[:ERROR_COLUMN_CHARS].encode(errors="replace").decode()
+
+
+def parse(text: str | None) -> list[FailedTry]:
+    """Parse what is left of the history, oldest first."""
+    found = []
+    for each in (text or "").split("\n"):
+        try:
+            values = parse_object(each)
+            first = (values[name] for name in FailedTry._fields[:5])
+            one = FailedTry(*first, *(values.get(name) for name in FailedTry._fields[5:]))
+            one.shown()
+            found.append(one)
+        except (ValueError, KeyError, TypeError, OverflowError):  # the first line, cut off, or foreign data
+            continue
+    return found

@@ -1,0 +1,187 @@
+"""Leases of rows: they name the worker of a task when the index cannot.
+
+A worker that holds a task for longer than a moment takes a lease on its row; so does a worker that takes a
+task without Redis, before its handler starts. ``lease_owner`` is a number made from the worker_id.
+``lease_until`` is an instant of the *server's* clock and is compared only with that clock: a row lives on one
+server, so workers agree about each lease whatever their own clocks say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from toc.model.task import TaskStatus, TryRow
+from toc.model.verdict import next_attempts
+from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.servers.shards import Answers, Shards, Trouble
+from toc.store.tasks import rows as sql
+
+PENDING = int(TaskStatus.PENDING)
+RAN_OUT = -1
+"""``TryRow.lease`` of a lease whose owner died or fell silent: a try ended with it."""
+
+NO_LEASE = "lease_owner=NULL,lease_until=NULL"
+"""Assignments that remove a row's lease."""
+LEASED_IS_TRIED = "CASE WHEN lease_owner IS NULL THEN attempts ELSE {greatest}(attempts,1) END"
+"""The attempts of a row whose first try may be running."""  # [rule: lease-is-tried]
+
+
+def owner_number(worker_id: str) -> int:
+    """Map a worker to its ``lease_owner``: 63 bits, not 0."""
+    return int.from_bytes(hashlib.sha256(worker_id.encode()).digest()[:8], "big") >> 1 | 1
+
+
+class Leases:
+    """Takes, renews and releases leases for one worker. Thread-safe."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._me = 0
+        self._dead: frozenset[int] = frozenset()
+
+    def identify(self, worker_id: str) -> None:
+        """Set the worker that takes leases here. Without it, every lease counts as another worker's."""
+        self._me = owner_number(worker_id)
+
+    def set_dead(self, worker_ids: Iterable[str]) -> None:
+        """Set the workers known to be dead: their leases are free, and show a try that ended with them."""
+        self._dead = frozenset(map(owner_number, worker_ids))
+
+    # --- for other modules' statements
+
+    def of_others(self, row: TryRow) -> bool:
+        """Whether another worker has or had a lease on a row from ``try_rows``."""
+        return row.lease != 0 and row.lease != self._me
+
+    def judged(self, server: DatabaseServer, rows: list[TryRow]) -> list[TryRow]:
+        """Set ``lease`` of rows from ``try_rows`` as TryRow describes it.
+
+        How long another worker's lease lasts takes a query of its own: such rows are rare, and each
+        expression more in the row check costs a tenth of its time.
+        """
+        for row in rows:
+            if row.lease:
+                break
+        else:
+            return rows  # the usual case: nobody has a lease
+        foreign = [row.job_id for row in rows if row.lease and self.of_others(row)]
+        if not foreign:
+            return [row._replace(lease=0) if row.lease else row for row in rows]
+        left = dict.fromkeys(foreign, 1)  # if the lease is gone by then, the row has changed: look again soon
+        until = f"COALESCE({server.milliseconds('lease_until')},0)"  # somebody may have emptied it by hand
+        now = server.milliseconds(server.from_now(0))
+        ids = self._shards.group(foreign)[server]
+        select = sql.select_by_id(server, f"job_id,lease_owner,{until}-{now}", self._shards.names, ids)
+        for result in server.run(select):
+            for job_id, owner, milliseconds in result.rows:
+                if owner is not None:
+                    gone = milliseconds < 0 or owner in self._dead
+                    left[job_id] = RAN_OUT if gone else milliseconds + 1
+        return [row._replace(lease=left.get(row.job_id, 0)) if row.lease else row for row in rows]
+
+    def free(self, server: DatabaseServer) -> str:
+        """Return the SQL condition that no other worker that may be alive has a lease on a row."""
+        return self._none_but(server, self._me)
+
+    def unleased(self, server: DatabaseServer) -> str:
+        """Return the SQL condition that no worker that may be alive, this one included, has a lease on a
+        row."""
+        return self._none_but(server, 0)
+
+    def untaken(self) -> str:
+        """Return the SQL condition that a row can be taken, for reads on any server: all are of one kind."""
+        return self.unleased(self._shards.servers[0])
+
+    def _none_but(self, server: DatabaseServer, owner: int) -> str:
+        owners = sql.numbers((owner, *self._dead))
+        ended = f"lease_until IS NULL OR lease_until<{server.from_now(0)}"  # NULL as in ``judged``
+        return f"(lease_owner IS NULL OR {ended} OR lease_owner IN ({owners}))"
+
+    # --- its own statements
+
+    def take(
+        self,
+        seconds: Mapping[int, int],
+        tries: Mapping[int, TryRow] | None = None,
+        renew: Collection[int] = frozenset(),
+    ) -> Answers[bool]:
+        """Take or renew leases of these seconds from now on pending rows that no other worker has leased.
+
+        An expired lease is not taken over: first the try that ended with it is charged (``Batches.fail``).
+        Nor is a row leased if the failure of the requesting try is already written: ``tries`` are the rows as
+        the tries read them. Leases of ``renew`` are only renewed, never taken anew. Returns whether this
+        worker now has each row's lease. May be repeated after a lost answer.
+        """
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> set[int]:
+            groups: dict[tuple[int, int, str, str], list[int]] = {}
+            for table, part in ids.items():
+                for job_id in part:
+                    row = tries.get(job_id) if tries else None
+                    nobodys = "" if job_id in renew else "lease_owner IS NULL OR "  # [rule: renew-only]
+                    key = (table, seconds[job_id], nobodys, _unfailed(row))
+                    groups.setdefault(key, []).append(job_id)
+
+            def since(server: DatabaseServer) -> str:  # before the others: MySQL assigns from left to right
+                now = server.from_now(0)
+                return f"CASE WHEN lease_owner={self._me:d} THEN COALESCE(lease_since,{now}) ELSE {now} END"
+
+            updates = [
+                Statement(
+                    f"UPDATE {self._shards.names[table]} SET lease_since={since(server)},"
+                    f"lease_owner={self._me:d},lease_until={server.from_now(lasts * 1000)} "
+                    f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
+                    f"AND ({nobodys}lease_owner={self._me:d}){unfailed}"
+                )
+                for (table, lasts, nobodys, unfailed), part in groups.items()
+            ]
+            matched = sum(result.matched for result in server.run(updates, transaction=True, outwait=False))
+            asked = {job_id for part in ids.values() for job_id in part}
+            if matched == len(asked):
+                return asked
+            reads = [
+                f"SELECT job_id FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
+                f"AND status={PENDING} AND lease_owner={self._me:d}"
+                for table, part in ids.items()
+            ]
+            return {row[0] for result in server.run(sql.unions(server, reads)) for row in result.rows}
+
+        parts = self._shards.each(self._shards.group(seconds), send)
+        ours: set[int] = set().union(*parts.results)
+        return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
+
+    def living(self, job_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return of those of these rows that a worker has leased its number, and since when (ms)."""
+
+        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
+            since = f"COALESCE({server.milliseconds('lease_since')},0)"
+            living = f"lease_owner IS NOT NULL AND lease_until>{server.from_now(0)}"
+            what = f"job_id,CASE WHEN {living} THEN lease_owner ELSE 0 END,{since}"
+            results = server.run(sql.select_by_id(server, what, self._shards.names, ids))
+            return {row[0]: (row[1], row[2]) for result in results for row in result.rows if row[1]}
+
+        return self._shards.each(self._shards.group(job_ids), read).joined().whole()
+
+    def release(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
+        """Release leases: no task of these runs here.
+
+        Returns those whose tables do not answer, with the reason. Their leases expire.
+        """
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+            updates = sql.update_by_id(self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
+            server.run(updates, transaction=True, outwait=False)
+
+        return self._shards.each(self._shards.group(job_ids), send).failed
+
+
+def _unfailed(row: TryRow | None) -> str:
+    """Return the condition that the failure of the try that read this row is not written; a crash does not
+    count."""
+    if row is None:
+        return ""
+    return (
+        f" AND NOT (version={row.version:d} AND attempts={next_attempts(row.attempts):d} "
+        f"AND crashes<={row.crashes:d})"
+    )

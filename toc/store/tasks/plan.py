@@ -1,0 +1,286 @@
+"""What a submit does, decided on what is stored, and the statements of its transaction.
+
+Each statement is guarded by what was read, so an outdated decision changes nothing and is taken again. A
+request's own row comes first: its key is unique, so a second transaction of the same request waits for the
+first, and then fails as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.model.body import Content, Contents
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.errors import DedupConflict, TaskExists
+from toc.model.task import OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus, check_expiry
+from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.shards import Shards
+from toc.store.tasks import bodies, requests
+from toc.store.tasks import rows as sql
+from toc.store.tasks.pulls import moved
+
+PENDING = int(TaskStatus.PENDING)
+
+TRIED_BEFORE = "a try for a former time had begun"
+"""last_error of a tried task without another error, after a new deadline has restored all tries."""
+
+
+class Stored(NamedTuple):
+    """What a submit did. ``inserted``: the new row, if any. ``kept``: the row that has its dedup_key and
+    stays as it was. ``before``: the pending row that it replaced, as it was; a leased one counts as tried.
+    ``due``: when that is due now (ms)."""
+
+    put: Put
+    inserted: TaskRow | None = None
+    kept: TaskRow | None = None
+    before: TaskRow | None = None
+    due: int = 0
+
+
+class Seen(NamedTuple):
+    """A stored row, and whether a try of it may be running. ``until``: when its lease or hand-out ends or has
+    ended (ms), 0 if none."""
+
+    row: TaskRow
+    leased: bool
+    until: int
+
+
+class Plan(NamedTuple):
+    """What the transaction of a submit does, besides inserting ``stored.inserted``.
+
+    ``request`` is stored with the answer. ``ended``: the job_id of a row that loses the name. ``changes`` are
+    guarded: if ``telling``, the index of one of them, matches no row, none of them
+    changes anything.
+    """
+
+    asked: Submission
+    stored: Stored
+    request: Request | None = None
+    ended: int | None = None
+    changes: Sequence[Statement] = ()
+    telling: int | None = None
+
+
+class Planner:
+    """Plans submits for the tables of some servers."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def plan(self, server: DatabaseServer, asked: Submission, found: Seen | None, now: int) -> Plan | Stored:
+        """Return what a submit writes at ``now`` (ms), if this row has its dedup_key; or its outcome, if it
+        writes nothing.
+
+        Raises DedupConflict, TaskExists, InvalidExpiry.
+        """
+        row = asked.row
+        if found is None:
+            return inserting(asked)
+        other = found.row
+        if row.biz_key != other.biz_key:
+            same_task(row, other)  # raises: two texts with one number
+        if asked.on_conflict is OnConflict.ERROR:
+            raise TaskExists(
+                f"task {other.job_id} already has dedup_key {row.dedup_key!r}; on_conflict='replace' would "
+                f"replace it",
+                other.job_id,
+            )
+        if asked.on_conflict is OnConflict.KEEP:
+            kept = Stored(Put(same_task(row, other), PutOutcome.KEPT), kept=other)
+            return kept if asked.request is None else Plan(asked, kept, asked.request)
+        if other.status == PENDING:
+            return self._renew(server, asked, found, now)
+        put = Put(row.job_id, PutOutcome.NEW)
+        return Plan(asked, Stored(put, row), asked.request, ended=other.job_id)
+
+    def _renew(self, server: DatabaseServer, asked: Submission, seen: Seen, now: int) -> Plan:
+        """Replace a pending task: it keeps its job_id and slot; everything else is new."""
+        row, before = asked.row, seen.row
+        table = self._shards.table_of(before.job_id)
+        name, body_name = self._shards.names[table], self._shards.body_names[table]
+        check_expiry(row.expires_at, row.action_time)
+        put = Put(before.job_id, _replaced(seen, now))
+        changes = []
+        if asked.request is not None:
+            # The row stays as it is from here on: either both statements that look at it change something, or
+            # neither.
+            into = self._shards.request_names[table]
+            of_row = f"{name} WHERE job_id={before.job_id:d}"
+            source = f"{of_row} AND {as_read(seen)}"
+            changes = [
+                Statement(f"SELECT job_id FROM {of_row}{server.for_update}"),
+                requests.insert_if(server, into, asked.request, put, now, source),
+            ]
+        telling = len(changes)
+        body = "NULL,body_sha256=NULL"
+        if row.body_sha256 is not None:
+            body = f"{row.body_length:d},body_sha256={sql.literal(row.body_sha256)}"
+        expiry = server.instant(row.expires_at) if row.expires_at else "NULL"
+        more = f"attribute=%s,tries={row.tries:d},expires_at={expiry},body_length={body},"
+        changes.append(new_version(server, name, seen, row.action_time, now, more, [row.attribute]))
+        if before.body_sha256 is not None and before.body_sha256 == row.body_sha256:
+            changes.append(bodies.follow(body_name, name, [before.job_id]))
+        else:
+            if before.body_sha256 is not None:
+                changes.append(bodies.delete_former(body_name, name, before.job_id))
+            if row.body_sha256 is not None:
+                version = before.version + 1
+                content = asked.contents[row.body_sha256]
+                changes.append(
+                    bodies.insert_if(body_name, name, before.job_id, version, row.body_sha256, content)
+                )
+        due = max(row.action_time, 0 if seen.leased else seen.until)
+        return Plan(asked, Stored(put, before=_tried(seen), due=due), changes=changes, telling=telling)
+
+    def transaction(
+        self, server: DatabaseServer, plans: Sequence[Plan], now: int
+    ) -> tuple[list[Statement], list[int | None]]:
+        """Return the statements of one transaction for plans of different names, and where in it each plan's
+        telling statement is.
+
+        All callers lock rows in one order: requests, tables, and in a table by name.
+        """
+        names = self._shards.names
+        answers: dict[str, list[tuple[Request, Put]]] = {}
+        ended: dict[int, list[int]] = {}
+        inserted: dict[int, list[TaskRow]] = {}
+        contents: dict[bytes, Content] = {}
+        ordered = []
+        for n, plan in enumerate(plans):
+            row = plan.asked.row  # by name, those without one by job_id
+            name = (-1, "") if row.dedup_key is None else (row.biz_id, row.dedup_key)
+            ordered.append((self._shards.table_of(row.job_id), name, row.job_id, n))
+        ordered.sort()
+        changing = []
+        for table, _, _, n in ordered:
+            plan = plans[n]
+            if plan.changes:
+                changing.append(n)
+            new = plan.stored.inserted
+            if new is not None:
+                inserted.setdefault(table, []).append(new)
+                if new.body_sha256 is not None:
+                    contents[new.body_sha256] = plan.asked.contents[new.body_sha256]
+            if plan.request is not None:
+                into = self._shards.request_names[table]
+                answers.setdefault(into, []).append((plan.request, plan.stored.put))
+            if plan.ended is not None:
+                ended.setdefault(table, []).append(plan.ended)
+        statements = [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
+        for table, ids in ended.items():
+            statements.append(
+                Statement(
+                    f"UPDATE {names[table]} SET dedup_key=NULL "
+                    f"WHERE job_id IN ({sql.numbers(sorted(ids))}) AND status<>{PENDING}"
+                )
+            )
+        telling: list[int | None] = [None] * len(plans)
+        for n in changing:
+            plan = plans[n]
+            if plan.telling is not None:
+                telling[n] = len(statements) + plan.telling
+            statements += plan.changes
+        return statements + self.inserts(server, inserted, contents), telling
+
+    def inserts(
+        self, server: DatabaseServer, by_table: Mapping[int, Sequence[TaskRow]], contents: Contents
+    ) -> list[Statement]:
+        """Return the INSERTs of rows and their bodies."""
+        statements = []
+        for table, rows in by_table.items():
+            statements.append(sql.insert(server, self._shards.names[table], rows))
+            if contents:
+                statements += bodies.insert(self._shards.body_names[table], rows, contents)
+        return statements
+
+
+def inserting(asked: Submission) -> Plan:
+    """Return the plan of a submit whose name nobody has, as far as is known."""
+    row = asked.row
+    return Plan(asked, Stored(Put(row.job_id, PutOutcome.NEW), row), asked.request)
+
+
+def new_version(
+    server: DatabaseServer,
+    name: str,
+    seen: Seen,
+    action_time: int,
+    stamp: int,
+    more: str = "",
+    params: Sequence[str] = (),
+) -> Statement:
+    """Return the UPDATE that gives a pending row a new deadline (ms), all its tries, and version + 1.
+
+    ``more`` are further assignments, with their parameters. Its lease stays: the try for the old deadline may
+    be running. A hand-out ends, but the row is not due before its ttr would have ended.
+    """
+    due, row = server.instant(action_time), seen.row
+    tried = seen.leased or row.attempts or row.crashes  # it resets both, but a cancel must know
+    return Statement(  # [rule: new-version]
+        f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},"
+        f"{moved(server, due)},{more}{'last_error=COALESCE(last_error,%s),' if tried else ''}"
+        f"gmt_modified={server.instant(stamp)} WHERE job_id={row.job_id:d} AND {as_read(seen)}",
+        [*params, TRIED_BEFORE] if tried else params,
+    )
+
+
+def as_read(seen: Seen) -> str:
+    """Return the condition that a pending row is as it was read, as far as a new version must know."""
+    row = seen.row
+    return (
+        f"status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
+        f"AND crashes={row.crashes:d}"
+        f"{'' if seen.leased else ' AND lease_owner IS NULL'}"
+    )
+
+
+def seen_columns(server: DatabaseServer) -> str:
+    """Return what to SELECT for ``seen_rows``."""
+    until = server.milliseconds("lease_until")
+    return f"lease_owner IS NOT NULL,COALESCE({until},0),pull_nonce IS NOT NULL,{sql.columns(server)}"
+
+
+def seen_rows(results: Iterable[Result]) -> list[Seen]:
+    """Parse the rows of ``seen_columns``."""
+    found = []
+    with sql.understood():
+        for result in results:
+            for leased, lease_until, pulled, *values in result.rows:
+                row = sql.task_row(values)
+                until = max(lease_until, row.next_time if pulled else 0)
+                found.append(Seen(row, bool(leased), until))
+    return found
+
+
+def _tried(seen: Seen) -> TaskRow:
+    """Return a row as callers see it: a leased one counts as tried."""
+    return seen.row._replace(attempts=max(seen.row.attempts, 1)) if seen.leased else seen.row
+
+
+def _replaced(pending: Seen, now: int) -> PutOutcome:
+    """Return the outcome of replacing this row, by its state."""
+    row = pending.row
+    started = pending.leased or row.attempts or row.crashes or row.last_error is not None
+    if started or row.action_time - now <= MAX_CLOCK_SKEW_MS:
+        return PutOutcome.MAY_HAVE_STARTED
+    return PutOutcome.REPLACED
+
+
+def same_task(row: TaskRow, other: TaskRow, *, stored: bool = True) -> int:
+    """Return the job_id of the task that has this row's dedup_key. Raises DedupConflict if it differs."""
+    differs = (
+        "biz_id" if row.biz_key != other.biz_key  # two texts with one number
+        else "attribute" if row.attribute != other.attribute
+        else "body" if row.body_sha256 != other.body_sha256
+        else None
+    )  # fmt: skip
+    if differs is None:
+        return other.job_id
+    whose = f"task {other.job_id}" if stored else "another task of this call"
+    raise DedupConflict(
+        f"dedup_key {row.dedup_key!r} of biz_id {row.biz_id if row.biz_key is None else row.biz_key!r} "
+        f"is taken by {whose} with another {differs}",
+        other.job_id if stored else None,
+    )

@@ -1,0 +1,389 @@
+"""The rows of pull consumers: how tasks are handed out, and how hand-outs end.
+
+A hand-out is one guarded UPDATE: it charges the try, draws a nonce, and makes the end of ttr the row's
+next_time. The row is then pending and not yet due, which is all that the sweep, the row check and reclaim
+need to know. When ttr has ended, the row is due like any other. Only the clock of the row's server decides
+whether a lease lives.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from toc.model.pull import LEASE_ENDED, NONCE_BYTES, AckOutcome, PullLease, PullRow
+from toc.model.task import UNLIMITED, TaskStatus
+from toc.model.verdict import Nack, PullEnd
+from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.shards import Answers, Shards
+from toc.store.tasks import rows as sql
+from toc.store.tasks.history import FailedTry, added, error_text
+from toc.store.tasks.leases import NO_LEASE
+
+T = TypeVar("T")
+
+PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
+DEAD = int(TaskStatus.DEAD)
+
+FREE = "pull_nonce=NULL,pull_began=NULL"
+"""Assignments that end a row's hand-out."""
+_MAX_MARK = 1 << 47
+"""The marks of calls are random instants (ms) below this: every server can store them."""
+
+
+def moved(server: DatabaseServer, due: str) -> str:
+    """Return the assignments that give a pending row another deadline, and end its hand-out.
+
+    ``due`` is an SQL instant. If a consumer has the task, the task is not due before the end of the
+    consumer's lease. That end is kept in ``lease_until``, without a ``lease_owner``, so that later
+    changes of the row respect it too.
+    """
+    now = server.from_now(0)
+    held = f"WHEN pull_nonce IS NOT NULL AND next_time>{now} THEN next_time"
+    asked = f"WHEN lease_owner IS NULL AND lease_until>{now} THEN lease_until"
+    # MySQL assigns from left to right, SQLite all at once. ``asked`` reads lease_until after its assignment,
+    # but only where that has left it as it was.
+    return (  # [rule: consumer-first]
+        f"lease_until=CASE {held} ELSE lease_until END,"
+        f"next_time={server.greatest}({due},CASE {held} {asked} ELSE {due} END),{FREE}"
+    )
+
+
+_INSTANTS = frozenset({"action_time", "next_time"})
+_ENDED = {
+    PROCESSED: AckOutcome.ALREADY,
+    int(TaskStatus.CANCELLED): AckOutcome.CANCELLED,
+    DEAD: AckOutcome.DEAD,
+}
+
+
+class HandOut(NamedTuple):
+    """A task to hand out for ``ttr_ms``. ``retries`` is the topic's."""
+
+    job_id: int
+    biz_type: int
+    retries: int
+    ttr_ms: int
+    nonce: bytes
+
+
+class Pulls:
+    """The statements of pull consumers. Thread-safe.
+
+    Every method takes many tasks, each job_id at most once, and answers by job_id.
+    """
+
+    def __init__(self, shards: Shards, stamp: Callable[[], int]) -> None:
+        self._shards = shards
+        self._stamp = stamp
+        self._columns = {server: _columns(server) for server in shards.servers}
+
+    def read(self, job_ids: Iterable[int]) -> Answers[PullRow]:
+        """Return the rows that exist."""
+        return self._shards.each(self._shards.group(job_ids), self._read).joined()
+
+    def hand_out(self, items: Sequence[HandOut], now_ms: int) -> Answers[PullRow]:
+        """Hand out those tasks that are pending and due, by their server's clock and by ``now_ms``.
+
+        Returns all rows as they are then: one that carries its item's nonce was handed out, and next_time is
+        when its ttr ends. It is not handed out if it has expired, nor if the try that has ended was the last
+        one. May be repeated after a lost answer.
+        """
+        by_id = {item.job_id: item for item in items}
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
+            now, stamp = server.from_now(0), server.instant(now_ms)
+            groups: dict[tuple[int, int, int, int], list[HandOut]] = {}
+            for table, part in ids.items():
+                for job_id in part:
+                    item = by_id[job_id]
+                    groups.setdefault((table, item.biz_type, item.retries, item.ttr_ms), []).append(item)
+            updates = []
+            for (table, biz_type, retries, ttr_ms), some in groups.items():
+                tries = f"CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
+                nonces = " ".join(f"WHEN {item.job_id:d} THEN {sql.literal(item.nonce)}" for item in some)
+                # MySQL assigns from left to right: what reads the old nonce comes before the new one.
+                updates.append(
+                    Statement(  # [rule: one-hand-out]
+                        f"UPDATE {self._shards.names[table]} SET "
+                        f"last_error=CASE WHEN pull_nonce IS NULL THEN last_error ELSE %s END,"
+                        f"attempts=attempts+CASE WHEN attempts<({tries}) THEN 1 ELSE 0 END,"
+                        f"pull_nonce=CASE job_id {nonces} END,pull_began={now},"
+                        f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
+                        f"WHERE job_id IN ({sql.numbers(item.job_id for item in some)}) AND status={PENDING} "
+                        f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp} "
+                        f"AND (expires_at IS NULL OR expires_at>={now}) "
+                        f"AND (pull_nonce IS NULL OR attempts<({tries}) OR ({tries})={UNLIMITED})",
+                        (LEASE_ENDED,),
+                    )
+                )
+            return self._after(server, ids, updates)
+
+        return self._shards.each(self._shards.group(by_id), send).joined()
+
+    def release(self, leases: Iterable[PullLease]) -> Answers[PullRow | None]:
+        """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.
+
+        Returns the rows as they are then.
+        """
+        by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
+
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            return Statement(  # [rule: released-uncharged]
+                f"UPDATE {name} SET attempts=attempts-CASE WHEN attempts>0 THEN 1 ELSE 0 END,{FREE},"
+                f"next_time={server.from_now(0)},gmt_modified={server.instant(stamp)} "
+                f"WHERE {_lives(server, by_id[job_id])}"
+            )
+
+        return self._update_each(by_id, update, lambda _, row: row)
+
+    def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
+        """Mark tasks as processed that are pending under the lease's version and were handed out, however
+        late.
+
+        That try is no longer charged: attempts counts failed tries once a task has ended.
+        """
+        by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
+        # One of these replaces the nonce of rows that end here: a repeated call finds its own by it.
+        in_time, late = secrets.token_bytes(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+
+        def end(
+            server: DatabaseServer, group: _Group, part: Sequence[int], mark: bytes, more: str
+        ) -> Statement:
+            ended = server.instant(stamp)
+            return Statement(  # [rule: ack-of-version]
+                f"UPDATE {self._shards.names[group.table]} SET status={PROCESSED},attempts=attempts-1,"
+                f"next_time={ended},pull_nonce={sql.literal(mark)},gmt_modified={ended} "
+                f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} AND version={group.version:d} "
+                f"AND biz_type={group.biz_type:d} AND attempts>0{more}"
+            )
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
+            groups, lives = _alike(ids, by_id), f" AND next_time>{server.from_now(0)}"
+            updates = [
+                end(server, group, part, in_time, f" AND {_of_nonces(by_id, part)}{lives}")
+                for group, part in groups.items()
+            ]
+            results = server.run(updates, transaction=True, patient=True, outwait=False)
+            outcomes = dict.fromkeys((job_id for part in ids.values() for job_id in part), AckOutcome.ACKED)
+            doubtful: dict[int, list[int]] = {}
+            for (group, part), result in zip(groups.items(), results, strict=True):
+                if result.matched != len(part):
+                    doubtful.setdefault(group.table, []).extend(part)
+            if doubtful:  # end those that are pending, then see what became of each
+                again = _alike(doubtful, by_id).items()
+                rows = self._after(
+                    server, doubtful, [end(server, group, part, late, "") for group, part in again]
+                )
+                for part in doubtful.values():
+                    outcomes |= {
+                        job_id: _acked(rows.get(job_id), by_id[job_id], in_time, late) for job_id in part
+                    }
+            return outcomes
+
+        return self._shards.each(self._shards.group(by_id), send).joined()
+
+    def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
+        """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
+        lease was gone, also by the same nack at another gateway."""
+        by_id = {lease.job_id: (lease, nack) for lease, nack in items}
+        stamp, mark = self._stamp(), secrets.randbelow(_MAX_MARK)
+
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            lease, (row, dead, delay_ms, error) = by_id[job_id]
+            changed = server.instant(stamp)
+            due = f"status={DEAD},next_time={changed}" if dead else f"next_time={server.from_now(delay_ms)}"
+            return Statement(
+                f"UPDATE {name} SET {due},{_freed(server, mark)},gmt_modified={changed}"
+                f"{_noted(server, row, error, stamp)},last_error=%s WHERE {_lives(server, lease)}",
+                (error_text(error),),
+            )
+
+        return self._update_each(by_id, update, lambda _, row: _changed(row, mark))
+
+    def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
+        """Let living leases last for ``ttr_ms`` from now, at most ``most_ms`` since their hand-out, and never
+        shorter than before.
+
+        Items are (lease, ttr_ms, most_ms). Returns until when each lives, in ms; None where it is gone.
+        """
+        by_id = {lease.job_id: (lease, ttr_ms, most_ms) for lease, ttr_ms, most_ms in items}
+
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            lease, ttr_ms, most_ms = by_id[job_id]
+            wanted, most = server.from_now(ttr_ms), server.after("pull_began", most_ms)
+            return Statement(
+                f"UPDATE {name} SET next_time={server.greatest}(next_time,"
+                f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) WHERE {_lives(server, lease)}"
+            )
+
+        def until(job_id: int, row: PullRow | None) -> int | None:
+            lease = by_id[job_id][0]
+            lives = row is not None and row.living and row.leased_by(lease)
+            return row.next_time if row is not None and lives else None
+
+        return self._update_each(by_id, update, until)
+
+    def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
+        """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
+
+        Returns which have ended by it.
+        """
+        by_id = {item.row.job_id: item for item in items}
+        stamp, mark = self._stamp(), secrets.randbelow(_MAX_MARK)
+
+        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
+            row, status, expired, error = by_id[job_id]
+            now, ended = server.from_now(0), server.instant(stamp)
+            nonce = f"pull_nonce={sql.literal(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
+            still = f" AND expires_at<{now}" if expired else ""
+            noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
+            return Statement(  # [rule: last-lapse]
+                f"UPDATE {name} SET status={status:d},expired={expired:d},"
+                f"next_time={ended},gmt_modified={ended},{_freed(server, mark)}{noted} "
+                f"WHERE job_id={job_id:d} AND status={PENDING} AND version={row.version:d} "
+                f"AND attempts={row.attempts:d} AND {nonce} AND next_time<={now}{still}",
+                () if error is None else (error_text(error),),
+            )
+
+        return self._update_each(by_id, update, lambda _, row: _changed(row, mark) is not None)
+
+    # --- shared
+
+    def _update_each(
+        self,
+        job_ids: Iterable[int],
+        update: Callable[[DatabaseServer, str, int], Statement],
+        result: Callable[[int, PullRow | None], T],
+    ) -> Answers[T]:
+        """Change tasks by an UPDATE of each, given its server, table and job_id.
+
+        Returns what ``result`` makes of the row as it is then.
+        """
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, T]:
+            wanted = [(self._shards.names[table], job_id) for table, part in ids.items() for job_id in part]
+            rows = self._after(server, ids, [update(server, name, job_id) for name, job_id in wanted])
+            return {job_id: result(job_id, rows.get(job_id)) for _, job_id in wanted}
+
+        return self._shards.each(self._shards.group(job_ids), send).joined()
+
+    def _select(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+        return sql.select_by_id(server, self._columns[server], self._shards.names, ids)
+
+    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
+        return _rows(server.run(self._select(server, ids), outwait=False))
+
+    def _after(
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], updates: Sequence[Statement]
+    ) -> dict[int, PullRow]:
+        """Make changes. Returns the rows as they are then."""
+        results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+        return _rows(results[len(updates) :])
+
+
+def _columns(server: DatabaseServer) -> str:
+    """Return what to SELECT for ``_rows``: one text per row, as in ``try_text``."""
+    instead = {
+        "expires_at": f"COALESCE({server.milliseconds('expires_at')},0)",
+        "began": f"COALESCE({server.milliseconds('pull_began')},0)",
+        "begun": "(last_error IS NOT NULL)",
+        "body_length": "COALESCE(body_length,-1)",
+        "now": server.milliseconds(server.from_now(0)) if server.greatest != "MAX" else _SQLITE_NOW,
+        "nonce": "CASE WHEN pull_nonce IS NULL THEN '' ELSE HEX(pull_nonce) END",
+        "biz_key": "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
+        "dedup_key": "CASE WHEN dedup_key IS NULL THEN '-' ELSE HEX(dedup_key) END",
+    }
+    parts = [
+        instead.get(name) or (sql.column(server, name) if name in _INSTANTS else name)
+        for name in PullRow._fields
+    ]
+    return server.joined(parts)
+
+
+_SQLITE_NOW = "CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)"
+"""Now in ms. It is an expression because these columns are written once, and a literal would not change.
+Julian days are floats: without rounding, half of all answers would be a millisecond behind, and ended
+leases would live."""
+_PARTS = len(PullRow._fields)
+
+
+def _rows(results: Iterable[Result]) -> dict[int, PullRow]:
+    rows = {}
+    with sql.understood():
+        for result in results:
+            for (text,) in result.rows:
+                parts = text.split(",", _PARTS - 1)
+                *numbers, nonce, biz_key, dedup_key, attribute = parts
+                keys = _key(biz_key), _key(dedup_key)
+                row = PullRow._make([*map(int, numbers), bytes.fromhex(nonce), *keys, attribute])
+                rows[row.job_id] = row
+    return rows
+
+
+def _key(text: str) -> str | None:
+    return None if text == "-" else bytes.fromhex(text).decode(errors="replace")
+
+
+def _acked(row: PullRow | None, lease: PullLease, in_time: bytes, late: bytes) -> AckOutcome:
+    """Return the outcome of an ack with these marks, by the row after it."""
+    if row is None or row.biz_type != lease.biz_type:
+        return AckOutcome.UNKNOWN
+    if row.version != lease.version:
+        return AckOutcome.REPLACED
+    if row.status == PENDING:
+        return AckOutcome.NOT_HANDED_OUT
+    if row.status == PROCESSED and row.nonce in (in_time, late):
+        return AckOutcome.LATE if row.nonce == late else AckOutcome.ACKED
+    return _ENDED.get(row.status, AckOutcome.UNKNOWN)
+
+
+class _Group(NamedTuple):
+    """What rows share that one statement ends: their table, and what their leases name."""
+
+    table: int
+    version: int
+    biz_type: int
+
+
+def _alike(ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]) -> dict[_Group, list[int]]:
+    groups: dict[_Group, list[int]] = {}
+    for table, part in ids.items():
+        for job_id in part:
+            lease = leases[job_id]
+            groups.setdefault(_Group(table, lease.version, lease.biz_type), []).append(job_id)
+    return groups
+
+
+def _lives(server: DatabaseServer, lease: PullLease) -> str:
+    """The condition that a row has this lease, and that its ttr has not ended."""
+    return (  # [rule: living-lease]
+        f"job_id={lease.job_id:d} AND status={PENDING} AND version={lease.version:d} "
+        f"AND biz_type={lease.biz_type:d} AND pull_nonce={sql.literal(lease.nonce)} "
+        f"AND next_time>{server.from_now(0)}"
+    )
+
+
+def _of_nonces(leases: Mapping[int, PullLease], job_ids: Sequence[int]) -> str:
+    """The condition that each row has its lease's nonce: no two hand-outs ever draw the same."""
+    return f"pull_nonce IN ({','.join(sql.literal(leases[job_id].nonce) for job_id in job_ids)})"
+
+
+def _freed(server: DatabaseServer, mark: int) -> str:
+    """Return the assignments that end a hand-out by a call that may be sent again.
+
+    Such a call finds its own rows by ``mark``. The instant of the call would not do: another gateway may make
+    a call at the same instant.
+    """
+    return f"pull_nonce=NULL,pull_began={server.instant(mark)}"
+
+
+def _changed(row: PullRow | None, mark: int) -> PullRow | None:
+    """The row if the call with this mark has changed it."""
+    return row if row is not None and not row.nonce and row.began == mark else None
+
+
+def _noted(server: DatabaseServer, row: PullRow, error: str, now: int) -> str:
+    """Return the SQL that adds a failed try to the row's history."""
+    return f",history={added(server, FailedTry(row.attempts, row.crashes, row.version, now, error))}"

@@ -1,0 +1,171 @@
+"""Named requests: each database remembers the answers to those that changed its rows.
+
+A request's row is written by the transaction that makes its change (``write``), beside the task's row.
+Two requests of one name but for different tasks may concern different databases. So the name is claimed
+first in the database that its key chooses, with what was asked; a claim has no answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from toc.model.documents import parse_object
+from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
+from toc.model.sharding import BizId
+from toc.model.task import Put, PutOutcome, Request
+from toc.store.servers.health import Health
+from toc.store.servers.server import DatabaseServer, PoolExhausted, Refused, Result, Statement, Transient
+from toc.store.servers.shards import Shards
+from toc.store.tasks import rows as sql
+
+Answered = dict[bytes, tuple[bytes, str | None]]
+"""What was asked under each key, and the answer; the answer is None for a mere claim."""
+
+
+class Requests:
+    """The tables of requests. Thread-safe."""
+
+    def __init__(self, shards: Shards, databases: int) -> None:
+        self._shards = shards
+        self.databases = databases
+
+    def claim(self, request: Request, table: int | None = None) -> None:
+        """Bind the request's name to what it asks for. Raises RequestReused if it is bound to something else.
+
+        The name is claimed in the database that its key chooses. No claim is needed, and none is
+        made, if ``table`` is in that database: the row of the request will be there. None is made
+        either while the server of that database is away or hangs. During that time, the reuse of a
+        name for another task may go unnoticed.
+        """
+        if (error := self.claim_each([(request, table)]).get(request)) is not None:
+            raise error
+
+    def claim_each(self, wanted: Iterable[tuple[Request, int | None]]) -> dict[Request, RequestReused]:
+        """Claim the names of many, given with the tables of their rows. Returns those that are refused."""
+        homes: dict[int, dict[bytes, Request]] = {}
+        near: set[DatabaseServer] = set()
+        wanted = list(wanted)
+        for request, table in wanted:
+            home = int.from_bytes(request.key[:4]) % self.databases
+            if table is None or table % self.databases != home:
+                homes.setdefault(home, {}).setdefault(request.key, request)
+            if table is not None:
+                near.add(self._shards.server_of[table])
+        refused: dict[Request, RequestReused] = {}
+        for server, parts in self._shards.group_tables(homes).items():
+            health = self._shards.health[server]
+            if health.away is not None:
+                continue
+            statements = []
+            for home, part in parts.items():
+                name = self._shards.request_names[home]
+                values = ",".join(
+                    f"({sql.literal(one.key)},{sql.literal(one.payload)},{server.from_now(0)})"
+                    for _, one in sorted(part.items())
+                )
+                insert = f"INSERT INTO {name} (request_key,payload,gmt_create) VALUES {values}"
+                statements += [Statement(server.or_lock(insert)), select(name, part.values())]
+            try:
+                if server in near:
+                    results = server.run(statements, outwait=False)
+                else:
+                    results = _answer_in_time(server, health, statements)
+            except (StoreUnavailable, SchemaBehind) as exc:
+                if not isinstance(exc, (Transient, PoolExhausted, Refused, SchemaBehind)):
+                    health.mark_away(exc)
+                continue
+            found = answered(results[1::2])
+            for request, _ in wanted:
+                try:
+                    _check_payload(request, found)
+                except RequestReused as exc:
+                    refused[request] = exc
+        return refused
+
+    def answer(self, request: Request, biz: BizId) -> Put | None:
+        """Return the answer that a request about a task of this biz_id got before, None if there is none.
+
+        Raises RequestReused.
+        """
+        table = biz.crc % self._shards.tables
+        server, name = self._shards.server_of[table], self._shards.request_names[table]
+        return answer_of(request, answered(server.run([select(name, [request])])))
+
+    def purge(self, database: int, keep: int) -> int:
+        """Delete the oldest rows of a database that are older than ``keep`` ms. Returns how many."""
+        server, name = self._shards.server_of[database], self._shards.request_names[database]
+        return sql.delete_oldest(server, name, "request_key", keep)
+
+
+def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence[Statement]) -> list[Result]:
+    """Run statements on a server that the request's tasks may not need. [] once the server is known to
+    hang."""
+    exchange = server.begin(statements)
+    if exchange is None:  # no connection is idle; opening one would take as long as the server likes
+        away = health.examine(lambda _seconds: False)
+        return [] if away else server.run(statements, outwait=False)
+    if not exchange.answered(health.patience) and health.examine(exchange.answered):
+        exchange.abandon()
+        return []
+    return exchange.results()
+
+
+def select(name: str, wanted: Iterable[Request]) -> Statement:
+    """Return the SELECT for ``answered``."""
+    keys = ",".join(sql.literal(one.key) for one in wanted)
+    return Statement(f"SELECT request_key,payload,answer FROM {name} WHERE request_key IN ({keys})")
+
+
+def answered(results: Iterable[Result]) -> Answered:
+    """Parse the results of ``select``."""
+    with sql.understood():
+        return {key: (payload, answer) for result in results for key, payload, answer in result.rows}
+
+
+def answer_of(request: Request | None, found: Answered) -> Put | None:
+    """Return the answer that a request got before, None without one. Raises RequestReused."""
+    if request is None or request.key not in found:
+        return None
+    _check_payload(request, found)
+    answer = found[request.key][1]
+    if answer is None:
+        return None
+    with sql.understood():
+        first = parse_object(answer)
+        return Put(int(first["job_id"]), PutOutcome(first["outcome"]))
+
+
+def _check_payload(request: Request, found: Answered) -> None:
+    """Raise RequestReused if the request's name is bound to something else."""
+    if request.key in found and found[request.key][0] != request.payload:
+        raise RequestReused("another request used this name within the last day")
+
+
+def insert(server: DatabaseServer, name: str, answers: Iterable[tuple[Request, Put]], now: int) -> Statement:
+    """Return the INSERT of requests with their answers."""
+    values, params = [], []
+    for request, put in answers:
+        values.append(f"({_values(server, request, now)})")
+        params.append(_answer(put))
+    return Statement(f"INSERT INTO {name} {_COLUMNS} VALUES {','.join(values)}", params)
+
+
+def insert_if(
+    server: DatabaseServer, name: str, request: Request, put: Put, now: int, source: str
+) -> Statement:
+    """Return the INSERT of a request with its answer that takes effect if ``source``, a FROM clause, yields a
+    row."""
+    select = f"SELECT {_values(server, request, now)} FROM {source}"
+    return Statement(f"INSERT INTO {name} {_COLUMNS} {select}", [_answer(put)])
+
+
+_COLUMNS = "(request_key,payload,answer,gmt_create)"
+
+
+def _values(server: DatabaseServer, request: Request, now: int) -> str:
+    return f"{sql.literal(request.key)},{sql.literal(request.payload)},%s,{server.instant(now)}"
+
+
+def _answer(put: Put) -> str:
+    return json.dumps({"job_id": str(put.job_id), "outcome": put.outcome.value})

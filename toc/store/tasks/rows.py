@@ -1,0 +1,224 @@
+"""SQL to read, insert and find task rows. Uses no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from toc.model.task import TaskRow
+from toc.store.servers.server import DatabaseServer, Param, Result, Statement, Transient
+
+_INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
+NO_INSTANT = -(10**15)
+"""Milliseconds, in place of a value that is not an instant."""
+_BINARY = frozenset({"biz_key", "dedup_key"})
+_NUMBERS = tuple(
+    place
+    for place, name in enumerate(TaskRow._fields)
+    if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256")
+)
+_RARE = ("tries", "expires_at", "expired", "body_length", "body_sha256")
+"""Columns that are written only where some row has more than their defaults."""
+_COMMON = ",".join(name for name in TaskRow._fields if name not in _RARE)
+_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s"
+"""A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
+
+UNION = 400
+"""Selects in one UNION ALL; SQLite takes at most 500."""
+KEYS = 200
+"""Dedup keys in one SELECT; SQLite's expressions may be 1,000 deep."""
+PURGED_TOGETHER = 1000
+"""Records that one statement deletes at most."""
+
+
+def columns(server: DatabaseServer, **instead: str) -> str:
+    """The columns to SELECT for TaskRow, in its order and types; ``instead`` replaces columns."""
+    return ",".join(instead.get(name) or column(server, name) for name in TaskRow._fields)
+
+
+def column(server: DatabaseServer, name: str) -> str:
+    """The expression to SELECT for one column, in the type that TaskRow has.
+
+    What is no instant, such as the date 0000-00-00, is read as one that no calendar has: the task is
+    unreadable, and its neighbours are not.
+    """
+    if name in _INSTANTS:
+        return f"COALESCE({server.milliseconds(name)},{NO_INSTANT:d})"
+    if name == "expires_at":
+        return f"COALESCE({server.milliseconds(name)},0)"
+    return server.text(name) if name in _BINARY else name
+
+
+def number_rows(results: Iterable[Result], count: int) -> list[list[int]]:
+    """Parse results of one text per row: ``count`` numbers joined by commas."""
+    with understood():
+        rows = [list(map(int, text.split(","))) for result in results for (text,) in result.rows]
+        if not {count}.issuperset(map(len, rows)):
+            raise ValueError
+    return rows
+
+
+class understood:  # noqa: N801 - reads like a function
+    """Raise Transient if the answer that the block reads is malformed.
+
+    A damaged packet may still be complete. A second read gives another answer. (A class, since each row check
+    enters one: a generator as context manager would cost three times as much.)
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if isinstance(exc, (ValueError, LookupError, TypeError, AttributeError)):
+            raise Transient(
+                f"an answer of the task table cannot be parsed ({type(exc).__name__}); try again"
+            ) from exc
+
+
+def literal(value: bytes) -> str:
+    """Return bytes as SQL."""
+    return f"X'{value.hex()}'"
+
+
+def numbers(values: Iterable[int]) -> str:
+    """``1,2,3``. Raises on anything but integers, so that nothing else gets into SQL."""
+    return ",".join(map(int.__repr__, values))
+
+
+def task_rows(results: Sequence[Result]) -> list[TaskRow]:
+    """Parse the rows of all results."""
+    with understood():
+        # All rows of a result are of one kind: the first tells.
+        return [
+            task_row(row) if number == 0 else TaskRow._make(row)
+            for result in results
+            for number, row in enumerate(result.rows)
+        ]
+
+
+def task_row(values: Sequence[Any]) -> TaskRow:
+    """Make a row of the values of ``columns``. Raises StoreUnavailable for a damaged answer."""
+    with understood():
+        if not all(isinstance(values[place], (int, Decimal)) for place in _NUMBERS):
+            raise TypeError
+        return TaskRow._make(values)
+
+
+def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
+    """Combine the selects into few statements."""
+    return [
+        Statement(server.union(selects[first : first + UNION])) for first in range(0, len(selects), UNION)
+    ]
+
+
+def select_by_id(
+    server: DatabaseServer, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
+) -> list[Statement]:
+    """Return selects of ``what`` for the rows of these job_ids, given by table."""
+    return unions(
+        server,
+        [
+            f"SELECT {what} FROM {names[table]} WHERE job_id IN ({numbers(part)})"
+            for table, part in ids.items()
+        ],
+    )
+
+
+def update_by_id(
+    names: Sequence[str],
+    ids: Mapping[int, Sequence[int]],
+    sets: str,
+    where: str,
+    params: Sequence[Param] = (),
+) -> list[Statement]:
+    """Return updates of those of the rows of these job_ids, given by table, for which ``where`` holds."""
+    return [
+        Statement(f"UPDATE {names[table]} SET {sets} WHERE job_id IN ({numbers(part)}) AND {where}", params)
+        for table, part in ids.items()
+    ]
+
+
+def select_by_dedup(
+    server: DatabaseServer, what: str, name: str, rows: Sequence[TaskRow], *, wait: bool = True
+) -> list[Statement]:
+    """Selects of ``what`` for one table's committed rows with the dedup_keys of these, which all have one.
+
+    If another transaction is inserting one: waits for its end, or is refused (Locked) unless ``wait``.
+    """
+    one = "(biz_id=%d AND biz_type=%d AND dedup_key=%%s)"
+    statements = []
+    for first in range(0, len(rows), KEYS):
+        part = rows[first : first + KEYS]
+        where = " OR ".join([one % (row.biz_id, row.biz_type) for row in part])
+        keys = [row.dedup_key.encode() for row in part if row.dedup_key is not None]
+        statements.append(
+            Statement(f"SELECT {what} FROM {server.by_whole_keys(name, where, wait=wait)}", keys)
+        )
+    return statements
+
+
+def _rare(
+    instant: Callable[[int], str],
+    tries: int,
+    expires_at: int,
+    expired: int,
+    body_length: int | None,
+    body_sha256: bytes | None,
+) -> str:
+    """The values of the rare columns, with the end of the row."""
+    body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},X'{body_sha256.hex()}'"
+    return f",{tries:d},{instant(expires_at) if expires_at else 'NULL'},{expired:d},{body})"
+
+
+def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statement:
+    """Return one INSERT of many rows into one table."""
+    values: list[str] = []
+    params: list[str | bytes] = []
+    # Rows that are written together share many.
+    instant = server.instant if len(rows) == 1 else cache(server.instant)
+    rare = any(row.tries or row.expires_at or row.expired or row.body_sha256 for row in rows)
+    for row in rows:
+        # Unpacked at once: access to each field by name costs as much as writing the SQL.
+        (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
+         crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
+         tries, expires_at, expired, body_length, body_sha256) = row  # fmt: skip
+        key = dedup = error = "NULL"
+        if biz_key is not None:
+            key = "%s"
+            params.append(biz_key.encode())
+        params.append(attribute)
+        if dedup_key is not None:
+            dedup = "%s"
+            params.append(dedup_key.encode())
+        if last_error is not None:
+            error = "%s"
+            params.append(last_error)
+        values.append(
+            _VALUES
+            % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
+               attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
+            + (_rare(instant, tries, expires_at, expired, body_length, body_sha256) if rare else ")")
+        )  # fmt: skip
+    what = f"{_COMMON},{','.join(_RARE)}" if rare else _COMMON
+    return Statement(f"INSERT INTO {name} ({what}) VALUES {','.join(values)}", params)
+
+
+def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement) -> Statement:
+    """Return an INSERT of one row that takes effect if ``source``, a FROM clause with a condition, yields
+    a row."""
+    head, values = insert(server, name, [row])
+    into, _, rest = head.partition(" VALUES (")
+    return Statement(f"{into} SELECT {rest[:-1]} FROM {source.sql}", [*values, *source.params])
+
+
+def delete_oldest(server: DatabaseServer, name: str, key: str, keep: int) -> int:
+    """Delete the oldest records of a table with this key column, PURGED_TOGETHER at most, that are older than
+    ``keep`` ms by the server's clock: that of this host may be days ahead. Returns how many."""
+    oldest = (
+        f"SELECT {key} FROM {name} WHERE gmt_create<{server.from_now(-keep)} "
+        f"ORDER BY gmt_create LIMIT {PURGED_TOGETHER:d}"
+    )
+    delete = f"DELETE FROM {name} WHERE {key} IN (SELECT {key} FROM ({oldest}) AS oldest)"
+    return server.run([Statement(delete)])[0].matched

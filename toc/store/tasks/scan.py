@@ -1,0 +1,234 @@
+"""Reads task tables in the order of next_time, for comparison with the index.
+
+All queries use the index (status, next_time), whose entries end with job_id: a Position is a place in it, and
+a page begins after one. No page reads more than it returns, even if many rows share an instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
+
+from toc.model.task import TaskStatus
+from toc.observe.log import get_logger
+from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.servers.shards import Answers, Parts, Shards, Trouble
+from toc.store.tasks import rows as sql
+
+log = get_logger(__name__)
+
+_START, _END = "<start>", "<end>"
+"""Placeholders of the instants in a cached query."""
+MAX_LOGGED = 100
+"""Most rows in wrong tables that the log reports, once each."""
+
+
+class Position(NamedTuple):
+    """A place in the order of (next_time, job_id) of one table; later rows are not yet read."""
+
+    next_time: int
+    job_id: int = 0
+
+
+class DueRow(NamedTuple):
+    """The columns of a row that the index needs. Instants are in ms. ``next_time`` is the time of death of a
+    dead row; ``expires_at`` is 0 for never."""
+
+    job_id: int
+    biz_type: int
+    next_time: int
+    attempts: int
+    slot_crc: int
+    slot_amount: int
+    expires_at: int = 0
+
+    @property
+    def position(self) -> Position:
+        """Its place in its table."""
+        return Position(self.next_time, self.job_id)
+
+
+class EndedRow(NamedTuple):
+    """The columns of a row that its purge needs. ``next_time`` is when it ended (ms), ``body_length`` -1
+    without a body."""
+
+    job_id: int
+    biz_type: int
+    next_time: int
+    body_length: int
+
+    @property
+    def position(self) -> Position:
+        """Its place in its table."""
+        return Position(self.next_time, self.job_id)
+
+
+Row = TypeVar("Row", DueRow, EndedRow)
+"""What is read of a row."""
+
+
+class Looked(NamedTuple, Generic[Row]):
+    """The result of ``look`` at many tables.
+
+    ``with_due_rows`` are the ``quiet`` tables that hold a due row. ``pages`` are the due rows of each
+    ``busy`` table, in order. ``failed`` gives the tables without an answer, and why.
+    """
+
+    with_due_rows: list[int]
+    pages: dict[int, list[Row]]
+    failed: dict[int, Trouble]
+
+
+class _Asked(NamedTuple):
+    """What to read: rows of this status due in [from_ms, to_ms), at most ``limit`` of a table, for which
+    ``where`` holds. Where ``at_home``, only those whose job_id belongs to their table."""
+
+    columns: Sequence[str]
+    from_ms: int
+    to_ms: int
+    limit: int
+    status: TaskStatus
+    where: str
+    at_home: bool = False
+
+
+class Scans:
+    """Reads pages of many tables in one round trip per server. Thread-safe."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._logged: set[int] = set()
+        # The same tables are probed every second, with the same statements, which are written once.
+        self._probes = lru_cache(64)(self._write_probes)
+
+    def look(
+        self,
+        kind: type[Row],
+        quiet: Iterable[int],
+        busy: Mapping[int, Position],
+        from_ms: int,
+        to_ms: int,
+        limit: int,
+        *,
+        status: TaskStatus = TaskStatus.PENDING,
+        where: str = "",
+    ) -> Looked[Row]:
+        """Find rows of a status that are due in [from_ms, to_ms).
+
+        For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
+        index; for ``busy`` ones up to ``limit`` rows after a Position. ``where`` is one more SQL condition on
+        these, such as ``of_type`` returns.
+        """
+        asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
+        what = _Asked(kind._fields, from_ms, to_ms, limit, status, where)
+        parts = self._read(asked, what)
+        strays = [
+            (table, job_id)
+            for _, rows in parts.results
+            for table, job_id, *_ in rows
+            if self._shards.table_of(job_id) != table
+        ]
+        if strays:
+            self._tell(strays)
+            parts = self._read(asked, what._replace(at_home=True))
+        pages: dict[int, list[Row]] = {table: [] for table in busy if table not in parts.failed}
+        for _, rows in parts.results:
+            for table, *values in rows:
+                if table in pages:  # else the answer is damaged
+                    pages[table].append(kind._make(values))
+        for page in pages.values():
+            page.sort(key=attrgetter("position"))  # a union need not keep the order of its parts
+        return Looked([table for some, _ in parts.results for table in some], pages, parts.failed)
+
+    def _read(
+        self, asked: Mapping[int, Position | None], what: _Asked
+    ) -> Parts[tuple[list[int], list[list[int]]]]:
+        """Return, for each server, the tables without a Position that hold a due row, and the rows of the
+        others: the table that holds each, and its columns."""
+
+        def send(
+            server: DatabaseServer, part: Mapping[int, Position | None]
+        ) -> tuple[list[int], list[list[int]]]:
+            start, end = server.instant(what.from_ms), server.instant(what.to_ms)
+            quiet = tuple(table for table, position in part.items() if position is None)
+            probes = [
+                Statement(probe.replace(_START, start).replace(_END, end))
+                for probe in self._probes(server, what.status, quiet)
+            ]
+            # One text per row costs less than several (``try_text``).
+            columns = [_column(server, name) for name in what.columns]
+            selects = [
+                f"SELECT {server.joined([f'{table:d}', *columns])} FROM {self._shards.names[table]} "
+                f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
+                f"{self._at_home(table) if what.at_home else ''} "
+                f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
+                for table, position in part.items()
+                if position is not None
+            ]
+            results = server.run([*probes, *sql.unions(server, selects)], outwait=False)
+            due = [row[0] for result in results[: len(probes)] for row in result.rows if row[0] in part]
+            return due, sql.number_rows(results[len(probes) :], 1 + len(columns))
+
+        return self._shards.each(self._shards.group_tables(asked), send)
+
+    def page(
+        self, starts: Mapping[int, Position], to_ms: int, limit: int, *, where: str = ""
+    ) -> Answers[list[DueRow]]:
+        """Return up to ``limit`` pending rows of each table, after its Position and due before ``to_ms``."""
+        looked = self.look(DueRow, (), starts, 0, to_ms, limit, where=where)
+        return Answers(looked.pages, looked.failed)
+
+    def _write_probes(self, server: DatabaseServer, status: TaskStatus, tables: Sequence[int]) -> list[str]:
+        """Write the statements that test whether these tables hold a row due from start to end."""
+        names = self._shards.names
+        selects = [server.first_due(table, names[table], status, _START, _END) for table in tables]
+        return [statement.sql for statement in sql.unions(server, selects)]
+
+    def follow_switchover(self, table: int) -> str:
+        """Connect anew to the server of a table if it has become read-only: its address may lead to another.
+
+        Returns the server's name if so, else "". One that does not answer is marked as away.
+        """
+
+        def ask(server: DatabaseServer, _part: object) -> str:
+            return server.name if server.left_by_switchover() else ""
+
+        parts = self._shards.each(self._shards.group_tables({table: None}), ask)
+        return parts.results[0] if parts.results else ""
+
+    def ended_ago(self, ms: int) -> str:
+        """A condition for ``look``: rows whose next_time was so long ago by the clock of their server."""
+        return f" AND next_time<{self._shards.servers[0].from_now(-ms)}"  # all servers are of one kind
+
+    def _at_home(self, table: int) -> str:
+        """The condition that a row's job_id belongs to this table.
+
+        Another program, or one with other table settings, may have written foreign rows here, where no lookup
+        finds them: they must not block anything.
+        """
+        return f" AND ((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
+
+    def _tell(self, strays: Sequence[tuple[int, int]]) -> None:
+        for table, job_id in strays:
+            if job_id not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(job_id)
+                log.error("row_in_wrong_table", job_id=job_id, table=self._shards.names[table])
+
+
+def of_type(biz_type: int) -> str:
+    """A condition for ``page``: rows of one biz_type."""
+    return f" AND biz_type={biz_type:d}"
+
+
+def _column(server: DatabaseServer, name: str) -> str:
+    return "COALESCE(body_length,-1)" if name == "body_length" else sql.column(server, name)
+
+
+def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
+    """The condition for rows of a status after a Position, as two ranges of the index."""
+    instant = server.instant(start.next_time)
+    if not start.job_id:
+        return f"status={status:d} AND next_time>={instant}"
+    return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"

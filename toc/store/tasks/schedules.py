@@ -1,0 +1,433 @@
+"""The rows of schedules, each in the database of its occurrences.
+
+A schedule is in the table of its name's CRC32. The biz_id of its occurrences is that name, so they are in the
+task table beside it. One transaction moves a schedule on: it changes the row, guarded by its version, and
+inserts the tasks only if it has changed the row (``change_id``). So any process may move any schedule on, and
+several may do so at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from toc.model.clock import Clock
+from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
+from toc.model.schedule import Definition
+from toc.model.schedule_state import Planned, State, Step
+from toc.model.sharding import JobIds, crc32
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Topic
+from toc.store.servers.server import DatabaseServer, Duplicate, Param, Statement, Transient
+from toc.store.servers.shards import Shards, Trouble
+from toc.store.tasks import rows as sql
+from toc.store.tasks.occurrences import UNTOUCHED, Occurrences
+from toc.store.tasks.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, literal, stored_of
+
+REPEATS = 5
+MAX_OF_TOPIC = 5_000
+"""Most schedules of one topic in one table."""
+MAX_WAITING = 2 * MAX_OF_TOPIC
+"""Schedules of a table that wait for a step and among which the topics take turns: no single topic fills
+them."""
+TOGETHER = 200
+"""About how many tasks one transaction inserts; those of one schedule are never split."""
+
+
+class DueSchedule(NamedTuple):
+    """A schedule that needs a step, whether the task of its last occurrence has ended, and the time (ms): by
+    this host's clock, or by its server's if that is behind."""
+
+    stored: StoredSchedule
+    ended: bool
+    now: int
+
+
+class Due(NamedTuple):
+    """Schedules that need a step; the tables that have more of them, and the tables without an answer."""
+
+    rows: list[DueSchedule]
+    more: set[int]
+    failed: dict[int, Trouble]
+
+
+class Move(NamedTuple):
+    """A schedule as it was read, its new state, and the tasks to insert with it."""
+
+    stored: StoredSchedule
+    state: State
+    rows: Sequence[TaskRow]
+
+
+class Moved(NamedTuple):
+    """The result of moves: those that took effect, and the schedules, by name, that are locked or refused, or
+    on a server without an answer.
+
+    The others were moved on by another process, or by this call if its reply was lost.
+    """
+
+    done: list[Move]
+    failed: dict[str, Trouble]
+
+
+class ScheduleTable:
+    """The schedules. Any method raises StoreUnavailable or SchemaBehind, unless it says otherwise."""
+
+    def __init__(self, shards: Shards, job_ids: JobIds, clock: Clock) -> None:
+        self._shards = shards
+        self._job_ids = job_ids
+        self._clock = clock
+        self.occurrences = Occurrences(shards, job_ids, clock)
+
+    def table_of(self, name: str) -> int:
+        """Return the number of the table that holds the schedule of this name."""
+        return crc32(name) % self._shards.tables
+
+    # --- reading
+
+    def now(self, name: str) -> int:
+        """Return the time (ms) by the clock of a schedule's server.
+
+        Processes that change the schedule agree by it on what is past: the clocks of their hosts may differ.
+        """
+        server = self._shards.server_of[self.table_of(name)]
+        (result,) = server.run([Statement(f"SELECT {server.milliseconds(server.from_now(0))}")])
+        with sql.understood():
+            return int(result.rows[0][0])
+
+    def get(self, name: str) -> StoredSchedule | None:
+        """Return the schedule of a name, or None."""
+        table = self.table_of(name)
+
+        def send(server: DatabaseServer, _part: object) -> list[StoredSchedule]:
+            select = f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name=%s"
+            return [stored_of(row) for row in server.run([Statement(select, [name])])[0].rows]
+
+        parts = self._shards.each(self._shards.group_tables({table: None}), send).whole()
+        return next((stored for part in parts for stored in part), None)
+
+    def page(self, after: str = "", limit: int = 1000) -> list[StoredSchedule]:
+        """Return the first ``limit`` schedules by name whose name is greater than ``after``."""
+        return sorted(self.of_each_table(limit, after), key=lambda stored: stored.name)[:limit]
+
+    def of_each_table(self, limit: int, after: str = "") -> list[StoredSchedule]:
+        """Return the first ``limit`` schedules of each table whose names are greater than ``after``."""
+
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[StoredSchedule]:
+            selects = [
+                f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
+                f"ORDER BY name LIMIT {limit:d}"
+                for table in part
+            ]
+            statements = [
+                Statement(statement.sql, [after] * statement.sql.count("%s"))
+                for statement in sql.unions(server, selects)
+            ]
+            return [stored_of(row) for result in server.run(statements) for row in result.rows]
+
+        everywhere = dict.fromkeys(range(self._shards.tables))
+        parts = self._shards.each(self._shards.group_tables(everywhere), send).whole()
+        return [stored for part in parts for stored in part]
+
+    def soonest(self, tables: Iterable[int]) -> tuple[dict[int, int], dict[int, Trouble]]:
+        """Return when (ms, by this host's clock) the first schedule of each table needs a step, and the
+        tables without an answer.
+
+        Tables in which every schedule is paused are left out. A server reads one index entry per table.
+        """
+        asked = self._clock.now_ms()
+
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
+            now = server.milliseconds(server.from_now(0))
+            # An invalid instant, such as 0000-00-00, counts as 0: as NULL it would hide all the others.
+            least = (
+                "CASE WHEN MIN(look_time) IS NOT NULL "
+                f"THEN COALESCE({server.milliseconds('MIN(look_time)')},0) END"
+            )
+            selects = [
+                f"SELECT {table:d},{least},{now} FROM {self._shards.schedule_names[table]}" for table in part
+            ]
+            results = server.run(sql.unions(server, selects), outwait=False)
+            with sql.understood():
+                return [
+                    (int(table), int(look) + max(asked - int(told), 0))
+                    for result in results
+                    for table, look, told in result.rows
+                    if look is not None
+                ]
+
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), send)
+        return {table: look for part in parts.results for table, look in part}, parts.failed
+
+    def due(self, tables: Iterable[int], until: int, limit: int) -> Due:
+        """Return at most ``limit`` schedules of each table that need a step by ``until`` (ms), by the
+        clocks of this host and of their server.
+
+        Otherwise a host whose clock is ahead would take future occurrences for missed ones. The topics take
+        turns, each with the schedule that waits longest: thousands of one topic make no other late.
+        """
+
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> list[DueSchedule]:
+            pending = f"CASE WHEN t.status={TaskStatus.PENDING:d} THEN 1 ELSE 0 END"
+            now = server.from_now(0)
+            selects = [
+                f"SELECT {columns(server)},{pending},{server.milliseconds(now)} FROM (SELECT name FROM "
+                "(SELECT name,look_time,ROW_NUMBER() OVER (PARTITION BY topic ORDER BY look_time) AS turn "
+                f"FROM (SELECT name,look_time,topic FROM {self._shards.schedule_names[table]} "
+                f"WHERE look_time<={server.instant(until)} AND look_time<={now} "
+                f"ORDER BY look_time LIMIT {MAX_WAITING:d}) w) w ORDER BY turn,look_time LIMIT {limit:d}) w "
+                f"JOIN {self._shards.schedule_names[table]} s ON s.name=w.name "
+                f"LEFT JOIN {self._shards.names[table]} t ON t.job_id=s.last_job_id"
+                for table in part
+            ]
+            results = server.run(sql.unions(server, selects), outwait=False)
+            with sql.understood():
+                return [
+                    DueSchedule(stored_of(row[:-2]), not int(row[-2]), min(until, int(row[-1])))
+                    for result in results
+                    for row in result.rows
+                ]
+
+        parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), send)
+        rows = [row for part in parts.results for row in part]
+        counts: dict[int, int] = {}
+        for row in rows:
+            table = self.table_of(row.stored.name)
+            counts[table] = counts.get(table, 0) + 1
+        return Due(rows, {table for table, count in counts.items() if count >= limit}, parts.failed)
+
+    # --- writing
+
+    def create(self, definition: Definition, state: State) -> StoredSchedule:
+        """Add a schedule. Raises ScheduleExists, or InvalidSchedule if its topic has too many."""
+        table, text = self.table_of(definition.name), definition.to_json()
+        server = self._shards.server_of[table]
+        count = f"SELECT COUNT(*) FROM {self._shards.schedule_names[table]} WHERE topic=%s"
+        if int(server.run([Statement(count, [definition.topic])])[0].rows[0][0]) >= MAX_OF_TOPIC:
+            raise InvalidSchedule(
+                f"topic {definition.topic!r} has too many schedules: {MAX_OF_TOPIC} in this one's table; "
+                "use tasks that submit the next one, or another topic",
+                "topic",
+            )
+        names = ["name", "topic", "definition", "change_id"]
+        marks = ["%s", "%s", "%s", f"{_change_id():d}"]
+        for field, column in COLUMNS.items():
+            names.append(column)
+            marks.append(literal(server, field, getattr(state, field)))
+        schedules = self._shards.schedule_names[table]
+        insert = Statement(
+            f"INSERT INTO {schedules} ({','.join(names)}) VALUES ({','.join(marks)})",
+            [definition.name, definition.topic, text],
+        )
+        for _ in range(REPEATS):
+            try:
+                server.run([insert])
+            except Duplicate:
+                other = self.get(definition.name)
+                if other is None:
+                    continue  # it has just been deleted
+                if other.state.schedule_id != state.schedule_id:
+                    raise ScheduleExists(
+                        f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
+                    ) from None
+            return StoredSchedule(definition.name, text, state)
+        raise StoreUnavailable(f"{server.name}: schedule {definition.name!r} keeps changing; try again")
+
+    def move(self, stored: StoredSchedule, step: Step, topic: Topic) -> Move:
+        """Return what ``advance`` needs to take a step."""
+        rows = [
+            self.occurrences.row(stored.definition, step.state, occurrence, topic) for occurrence in step.made
+        ]
+        return Move(stored, _after(step.state, rows), rows)
+
+    def advance(self, moves: Iterable[Move]) -> Moved:
+        """Move schedules on and insert their tasks, each if no other process has moved it since it was read.
+
+        Raises nothing: what is locked or refused, or on a server that does not answer, is in ``failed``.
+        """
+        every = list(moves)
+        by_table: dict[int, list[int]] = {}  # by number: what is locked or refused is then sent one by one
+        for number, move in enumerate(every):
+            by_table.setdefault(self.table_of(move.stored.name), []).append(number)
+        done: dict[str, Move] = {}
+
+        def send(server: DatabaseServer, part: Mapping[int, list[int]]) -> None:
+            these = [(table, every[number]) for table, numbers in part.items() for number in numbers]
+            for move in self._advance(server, [one for one in these if one[1].stored.name not in done]):
+                done[move.stored.name] = move
+
+        parts = self._shards.each(self._shards.group_tables(by_table), send)
+        failed = {every[number].stored.name: error for number, error in parts.failed.items()}
+        failed = {name: error for name, error in failed.items() if name not in done}
+        return Moved(list(done.values()), failed)
+
+    def change(
+        self,
+        stored: StoredSchedule,
+        definition: Definition,
+        state: State,
+        cancelled: Sequence[Planned] = (),
+        instead: Iterable[TaskRow] = (),
+    ) -> StoredSchedule | None:
+        """Give a schedule another definition and state, and cancel occurrences that have not started.
+
+        ``instead``: tasks that replace them. Returns None if another process has changed the schedule, or one
+        of the occurrences, since it was read; or if this call has, and the reply was lost.
+        """
+        anew = definition.topic, definition.to_json()
+        after = StoredSchedule(stored.name, anew[1], state._replace(version=stored.state.version + 1))
+        return after if self._change(stored, state, cancelled, instead, anew=anew) else None
+
+    def delete(self, stored: StoredSchedule, cancelled: Sequence[Planned] = ()) -> bool:
+        """Delete a schedule, and cancel occurrences that have not started. Returns whether it did.
+
+        False: another process has changed or deleted it, or one of the occurrences, since it was read; or
+        this call has, and the reply was lost.
+        """
+        return self._change(stored, stored.state, cancelled, delete=True)
+
+    def _change(
+        self,
+        stored: StoredSchedule,
+        state: State,
+        cancelled: Sequence[Planned],
+        instead: Iterable[TaskRow] = (),
+        *,
+        anew: tuple[str, str] | None = None,
+        delete: bool = False,
+    ) -> bool:
+        table, change_id, now = self.table_of(stored.name), _change_id(), self._clock.now_ms()
+        server, name = self._shards.server_of[table], self._shards.names[table]
+        ours = self._ours(table, stored, change_id)
+        update = self._update(server, table, stored, state, change_id, anew)
+        statements, place = [update], 0
+        if cancelled:
+            ended = server.instant(now)
+            ids = f"job_id IN ({sql.numbers(one.job_id for one in cancelled)})"
+            as_read = f"SELECT COUNT(*) FROM {name} WHERE {UNTOUCHED} AND {ids}"
+            # Locked first: either they stay as they were read until the commit, or nothing is changed.
+            place = 1
+            statements = [
+                Statement(f"SELECT job_id FROM {name} WHERE {ids}{server.for_update}"),
+                Statement(f"{update.sql} AND ({as_read})={len(cancelled):d}", update.params),
+                # They give up their keys, because a replacement may have the same nominal time.
+                Statement(
+                    f"UPDATE {name} SET status={TaskStatus.CANCELLED:d},dedup_key=NULL,next_time={ended},"
+                    f"gmt_modified={ended} WHERE {ids} AND EXISTS (SELECT 1 FROM {ours.sql})",
+                    ours.params,
+                ),
+            ]
+        statements += [sql.insert_if(server, name, row, ours) for row in instead]
+        if delete:
+            statements.append(Statement(f"DELETE FROM {ours.sql}", ours.params))
+        try:
+            return server.run(statements, transaction=True)[place].matched == 1
+        except Duplicate:  # sent again after a reply was lost: it was committed
+            return False
+
+    def _advance(self, server: DatabaseServer, moves: Iterable[tuple[int, Move]]) -> Iterable[Move]:
+        """Make moves, in chunks. Yields those that took effect, also if it raises later."""
+        chunk: list[tuple[int, Move]] = []
+        size = 0
+        for table, move in sorted(moves, key=lambda one: (one[0], one[1].stored.name)):
+            if chunk and size + len(move.rows) + 1 > TOGETHER:
+                yield from self._together(server, chunk)
+                chunk, size = [], 0
+            chunk.append((table, move))
+            size += len(move.rows) + 1
+        yield from self._together(server, chunk)
+
+    def _together(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> Iterable[Move]:
+        """Make moves in one transaction; or one by one, if a key of one of them is taken."""
+        try:
+            yield from self._send(server, chunk)
+        except Duplicate:
+            for table, move in chunk:
+                yield from self._alone(server, table, move)
+
+    def _send(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
+        """Make moves in one transaction. Returns those that took effect.
+
+        Raises Duplicate, also if it was sent again after a reply was lost and had taken effect before.
+        """
+        statements: list[Statement] = []
+        places = []
+        for table, move in chunk:
+            change_id = _change_id()
+            places.append(len(statements))
+            statements.append(self._update(server, table, move.stored, move.state, change_id))
+            ours = self._ours(table, move.stored, change_id)
+            statements += [sql.insert_if(server, self._shards.names[table], row, ours) for row in move.rows]
+        results = server.run(statements, transaction=True, outwait=False)
+        return [move for place, (_, move) in zip(places, chunk, strict=True) if results[place].matched == 1]
+
+    def _alone(self, server: DatabaseServer, table: int, move: Move) -> list[Move]:
+        """Make one move whose job_id or occurrence exists already.
+
+        A backfill may have made the occurrence, which then stays as it is.
+        """
+        for _ in range(REPEATS):
+            keys = [(row.dedup_key or "").encode() for row in move.rows]
+            biz_type = move.rows[0].biz_type if move.rows else 0
+            found = self.occurrences.keyed(server, table, move.stored.name, biz_type, keys)
+            there = {key: job_id for job_id, key in found}
+            crc = crc32(move.stored.name)
+            rows = [
+                row._replace(job_id=self._job_ids.make(crc))
+                for row, key in zip(move.rows, keys, strict=True)
+                if key not in there
+            ]
+            state = _after(move.state._replace(fired=move.state.fired - len(move.rows) + len(rows)), rows)
+            if keys and keys[-1] in there:
+                state = state._replace(last_job_id=there[keys[-1]])
+            move = Move(move.stored, state, rows)
+            try:
+                return self._send(server, [(table, move)])
+            except Duplicate:
+                continue
+        raise Transient(f"{server.name}: schedule {move.stored.name!r} keeps changing; try again")
+
+    def _ours(self, table: int, stored: StoredSchedule, change_id: int) -> Statement:
+        """Return a FROM clause that yields the row only if its own transaction has changed it."""
+        return Statement(
+            f"{self._shards.schedule_names[table]} WHERE name=%s AND version={stored.state.version + 1:d} "
+            f"AND change_id={change_id:d}",
+            [stored.name],
+        )
+
+    def _update(
+        self,
+        server: DatabaseServer,
+        table: int,
+        stored: StoredSchedule,
+        state: State,
+        change_id: int,
+        anew: tuple[str, str] | None = None,
+    ) -> Statement:
+        # Only what differs: a column that was damaged by hand cannot be written as it was read.
+        sets = [
+            f"{column}={literal(server, field, getattr(state, field))}"
+            for field, column in COLUMNS.items()
+            if field not in FIXED and getattr(state, field) != getattr(stored.state, field)
+        ]
+        params: list[Param] = []
+        if anew is not None:
+            sets += ["topic=%s", "definition=%s"]
+            params += anew
+        sets += ["version=version+1", f"change_id={change_id:d}"]
+        sets.append(f"gmt_modified={server.instant(self._clock.now_ms())}")
+        return Statement(
+            f"UPDATE {self._shards.schedule_names[table]} SET {','.join(sets)} "
+            f"WHERE name=%s AND version={stored.state.version:d} "
+            f"AND schedule_id={stored.state.schedule_id:d}",
+            [*params, stored.name],
+        )
+
+
+def _after(state: State, rows: Sequence[TaskRow]) -> State:
+    return state._replace(last_job_id=rows[-1].job_id) if rows else state
+
+
+def _change_id() -> int:
+    return secrets.randbits(63)

@@ -1,0 +1,227 @@
+"""Reads the rows of tries, for a thread that waits for no server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from math import inf
+from queue import SimpleQueue
+
+from toc.loop import Reactor
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.task import TryRow
+from toc.store.servers.server import DatabaseServer, Exchange, Statement
+from toc.store.servers.shards import OF_TABLES, Answers, Shards, Trouble
+from toc.store.tasks import rows as sql
+from toc.store.tasks.leases import Leases
+from toc.store.tasks.try_text import try_columns, try_rows
+
+ByTable = Mapping[int, Sequence[int]]
+"""Ids by table."""
+TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
+"""Callback that gets ids whose rows were to be read, and answers, perhaps for other ids too."""
+
+
+class Tries:
+    """The part of the Store that reads what tries need. Thread-safe."""
+
+    def __init__(self, shards: Shards, leases: Leases) -> None:
+        self._shards = shards
+        self.leases = leases
+        self._try_columns = {server: try_columns(server) for server in shards.servers}
+
+    def read_tries(self, job_ids: Iterable[int]) -> Answers[TryRow]:
+        """Return the columns that a try needs, by job_id."""
+        return self.read_grouped(self._shards.group(job_ids))
+
+    def read_grouped(self, ids: Mapping[DatabaseServer, ByTable]) -> Answers[TryRow]:
+        """Return the columns that a try needs, of ids by server and table."""
+
+        def read(server: DatabaseServer, ids: ByTable) -> dict[int, TryRow]:
+            results = server.run(self.select_tries(server, ids), outwait=False)
+            return self.judged_tries(server, try_rows(results))
+
+        return self._shards.each(ids, read).joined()
+
+    def select_tries(self, server: DatabaseServer, ids: ByTable) -> list[Statement]:
+        """Return the statements that read them."""
+        return sql.select_by_id(server, self._try_columns[server], self._shards.names, ids)
+
+    def judged_tries(self, server: DatabaseServer, rows: list[TryRow]) -> dict[int, TryRow]:
+        """Return rows by job_id, after asking who has the leases of others on them."""
+        return {row.job_id: row for row in self.leases.judged(server, rows)}
+
+    def tries_reader(self, reactor: Reactor) -> TriesReader:
+        """Return what reads rows for the thread of this reactor."""
+        return TriesReader(self, self._shards, reactor)
+
+
+class _Lane:
+    """What is asked of one server, and what waits to be."""
+
+    def __init__(self, server: DatabaseServer, shards: Shards) -> None:
+        self.server = server
+        self.health = shards.health[server]
+        self.waiting: list[tuple[ByTable, TakeTries]] = []
+        self.asked: list[tuple[ByTable, TakeTries]] = []
+        self.exchange: Exchange | None = None
+        """What is watched. None: nothing is asked, or another thread waits for the answers."""
+        self.at = self.late_at = 0.0
+        """When it was sent, and when its answers are late (monotonic)."""
+
+    def ids(self) -> ByTable:
+        """The ids that are asked."""
+        if len(self.asked) == 1:
+            return self.asked[0][0]
+        ids: dict[int, list[int]] = {}
+        for table, some in chain.from_iterable(ids.items() for ids, _ in self.asked):
+            ids.setdefault(table, []).extend(some)
+        return {table: sorted(set(ids[table])) for table in sorted(ids)}
+
+
+class TriesReader:
+    """Reads rows for the thread of ``reactor``: one query at a time is under way to each server.
+
+    Errors of servers are answers. Another thread waits for a server that has no open connection or does not
+    answer in time, and finds out why.
+    """
+
+    def __init__(self, tries: Tries, shards: Shards, reactor: Reactor) -> None:
+        self._tries = tries
+        self._shards = shards
+        self._reactor = reactor
+        self._lanes = {server: _Lane(server, shards) for server in shards.servers}
+        self._answered: SimpleQueue[tuple[_Lane, Answers[TryRow]]] = SimpleQueue()
+        """By other threads."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a server has yet to answer."""
+        return any(lane.asked for lane in self._lanes.values())
+
+    def ask(self, job_ids: Iterable[int], take: TakeTries) -> None:
+        """Read rows. ``take`` gets the ids of each server with the answers, here or from ``run_once``."""
+        for server, ids in self._shards.group(job_ids).items():
+            lane = self._lanes[server]
+            lane.waiting.append((ids, take))
+            if not lane.asked:
+                self._begin(lane)
+
+    def run_once(self) -> float:
+        """Hand on what other threads have got, and leave servers to them that are late. Returns when the next
+        is late (monotonic)."""
+        while not self._answered.empty():
+            self._end(*self._answered.get_nowait())
+        following = inf
+        for lane in self._lanes.values():
+            if lane.exchange is not None:
+                if lane.late_at <= time.monotonic():
+                    self._leave(lane)
+                elif lane.late_at < following:
+                    following = lane.late_at
+        return following
+
+    def _begin(self, lane: _Lane) -> None:
+        waiting, lane.waiting = lane.waiting, []
+        if lane.health.troubled:
+            for ids, take in waiting:
+                free, failed = lane.health.sort_out(ids)
+                refused = {job_id: error for table, error in failed.items() for job_id in ids[table]}
+                if refused:
+                    take(list(refused), Answers({}, refused))
+                if free:
+                    lane.asked.append((free, take))
+        else:
+            lane.asked = waiting
+        if not lane.asked:
+            return
+        server, ids, exchange = lane.server, lane.ids(), None
+        lane.at = time.monotonic()
+        with contextlib.suppress(StoreUnavailable, SchemaBehind):  # these are read on a thread that may wait
+            exchange = server.begin(self._tries.select_tries(server, ids))
+        if exchange is None:
+            self._apart(lane, partial(self._tries.read_grouped, {server: ids}))
+            return
+        lane.exchange, lane.late_at = exchange, lane.at + lane.health.patience
+        descriptor = exchange.descriptor()
+        if descriptor is None:
+            self._hear(lane, exchange)
+        else:
+            self._reactor.watch(descriptor, partial(self._hear, lane, exchange))
+
+    def _hear(self, lane: _Lane, exchange: Exchange) -> None:
+        """Read the answers, which are there."""
+        lane.health.answered(time.monotonic() - lane.at)
+        self._forget(lane, exchange)
+        server = lane.server
+        try:
+            rows = try_rows(exchange.results())
+        except (StoreUnavailable, SchemaBehind) as exc:  # usually a broken connection
+            self._apart(lane, partial(self._read_again, lane, lane.ids(), exc))
+            return
+        if any(row.lease and self._tries.leases.of_others(row) for row in rows):
+            self._apart(lane, partial(self._judged, server, _flat(lane.ids()), rows))
+        else:
+            # A worker ignores its own leases: it runs under them what it takes from the table.
+            self._end(lane, Answers(self._tries.judged_tries(server, rows)))
+
+    def _forget(self, lane: _Lane, exchange: Exchange) -> None:
+        lane.exchange = None
+        if (descriptor := exchange.descriptor()) is not None:
+            self._reactor.forget(descriptor)
+
+    def _end(self, lane: _Lane, answers: Answers[TryRow]) -> None:
+        asked, lane.asked = lane.asked, []
+        if lane.waiting:
+            self._begin(lane)
+        for ids, take in asked:
+            take(_flat(ids), answers)
+
+    def _leave(self, lane: _Lane) -> None:
+        exchange = lane.exchange
+        assert exchange is not None  # noqa: S101 - it is late
+        self._forget(lane, exchange)
+        self._apart(lane, partial(self._wait, lane, lane.ids(), exchange))
+
+    # --- on other threads
+
+    def _apart(self, lane: _Lane, read: Callable[[], Answers[TryRow]]) -> None:
+        def do() -> None:
+            self._answered.put((lane, read()))
+            self._reactor()
+
+        self._shards.run_detached(do)
+
+    def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
+        try:
+            return Answers(self._tries.judged_tries(server, rows))
+        except (StoreUnavailable, SchemaBehind) as exc:
+            return Answers({}, dict.fromkeys(ids, exc))
+
+    def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:
+        if isinstance(exc, OF_TABLES):
+            lane.health.set_aside(ids)
+        return self._tries.read_grouped({lane.server: ids})
+
+    def _wait(self, lane: _Lane, ids: ByTable, exchange: Exchange) -> Answers[TryRow]:
+        """Wait for the answers of a server, and find out whether it is away."""
+
+        def answered(seconds: float) -> bool:
+            if not exchange.answered(seconds):
+                return False
+            lane.health.answered(time.monotonic() - lane.at)
+            return True
+
+        lane.health.examine(answered)
+        try:
+            rows = try_rows(exchange.results())
+        except (StoreUnavailable, SchemaBehind) as exc:
+            return self._read_again(lane, ids, exc)
+        return self._judged(lane.server, _flat(ids), rows)
+
+
+def _flat(ids: ByTable) -> list[int]:
+    return [job_id for part in ids.values() for job_id in part]

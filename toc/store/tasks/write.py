@@ -1,0 +1,588 @@
+"""The engine that writes what is submitted: for one caller, for many together, or many tasks of one call.
+
+    wanted ─▶ look ─▶ plan each ─▶ one transaction ─▶ an outcome for each
+               ▲                         │
+               └── a clash, a lost answer, a row that has changed: look again
+
+The rows are read first, and decide what to do (``plan``). A plain submit need not look: its INSERT,
+one round trip, tells whether a row is there already. If the answer is lost, the same rows are sent again,
+under the same job_ids: a row that equals the one that was sent shows that it was stored. A request is settled
+by its own row, even from another process. Any other change is settled by the version of the task's row; if
+another change has come since, the outcome is unknown (SubmitUnknown).
+
+No lock on a gap outlives its statement, because it would block every insert into that gap. Before a row is
+inserted, its dedup_key is looked up by the whole key at READ COMMITTED. This locks, and waits for, only the
+row with that key. (At REPEATABLE READ, a locking read that finds nothing locks the gap before the next row
+until the transaction ends. An INSERT that meets a duplicate does so at any level. InnoDB's rules are the same
+in MySQL 8.) One case still locks a gap: an INSERT that meets a key which came between look-up and INSERT.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from toc.model.body import Contents
+from toc.model.errors import (
+    PartialSubmit,
+    SchemaBehind,
+    StoreUnavailable,
+    SubmitUnknown,
+    TocError,
+)
+from toc.model.sharding import JobIds
+from toc.model.task import Request, Submission, TaskRow
+from toc.store.servers.server import (
+    DatabaseServer,
+    Duplicate,
+    Locked,
+    Lost,
+    PoolExhausted,
+    Refused,
+    Result,
+    Statement,
+    Transient,
+    pause,
+)
+from toc.store.servers.shards import OF_TABLES, Shards, Trouble
+from toc.store.servers.threads import Threads
+from toc.store.tasks import requests
+from toc.store.tasks import rows as sql
+from toc.store.tasks.plan import Plan, Planner, Seen, Stored, inserting, same_task, seen_columns, seen_rows
+
+CHUNK_ROWS = 1000
+CHUNK_BYTES = 1_000_000
+"""Most rows, and most bytes of SQL, roughly, of one transaction of ``put_many``."""
+REPEATS = 7
+RESEND_SECONDS = 5.0
+"""Seconds to retry an ambiguous commit before SubmitUnknown; at least one more try is made."""
+OVERLAP = 3
+"""Chunks of one call in progress at once: the SQL of the next is written while the server works on one."""
+THREADS = 8
+"""Chunks of all calls in progress at once."""
+
+Outcome = Stored | TocError | None
+"""The outcome of one of many callers. None: another one or a lock prevented it, and nothing was written for
+it. It must be put alone."""
+Name = tuple[int, int, int, str]
+"""Table, biz_id, biz_type and dedup_key."""
+Chunk = Mapping[int, Sequence[int]]
+"""Numbers of rows by table."""
+
+
+class _Looked(NamedTuple):
+    """What is stored: rows by job_id and by name, and answers to requests."""
+
+    by_id: Mapping[int, TaskRow]
+    by_name: Mapping[Name, Seen]
+    answers: requests.Answered
+
+
+_NOTHING = _Looked({}, {}, {})
+
+
+class _Work:
+    """What is being written together, to one server. ``todo`` shrinks as ``outcomes`` grows.
+
+    ``many``: for callers of their own, so none waits for a lock, and an error is the outcome of one alone.
+    """
+
+    def __init__(self, server: DatabaseServer, todo: dict[int, Submission], *, many: bool = False) -> None:
+        self.server, self.todo, self.many = server, todo, many
+        self.outcomes: dict[int, Stored | TocError] = {}
+        self.unsure: dict[int, Plan] = {}
+        """Plans of transactions whose answers were lost."""
+        self.tried = False
+
+    def settle(self, number: int, outcome: Stored | TocError) -> None:
+        """Record an outcome."""
+        self.outcomes[number] = outcome
+        del self.todo[number]
+        self.unsure.pop(number, None)
+
+
+class Writer:
+    """Stores and replaces tasks. Thread-safe."""
+
+    def __init__(
+        self, shards: Shards, job_ids: JobIds, stamp: Callable[[], int], remembered: requests.Requests
+    ) -> None:
+        self._shards = shards
+        self._requests = remembered
+        self._job_ids = job_ids
+        self._stamp = stamp
+        self._planner = Planner(shards)
+        self._threads = Threads(THREADS, "toc-submit")
+
+    def close(self) -> None:
+        """End the threads. May be called twice; the object stays usable."""
+        self._threads.close()
+
+    # --- one
+
+    def put(self, one: Submission) -> Stored:
+        """Store a row, or do with the task that has its dedup_key what ``on_conflict`` says. A new row has
+        its job_id, or another if that was taken.
+
+        Raises DedupConflict, TaskExists, RequestReused, InvalidExpiry, SubmitUnknown.
+        """
+        if one.request is not None and not one.request.part:
+            self._requests.claim(one.request, self._shards.table_of(one.row.job_id))
+        work = _Work(self._server_of(one), {0: one})
+        self._settle(work)
+        outcome = work.outcomes[0]
+        if isinstance(outcome, TocError):
+            raise outcome
+        return outcome
+
+    def _put_alone(self, one: Submission) -> Stored | TocError:
+        """Do as ``put``, and return an error; does not wait for a server known to be away."""
+        server = self._server_of(one)
+        [refused] = self._unwritable(server, [one])
+        if refused is not None:
+            return refused
+        try:
+            return self.put(one)
+        except TocError as exc:
+            self._note_away(server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
+            return exc
+
+    # --- many callers
+
+    def put_each(self, wanted: Sequence[Submission]) -> list[Outcome]:
+        """Put submissions of different callers, all of one server, together. Returns each one's outcome. Of
+        one alone it is never None."""
+        if len(wanted) == 1:
+            return [self._put_alone(wanted[0])]
+        server = self._server_of(wanted[0])
+        outcomes: list[Outcome] = [*self._unwritable(server, wanted)]
+        asked = [one for one, error in zip(wanted, outcomes, strict=True) if error is None]
+        refused = self._requests.claim_each(
+            (one.request, self._shards.table_of(one.row.job_id))
+            for one in asked
+            if one.request is not None and not one.request.part
+        )
+        todo: dict[int, Submission] = {}
+        for n, one in enumerate(wanted):
+            if one.request is not None and one.request in refused:
+                outcomes[n] = outcomes[n] or refused[one.request]
+            if outcomes[n] is None:
+                todo[n] = one
+        work = _Work(server, todo, many=True)
+        self._together(work)
+        for n, outcome in work.outcomes.items():
+            outcomes[n] = outcome
+        return outcomes
+
+    def _together(self, work: _Work) -> None:
+        """Put what can go together, in halves if something prevents that."""
+        if not work.todo:
+            return
+        try:
+            self._try(work)
+        except Lost as exc:
+            self._settle(work, exc)
+        except (Duplicate, Locked):
+            pass
+        except (StoreUnavailable, SchemaBehind) as exc:
+            self._note_away(work.server, exc)
+            if not isinstance(exc, (Transient, Refused, SchemaBehind)):
+                for n in list(work.todo):
+                    work.settle(n, exc)
+            return
+        numbers = list(work.todo)
+        for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]) if len(numbers) > 1 else ():
+            part = _Work(work.server, {n: work.todo[n] for n in half}, many=True)
+            part.tried = True
+            self._together(part)
+            for n, outcome in part.outcomes.items():
+                work.settle(n, outcome)
+
+    # --- many tasks of one caller
+
+    def put_many(
+        self, rows: Sequence[TaskRow], contents: Contents, then: Callable[[Sequence[TaskRow]], object]
+    ) -> list[int]:
+        """Store rows with ``on_conflict="keep"``, in chunks of up to 1,000 (less with bodies) per transaction
+        and round trip. Returns job_ids in order.
+
+        ``then`` gets the rows of each chunk as they are stored, perhaps on another thread, while the next
+        chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
+        anything is written; PartialSubmit when a server failed after some were.
+        """
+        first: dict[Name, int] = {}
+        same_as: dict[int, int] = {}
+        by_table: dict[int, list[int]] = {}
+        for n, row in enumerate(rows):
+            table = self._shards.table_of(row.job_id)
+            if row.dedup_key is not None:
+                name = table, row.biz_id, row.biz_type, row.dedup_key
+                if (earlier := first.setdefault(name, n)) != n:
+                    same_task(row, rows[earlier], stored=False)
+                    same_as[n] = earlier
+                    continue
+            by_table.setdefault(table, []).append(n)
+        stored = self._stored_before(first, rows)
+        if stored:
+            by_table = {table: [n for n in part if n not in stored] for table, part in by_table.items()}
+        chunks = [
+            (server, chunk)
+            for server, tables in self._shards.group_tables(by_table).items()
+            for chunk in _chunks(tables, rows)
+        ]
+        written = False
+        unknown: list[int] = []
+        cause: Exception | None = None
+        for outcomes in self._overlapped(chunks, rows, contents, then):
+            for n, outcome in outcomes.items():
+                if isinstance(outcome, int):
+                    stored[n] = outcome
+                    written = True
+                else:
+                    cause = cause or outcome
+                    if isinstance(outcome, SubmitUnknown):
+                        unknown.append(outcome.job_id)
+        if cause is not None and not written and not unknown:
+            raise cause
+        for n, earlier in same_as.items():
+            if earlier in stored:
+                stored[n] = stored[earlier]
+        if cause is not None:
+            raise PartialSubmit([stored.get(n) for n in range(len(rows))], unknown) from cause
+        return [stored[n] for n in range(len(rows))]
+
+    def _stored_before(self, names: Mapping[Name, int], rows: Sequence[TaskRow]) -> dict[int, int]:
+        """Return the job_ids of the tasks that have these names, by the number of the row that wants one.
+        Raises DedupConflict."""
+        keyed: dict[int, list[TaskRow]] = {}
+        for (table, *_), n in names.items():
+            keyed.setdefault(table, []).append(rows[n])
+        stored: dict[int, int] = {}
+        for server, part in self._shards.group_tables(keyed).items():
+            results = server.run(self._of_names(server, part, seen_columns(server)))
+            for name, seen in self._by_name(results).items():
+                n = names[name]
+                stored[n] = same_task(rows[n], seen.row)
+        return stored
+
+    def _overlapped(
+        self,
+        chunks: Sequence[tuple[DatabaseServer, Chunk]],
+        rows: Sequence[TaskRow],
+        contents: Contents,
+        then: Callable[[Sequence[TaskRow]], object],
+    ) -> Iterator[Mapping[int, int | TocError]]:
+        """Store chunks, a few at a time: one's SQL is written while servers work on the others.
+
+        Yields the job_id or the error of each task of each. After an error no other is begun.
+        """
+        store = partial(self._store_chunk, rows=rows, contents=contents, then=then)
+        if len(chunks) == 1:
+            yield store(*chunks[0])
+            return
+        waiting = deque(chunks)
+        running: deque[Callable[[], Mapping[int, int | TocError]]] = deque()
+        while waiting or running:
+            while waiting and len(running) < OVERLAP:
+                running.append(self._threads.begin(partial(store, *waiting.popleft())))
+            outcomes = running.popleft()()
+            if any(isinstance(one, TocError) for one in outcomes.values()):
+                waiting.clear()
+            yield outcomes
+
+    def _store_chunk(
+        self,
+        server: DatabaseServer,
+        chunk: Chunk,
+        *,
+        rows: Sequence[TaskRow],
+        contents: Contents,
+        then: Callable[[Sequence[TaskRow]], object],
+    ) -> Mapping[int, int | TocError]:
+        numbers = [n for part in chunk.values() for n in part]
+        by_table = {table: [rows[n] for n in part] for table, part in chunk.items()}
+        work: _Work | None = None
+        try:
+            try:  # nothing to decide, for thousands of rows
+                server.run(self._planner.inserts(server, by_table, contents), transaction=True, again=False)
+            except (Lost, Duplicate) as exc:
+                work = _Work(server, {n: Submission(rows[n], contents) for n in numbers})
+                work.tried = True
+                if isinstance(exc, Lost):
+                    work.unsure = {n: inserting(one) for n, one in work.todo.items()}
+                self._settle(work, exc)
+        except TocError as exc:
+            return dict.fromkeys(numbers, exc)
+        if work is None:
+            then([rows[n] for n in numbers])
+            return {n: rows[n].job_id for n in numbers}
+        done = [one for one in work.outcomes.values() if isinstance(one, Stored)]
+        then([row for one in done if (row := one.inserted or one.kept)])
+        return {n: one.put.job_id if isinstance(one, Stored) else one for n, one in work.outcomes.items()}
+
+    # --- the engine
+
+    def _settle(self, work: _Work, cause: Exception | None = None) -> None:
+        """Try until each has its outcome. ``cause``: what came of a transaction before.
+
+        Raises what prevents it while it is certain that nothing was written. For ``many`` this follows a lost
+        answer, and some may be left to do, of which nothing is written.
+        """
+        health, deadline = self._shards.health[work.server], time.monotonic() + RESEND_SECONDS
+        for attempt in count(int(work.tried)):
+            if attempt:
+                # If others change the same rows, one of them succeeds each time: no need for a last try.
+                contended = cause is None or isinstance(cause, Duplicate)
+                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= REPEATS and not contended):
+                    break
+                if work.many and health.away is not None:
+                    cause = health.away
+                    break
+                if contended:
+                    pause(attempt, contended=True)
+                else:
+                    time.sleep(0.025 * 2**attempt)
+            try:
+                self._try(work)
+                cause = None
+            except (Lost, Duplicate) as exc:
+                cause = exc
+            except (StoreUnavailable, SchemaBehind) as exc:
+                if not work.unsure:
+                    raise
+                cause = exc
+            if not work.todo or (work.many and not work.unsure):
+                return
+        for n in list(work.todo):
+            error: StoreUnavailable | SubmitUnknown = StoreUnavailable(
+                f"{work.server.name}: the task keeps changing; try again"
+            )
+            if n in work.unsure:
+                error = SubmitUnknown(work.unsure[n].stored.put.job_id)
+            error.__cause__ = cause
+            work.settle(n, error)
+        if work.many:
+            self._note_away(work.server, cause)
+
+    def _try(self, work: _Work) -> None:
+        """Look and write, in one transaction, what is to do. Settles what is certain.
+
+        Raises Duplicate, Lost or another error of the server; for one caller also that of a plan. Unless it
+        is Lost, nothing was written then.
+        """
+        server, many, unsure = work.server, work.many, work.unsure
+        first, work.tried = not work.tried, True
+        blind = first and not many and all(one.plain for one in work.todo.values())
+        looked, now = _NOTHING, 0
+        if not blind:
+            now = self._stamp()
+            also = [plan.stored.put.job_id for plan in unsure.values()]
+            looked = self._look(server, work.todo.values(), also, ids=not first, wait=not many)
+        taken = set(looked.by_id)
+        used: set[Name | bytes] = set()
+        plans: dict[int, Plan] = {}
+        for n, one in list(work.todo.items()):
+            try:
+                plan: Plan | Stored | None = None if blind else _settled(one, unsure.get(n), looked)
+                if plan is None:
+                    if one.row.job_id in taken:
+                        one = work.todo[n] = one._replace(row=self.renamed(one.row))
+                    plan = self._plan(server, one, looked, now)
+            except TocError as exc:
+                if not many:
+                    raise
+                work.settle(n, exc)
+                continue
+            if isinstance(plan, Stored):
+                work.settle(n, plan)
+                continue
+            row = plan.stored.inserted
+            if many:
+                name = self._name(one.row)
+                keys = {key for key in (name, one.request and one.request.key) if key is not None}
+                if keys & used:  # later
+                    continue
+                used |= keys
+            if row is not None:
+                taken.add(row.job_id)
+            plans[n] = plan
+        if not plans:
+            return
+        statements, telling = self._planner.transaction(server, list(plans.values()), now)
+        if blind:
+            statements = [*self._of_names(server, self._keyed(work.todo.values()), "1"), *statements]
+        try:
+            results = server.run(statements, transaction=True, again=False, outwait=not many)
+        except Lost:
+            unsure.update(plans)
+            raise
+        except OF_TABLES:  # perhaps after seconds: each finds out by itself which one was locked
+            if not many:
+                raise
+            failed = self._unwritable(server, [each.asked for each in plans.values()], find=True)
+            for n, error in zip(plans, failed, strict=True):
+                if error is not None and n not in unsure:
+                    work.settle(n, error)
+            return
+        for (n, done), place in zip(plans.items(), telling, strict=True):
+            if place is None or results[place].matched:
+                work.settle(n, done.stored)
+
+    def _plan(self, server: DatabaseServer, one: Submission, looked: _Looked, now: int) -> Plan | Stored:
+        name = self._name(one.row) if looked.by_name else None
+        return self._planner.plan(server, one, None if name is None else looked.by_name.get(name), now)
+
+    # --- reading
+
+    def found(self, one: Submission) -> Seen | None:
+        """Return the stored row with this dedup_key, after waiting for a transaction that inserts it."""
+        name = self._name(one.row)
+        return None if name is None else self._look(self._server_of(one), [one]).by_name.get(name)
+
+    def renamed(self, row: TaskRow) -> TaskRow:
+        """Return a row with another job_id."""
+        return row._replace(job_id=self._job_ids.another(row.job_id))
+
+    def _look(
+        self,
+        server: DatabaseServer,
+        wanted: Iterable[Submission],
+        also: Iterable[int] = (),
+        *,
+        ids: bool = False,
+        wait: bool = True,
+    ) -> _Looked:
+        """Return the rows with the names of these, and answers to their requests; with ``ids`` those with
+        their job_ids; and those with the job_ids ``also``.
+
+        It waits for transactions that insert such a name, or is refused as Locked unless ``wait``.
+        """
+        wanted = list(wanted)
+        by_table = self._shards.group([*(one.row.job_id for one in wanted if ids), *also]).get(server, {})
+        statements = sql.select_by_id(server, sql.columns(server), self._shards.names, by_table)
+        plain = len(statements)
+        statements += self._of_names(server, self._keyed(wanted), seen_columns(server), wait=wait)
+        rows = len(statements)
+        asked: dict[str, list[Request]] = {}
+        for one in wanted:
+            if one.request is not None:
+                table = self._shards.request_names[self._shards.table_of(one.row.job_id)]
+                asked.setdefault(table, []).append(one.request)
+        # last, so that they are at least as new as the rows
+        statements += [requests.select(name, part) for name, part in asked.items()]
+        results = server.run(statements, outwait=wait)
+        by_id = {row.job_id: row for row in sql.task_rows(results[:plain])}
+        return _Looked(by_id, self._by_name(results[plain:rows]), requests.answered(results[rows:]))
+
+    def _by_name(self, results: Iterable[Result]) -> dict[Name, Seen]:
+        named = seen_rows(results)
+        return {name: seen for seen in named if (name := self._name(seen.row)) is not None}
+
+    def _keyed(self, wanted: Iterable[Submission]) -> dict[int, list[TaskRow]]:
+        """Return the rows of these that have a dedup_key, by table."""
+        keyed: dict[int, list[TaskRow]] = {}
+        for one in wanted:
+            if one.row.dedup_key is not None:
+                keyed.setdefault(self._shards.table_of(one.row.job_id), []).append(one.row)
+        return keyed
+
+    def _of_names(
+        self, server: DatabaseServer, keyed: Mapping[int, Sequence[TaskRow]], what: str, *, wait: bool = True
+    ) -> list[Statement]:
+        """Return the selects of the rows with the dedup_keys of these, given by table.
+
+        They wait for transactions that insert one, or are refused. An INSERT would wait too; but then, and
+        afterwards in a caller's transaction, it locks the gap before the row as well, and with it every
+        biz_id in between.
+        """
+        return [
+            statement
+            for table, rows in sorted(keyed.items())
+            for statement in sql.select_by_dedup(server, what, self._shards.names[table], rows, wait=wait)
+        ]
+
+    def _name(self, row: TaskRow) -> Name | None:
+        if row.dedup_key is None:
+            return None
+        return self._shards.table_of(row.job_id), row.biz_id, row.biz_type, row.dedup_key
+
+    def _server_of(self, one: Submission) -> DatabaseServer:
+        return self._shards.server_of[self._shards.table_of(one.row.job_id)]
+
+    # --- servers in trouble
+
+    def _unwritable(
+        self, server: DatabaseServer, wanted: Iterable[Submission], *, find: bool = False
+    ) -> list[Trouble | None]:
+        """Return for each why it cannot be written now, or None: its server is known to be away, or its table
+        locked or damaged.
+
+        ``find``: first find out which tables are. For when a transaction of all these was refused.
+        """
+        health = self._shards.health[server]
+        tables = [self._shards.table_of(one.row.job_id) for one in wanted]
+        if find:
+            health.set_aside(dict.fromkeys(tables))
+        _, failed = health.sort_out(dict.fromkeys(tables))
+        return [failed.get(table) for table in tables]
+
+    def _note_away(self, server: DatabaseServer, error: BaseException | None) -> None:
+        """Mark a server that is out of reach, so that no other caller waits for it."""
+        if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, PoolExhausted, Refused)):
+            self._shards.health[server].mark_away(error)
+
+
+def _settled(one: Submission, unsure: Plan | None, looked: _Looked) -> Stored | None:
+    """Return what was done already: for a request that was answered, or by the transaction of ``unsure``,
+    whose answer was lost. None if nothing was. Raises RequestReused, SubmitUnknown."""
+    done = requests.answer_of(one.request, looked.answers)
+    if done is not None:
+        return Stored(done)
+    if unsure is None or one.request is not None:
+        return None
+    stored = unsure.stored
+    now = looked.by_id.get(stored.put.job_id)
+    if stored.inserted is not None:  # [rule: resend]
+        return stored if now is not None and _equal(stored.inserted, now) else None
+    if stored.before is None:
+        return None
+    version = stored.before.version
+    if now is None or now.version > version + 1:
+        raise SubmitUnknown(stored.put.job_id)
+    return stored if now.version == version + 1 and _content(now) == _content(one.row) else None
+
+
+def _equal(row: TaskRow, other: TaskRow) -> bool:
+    """Whether ``other`` is ``row`` as submitted, whatever changed since."""
+    return all(getattr(row, name) == getattr(other, name) for name in _SUBMITTED)
+
+
+_SUBMITTED = (
+    "biz_id", "biz_key", "biz_type", "attribute", "slot_crc", "slot_amount", "dedup_key", "gmt_create",
+    "body_sha256",
+)  # fmt: skip
+
+
+def _content(row: TaskRow) -> tuple[object, ...]:
+    """Return what a put gives a pending row."""
+    return row.action_time, row.attribute, row.body_sha256, row.tries, row.expires_at
+
+
+def _chunks(by_table: Mapping[int, Sequence[int]], rows: Sequence[TaskRow]) -> Iterator[Chunk]:
+    """Split rows of one server, given by table and number, into chunks of bounded size."""
+    chunk: dict[int, list[int]] = {}
+    many = size = 0
+    for table, numbers in by_table.items():
+        for n in numbers:
+            if many == CHUNK_ROWS or (many and size + rows[n].size > CHUNK_BYTES):
+                yield chunk
+                chunk, many, size = {}, 0, 0
+            chunk.setdefault(table, []).append(n)
+            many += 1
+            size += rows[n].size
+    if chunk:
+        yield chunk

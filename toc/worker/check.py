@@ -1,0 +1,253 @@
+"""Check: the row of each entry that was taken decides what becomes of it, whatever the index said.
+
+An entry that may start goes to the dispatcher, a suspect to the quarantine, one that is not yet due by this
+machine's clock to the early entries, one that has expired to the finisher, every other back to where it
+belongs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from toc.loop import Reactor
+from toc.model.clock import Clock
+from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Delivery
+from toc.model.verdict import Check, check
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS, STALE, StepTimer
+from toc.store.servers.shards import Answers, Trouble
+from toc.store.store import Store
+from toc.worker.entry import Entry, Inflight
+from toc.worker.lease_keeper import LeaseKeeper
+from toc.worker.quarantine import Quarantine
+from toc.worker.run.dispatch import Dispatcher
+from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.take.early import EarlyEntries
+
+log = get_logger(__name__)
+
+RETRY_MS = 500
+"""Pause before rows are read again, or leases asked for again that cannot be got (ms)."""
+MAX_RETRY_MS = 10_000
+"""Longest such pause (ms), when a database server has been away for long."""
+LUMP = 200
+LUMP_MS = 500
+"""Entries postponed for longer return in lumps, ``LUMP`` entries each ``LUMP_MS``. So taking and
+postponing them repeatedly costs little, even if a server that is away has many due tasks."""
+FORGET_UNREAD_SECONDS = 30.0
+"""A failed read that comes this long after the last one counts as new trouble."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Checker:
+    """The row check. Any thread may call ``check``; that of ``reactor`` does all else, in ``run_once``."""
+
+    store: Store
+    clock: Clock
+    inflight: Inflight
+    finisher: Finisher
+    dispatcher: Dispatcher
+    quarantine: Quarantine
+    leases: LeaseKeeper
+    early: EarlyEntries
+    reactor: Reactor
+
+    def __post_init__(self) -> None:
+        self.reader = self.store.tries_reader(self.reactor)
+        self._unchecked: deque[list[Entry]] = deque()
+        """Entries whose rows are to be read."""
+        self._again: deque[tuple[float, list[Entry]]] = deque()
+        """Entries with a lease whose rows could not be read, or that need a lease and could not get it, with
+        the time of the next try (monotonic)."""
+        self._judging = 0
+        """How many threads ask for leases."""
+        self._unread_since = self._unread_at = float("-inf")
+        """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
+        self._lump_at = self._lump_left = 0
+        """When the last lump of postponed entries returns (monotonic, in ms), and how many more
+        entries it can hold."""
+        self._leaving = False
+        self._lock = threading.Lock()
+        self._read_step = StepTimer("read")
+
+    def leave(self) -> None:
+        """This worker leaves: entries that are not decided yet are left to their slot's next owner."""
+        self._leaving = True
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is being checked."""
+        return not self._unchecked and not self.reader.under_way and not self._judging
+
+    def put(self, entries: list[Entry]) -> None:
+        """Have the next ``run_once`` decide about entries by their rows. Skips those whose id was taken again
+        by then."""
+        self._unchecked.append(entries)
+
+    def check(self, entries: list[Entry]) -> None:
+        """Decide about entries by their rows soon. Any thread may call it."""
+        self.put(entries)
+        self.reactor()
+
+    def run_once(self) -> float:
+        """Ask for rows, and decide about entries whose rows have been read. Returns when there is more to do
+        (monotonic)."""
+        while self._again and self._again[0][0] <= self.clock.monotonic():
+            self._unchecked.append(self._again.popleft()[1])
+        while self._unchecked:
+            self._read(self._unchecked.popleft())
+        at = self.reader.run_once()
+        if self._again:
+            at = min(at, time.monotonic() + self._again[0][0] - self.clock.monotonic())
+        return at
+
+    def _read(self, entries: list[Entry]) -> None:
+        """Have the rows read. Those of each database server are judged as they arrive."""
+        if self._leaving:
+            self.finisher.give_back_unread(entries)
+            return
+        began = time.monotonic()
+        by_id = {entry.job_id: entry for entry in entries if self.inflight.get(entry.job_id) is entry}
+
+        def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
+            some = [by_id[job_id] for job_id in job_ids]
+            if not rows.unanswered:
+                self._read_step.took(time.monotonic() - began, len(some))
+            if self._leaving:
+                self.finisher.give_back_unread(some)
+            else:
+                self._judge(some, rows)
+
+        self.reader.ask(by_id, take)
+
+    def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
+        now = self.clock.now_ms()
+        ready: list[Entry] = []
+        leased: list[Entry] = []
+        soon: list[Entry] = []
+        expired: list[Entry] = []
+        behind: list[Entry] = []
+        unread: list[Entry] = []
+        refused: list[tuple[Entry, TryRow | None]] = []
+        for entry in entries:
+            row = rows.get(entry.job_id)
+            if row is None:
+                if entry.job_id in rows.unanswered:
+                    unread.append(entry)
+                    continue
+                log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
+                ORPHANS.of(entry.topic.name).add()
+                refused.append((entry, None))
+                continue
+            if row.action_time > row.next_time:  # the row was changed directly in the table
+                row = row._replace(next_time=row.action_time)
+            entry.row = row
+            what = check(row, now=now, taken=entry.taken)
+            if what is Check.START:
+                ready.append(entry)
+            elif what is Check.LEASED:
+                leased.append(entry)
+            elif what is Check.SOON:
+                soon.append(entry)
+            elif what is Check.EXPIRED:
+                expired.append(entry)
+            elif what is Check.CLOCK_BEHIND:
+                behind.append(entry)
+            else:
+                if row.status != TaskStatus.PENDING:
+                    STALE.of(entry.topic.name).add()
+                refused.append((entry, row))
+        if unread:
+            self._put_away(unread, rows.unanswered)
+        if soon:
+            self.early.put(soon)
+        if expired:
+            self.finisher.expire(self._written_soon(expired))
+        if behind:
+            log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
+            # They are due by Redis's clock. They go back until the time, by that clock, at which
+            # they are due by ours.
+            self.finisher.give_back_until((e, e.taken + e.row.next_time - now) for e in behind)
+        if refused:
+            self.finisher.settle_by_row(refused)
+        if leased or self.leases.must_cover(ready):
+            with self._lock:
+                self._judging += 1
+            self.store.run_detached(partial(self._ask_for_leases, leased, ready))
+        else:
+            self.start(ready)
+
+    def _ask_for_leases(self, leased: Sequence[Entry], ready: list[Entry]) -> None:
+        """Start those that may start, on a thread that may wait for the database."""
+        ready = ready + self.leases.judge(leased)
+        uncovered = self.leases.cover(ready)  # [rule: covered]
+        waiting = [entry for entry in ready if entry.job_id in uncovered]
+        ready = [entry for entry in ready if entry.job_id not in uncovered]
+        if self._leaving:
+            self.finisher.give_back_unread(waiting)
+        elif waiting:
+            self._again.append((self.clock.monotonic() + RETRY_MS / 1000, waiting))
+        self.start(ready)
+        with self._lock:
+            self._judging -= 1
+        self.reactor()
+
+    def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:
+        """Postpone entries that cannot be decided now, so that other due tasks do not wait behind them.
+
+        The pause grows with the outage, as all due tasks of that server keep returning. When it is back, the
+        sweep brings them in at once.
+        """
+        now, at = self.clock.monotonic(), self.clock.now_ms()
+        if leased := [entry for entry in entries if entry.lease.possible]:
+            # These are few. If the lease ran out, it would be taken for a crash.
+            self._again.append((now + RETRY_MS / 1000, leased))
+        rest = [entry for entry in entries if not entry.lease.possible]
+        if not rest:
+            return
+        if now - self._unread_at > FORGET_UNREAD_SECONDS:
+            self._unread_since = now
+            log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
+        self._unread_at = now
+        wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MAX_RETRY_MS)
+        began = int(1000 * now)
+        self.finisher.put_away([(entry, at + self._lumped(began + wait) - began) for entry in rest])
+
+    def _lumped(self, at: int) -> int:
+        """Return when an entry that is to return at ``at`` (monotonic, in ms) returns with its
+        lump: then or a little later."""
+        if at > self._lump_at:
+            self._lump_at, self._lump_left = at + LUMP_MS, LUMP
+        elif not self._lump_left:
+            self._lump_at, self._lump_left = self._lump_at + LUMP_MS, LUMP
+        self._lump_left -= 1
+        return self._lump_at
+
+    def start(self, ready: list[Entry]) -> None:
+        """Dispatch entries that are due and checked. Suspects go to the quarantine."""
+        if not ready:
+            return
+        ready = self._written_soon(ready)
+        alone = [entry for entry in ready if entry.row.crashes and self._runs_alone(entry)]
+        if alone:
+            self.quarantine.admit(alone)
+            ready = [entry for entry in ready if not self._runs_alone(entry)]
+        self.dispatcher.put(ready)
+
+    def _written_soon(self, entries: list[Entry]) -> list[Entry]:
+        """Those of the entries whose server keeps up with writing. Postpones the others."""
+        if self.finisher.unwritten <= MAX_UNWRITTEN or not any(map(self.finisher.behind, entries)):
+            return entries
+        at = self.clock.now_ms() + RETRY_MS
+        self.finisher.put_away((entry, at) for entry in entries if self.finisher.behind(entry))
+        return [entry for entry in entries if not self.finisher.behind(entry)]
+
+    def _runs_alone(self, entry: Entry) -> bool:
+        """Whether it is a suspect. A webhook never is: it runs nothing of the application."""
+        return entry.handler.delivery is Delivery.HANDLER and self.quarantine.takes(entry.row)

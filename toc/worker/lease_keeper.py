@@ -1,0 +1,246 @@
+"""Leases: a long try records its worker on the row, and other workers wait while this record is
+valid.
+
+The index arbitrates who has a task as long as every worker can reach it and it loses nothing. A worker that
+has lost its node takes tasks by leases on their rows (``fallback``). So that it does not take what another
+worker runs, every try that is held for longer than a moment has a lease too. The loop here uses only the task
+table, so it continues when Redis hangs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from toc.loop import Loop
+from toc.model.clock import Clock, RateLimit
+from toc.model.verdict import Failure, after_crash
+from toc.observe.log import get_logger
+from toc.observe.metrics import LEASED, TRIES
+from toc.store.servers.shards import Trouble
+from toc.store.store import Store
+from toc.store.tasks.batch import Guard
+from toc.store.tasks.leases import RAN_OUT
+from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Inflight, Lease
+from toc.worker.settle.finish import Finisher
+from toc.worker.settle.moves import tell_unwritten
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 0.25
+IDLE_SECONDS = 0.5
+"""Pause while nothing is held. Shorter than the time after which a new entry needs a lease."""
+LEASE_AFTER_SECONDS = 0.75
+"""How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
+AGAIN_SECONDS = 1.0
+"""Pause before an entry that got no lease asks again: the current holder may be about to give it up."""
+COMPLAIN_SECONDS = 60.0
+
+
+class LeaseKeeper:
+    """The loop that takes leases for held entries and renews them every third of prepare_timeout."""
+
+    def __init__(
+        self, *, store: Store, clock: Clock, inflight: Inflight, finisher: Finisher, max_crashes: int
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._inflight = inflight
+        self._finisher = finisher
+        self._max_crashes = max_crashes
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        servers = range(len(store.tables_of_server()))
+        self._asked: list[dict[Entry, None]] = [{} for _ in servers]
+        """By server, the entries for which leases were requested, until they are no longer held and
+        have no lease."""
+        self._looking = [False for _ in servers]
+        self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
+        """One loop per database server: a server that hangs must not delay the renewals of others."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether no lease is being requested, and no entry that asked for one may still have
+        it."""
+        asked = (entry for entries in self._asked for entry in list(entries))
+        return not any(self._looking) and not any(entry.lease.possible for entry in asked)
+
+    def look(self, number: int) -> float:
+        """Request the due leases of one server. Returns the seconds until the next look."""
+        self._looking[number] = True  # before it asks what is held
+        try:
+            return self._look(number)
+        finally:
+            self._looking[number] = False
+
+    def _look(self, number: int) -> float:
+        now = self._clock.monotonic()
+        self._release_gone(number)
+        if number == 0:
+            self._give_back_refused(now)
+        # Ended tries that are not written yet count too: no other worker may begin them meanwhile.
+        due = [
+            entry
+            for entry in self._held_of(number)
+            if entry.checked  # [rule: lease-of-held]
+            and now >= (entry.lease.ask_at or entry.held + LEASE_AFTER_SECONDS)
+            and (entry.started or now < entry.lease.until or _in_time(entry, now))
+        ]
+        if due:
+            failed = self.take(due)
+            if failed and self._complains():
+                _complain(failed)
+        return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
+
+    def _held_of(self, number: int) -> list[Entry]:
+        """The held entries whose rows are on this server."""
+        held = self._inflight.snapshot()
+        if len(self._asked) == 1:
+            return held
+        return [entry for entry in held if self._store.server_of(entry.job_id) == number]
+
+    def _release_gone(self, number: int) -> None:
+        """Release leases requested for entries that left meanwhile: running out would look like a crash."""
+        asked = self._asked[number]
+        gone: dict[int, Entry] = {}
+        for entry in list(asked):
+            held = self._inflight.get(entry.job_id)
+            if held is entry:
+                continue
+            del asked[entry]
+            if held is None and entry.lease.possible:
+                gone[entry.job_id] = entry
+            elif held is not None and entry.lease.possible:  # the lease serves what was taken anew
+                held.lease = held.lease._replace(possible=True)
+                asked[held] = None
+        if not gone:
+            return
+        failed = self._store.leases.release(gone)
+        for job_id, entry in gone.items():
+            if job_id in failed:
+                asked[entry] = None
+            else:
+                entry.lease = NO_LEASE
+        if failed and self._complains():
+            _complain(failed)
+
+    def _give_back_refused(self, now: float) -> None:
+        """Give back entries that may have a lease and will not start: another worker that runs the
+        task needs the lease.
+
+        The finisher gives up the lease before it lets the entry go.
+        """
+        refused = self._inflight.refused(now)
+        if refused:
+            self._finisher.give_back(refused)
+
+    def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
+        """Take or renew leases on the rows of entries. ``lease`` says which have one afterwards.
+
+        Returns the job_ids whose result is unknown, with the reason. They may have a lease; it is
+        requested again.
+        """
+        asked = self._clock.monotonic()
+        checked = [entry for entry in entries if entry.checked]
+        for entry in entries:
+            entry.lease = entry.lease._replace(possible=True)
+            self._asked[self._store.server_of(entry.job_id)][entry] = None
+        ours = self._store.leases.take(
+            {entry.job_id: entry.topic.prepare_timeout for entry in entries},
+            # The finisher may write the outcome at the same time: a lease after that would look like a crash.
+            {entry.job_id: entry.row for entry in checked},
+            {entry.job_id for entry in checked if not _in_time(entry, asked)},
+        )
+        for entry in entries:
+            if entry.job_id in ours.unanswered:
+                continue
+            timeout = entry.topic.prepare_timeout
+            if ours[entry.job_id]:
+                entry.lease = Lease(asked + timeout, asked + timeout / 3, possible=True)
+            else:
+                entry.lease = NO_LEASE._replace(ask_at=asked + AGAIN_SECONDS)  # [rule: asked-again]
+        return ours.unanswered
+
+    def must_cover(self, entries: Sequence[Entry]) -> bool:
+        """Whether one of the entries may not start without a lease."""
+        now = self._clock.monotonic()
+        shared, long_ago = now < self._inflight.shared_until, now - LEASE_AFTER_SECONDS
+        return any((shared or entry.held < long_ago) and not entry.lease.until for entry in entries)
+
+    def cover(self, entries: Sequence[Entry]) -> Collection[int]:
+        """Take leases for entries that may not start without one: those whose row check took too long, or all
+        while other workers may own our slots too.
+
+        An entry that gets no lease is let go when it should start, and checked again if it is still prepared.
+        Returns the job_ids for which other workers may own our slots and no answer came: checking those at
+        once would only loop.
+        """
+        now = self._clock.monotonic()
+        shared = now < self._inflight.shared_until
+        long_ago = now - LEASE_AFTER_SECONDS
+        late = [
+            entry
+            for entry in entries
+            if (shared or entry.held < long_ago) and not entry.lease.until and _in_time(entry, now)
+        ]
+        if late:
+            failed = self.take(late)
+            if failed:
+                _complain(failed)
+                return failed if shared else ()
+        return ()
+
+    def judge(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Decide about entries on whose rows another worker has or had a lease. Returns those that may start.
+
+        While the lease lasts the entry waits and nothing is charged: a worker that has lost Redis runs the
+        task. If the holder is dead or let it run out, the try ended with its worker.
+        """
+        now = self._clock.now_ms()
+        # [rule: leased-elsewhere]
+        waiting = [(entry, now + entry.row.lease) for entry in entries if entry.row.lease > 0]
+        if waiting:
+            for topic, count in Counter(entry.topic.name for entry, _ in waiting).items():
+                LEASED.of(topic).add(count)
+            self._finisher.give_back_until(waiting)
+        crashed: list[tuple[Entry, Failure]] = []
+        start: list[Entry] = []
+        for entry in entries:
+            if entry.row.lease == RAN_OUT:  # [rule: lease-ran-out]
+                left = entry.topic.remaining(entry.row.attempts)
+                at = max(now, entry.row.next_time)  # it may be due only in a moment
+                crash = after_crash(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
+                if crash is None:
+                    start.append(entry)  # to quarantine, which counts its runs itself
+                else:
+                    crashed.append((entry, crash))
+        if crashed:
+            self._charge(crashed)
+        return start
+
+    def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
+        """Write crashes to the rows, and give the entries back as the rows then say."""
+        guards = self._store.crash([crash for _, crash in crashed])
+        tell_unwritten(guards.unanswered)  # they are checked again when they come back
+        for entry, crash in crashed:
+            if guards.get(entry.job_id) is Guard.APPLIED:
+                TRIES.of(entry.topic.name, "crashed").add()
+                entry.row = entry.row._replace(
+                    attempts=crash.new_attempts, crashes=crash.new_crashes, next_time=crash.next_time, lease=0
+                )
+        self._finisher.give_back(entry for entry, _ in crashed)
+
+
+def _complain(failed: Mapping[int, Trouble]) -> None:
+    log.warning("leases_not_kept", tasks=len(failed), error=str(next(iter(failed.values()))))
+
+
+def _in_time(entry: Entry, now: float) -> bool:
+    """Whether the entry may get a first lease. A lease that it has may be renewed in any case.
+
+    Not without a timely heartbeat: another worker may run it by now, has no lease yet, and would be refused
+    one. And an entry taken without Redis may be in a slot that has moved to another worker. Only the fallback
+    checks that, so only it takes the first lease.
+    """
+    # [rule: first-lease]
+    return entry.fence != NO_FENCE and entry.in_time(now)

@@ -1,0 +1,1 @@
+"""Run: from checked entries to handlers that run, and what keeps their tries alive."""

@@ -1,0 +1,188 @@
+"""Bodies: what a try needs beside its row, read just before it starts.
+
+One thread per database server reads what is wanted at that moment, in round trips of bounded bytes. So only
+running tries hold bodies, and a server that hangs holds up no thread but this one for long.
+
+The reader names the version that the row check saw. If that body is gone, the row has changed since: the try
+ends before its handler is called, and its row decides where the entry goes. Nothing is charged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from toc.loop import Loop
+from toc.model.body import Body, Content
+from toc.model.clock import Clock
+from toc.model.errors import UnreadableTask
+from toc.model.raised import raised
+from toc.model.task import TaskStatus
+from toc.observe.log import get_logger
+from toc.store.servers.shards import Trouble
+from toc.store.store import Store
+from toc.store.tasks.bodies import BODY_BYTES
+from toc.worker.entry import Entry, Inflight, State
+from toc.worker.settle.finish import Finisher
+from toc.worker.settle.flush import IDLE_SECONDS, RETRY_SECONDS
+
+log = get_logger(__name__)
+
+SILENT_SECONDS = 0.1
+"""How long a handler's thread waits for one of several servers that sends no body. Tasks of the others must
+not wait for it."""
+SILENT_ALONE_SECONDS = 2.0
+"""How long it waits for the only server."""
+
+Fetched = tuple[list[Entry], dict[int, Body]]
+"""The entries that may run, and the bodies of those that have one."""
+
+
+class _Request:
+    """The bodies that a batch needs."""
+
+    def __init__(self, entries: Sequence[Entry], on_answer: Callable[[], None]) -> None:
+        self.entries = entries
+        self.wanted = [entry for entry in entries if entry.row.body_length >= 0]
+        self.on_answer = on_answer
+        """Called after each answer."""
+        self.found: dict[int, Content | Trouble | None] = {}
+        self.over = False
+        """Whether nobody waits for further answers."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every body was read, or is known to be gone or unreadable."""
+        return len(self.found) == len(self.wanted)
+
+
+class BodyReader:
+    """Reads the bodies of tries that start. Thread-safe."""
+
+    def __init__(self, store: Store, finisher: Finisher, inflight: Inflight, clock: Clock) -> None:
+        self._store = store
+        self._finisher = finisher
+        self._inflight = inflight
+        self._clock = clock
+        self._wanted: list[deque[tuple[Entry, _Request]]] = [deque() for _ in store.tables_of_server()]
+        self.loops = [
+            Loop(f"bodies-{number}", partial(self._read, wanted))
+            for number, wanted in enumerate(self._wanted)
+        ]
+        self.patience = SILENT_SECONDS if len(self.loops) > 1 else SILENT_ALONE_SECONDS
+        """How long a try waits for a server that sends no body, in seconds."""
+
+    def fetch(self, entries: Sequence[Entry]) -> Fetched:
+        """Return those of these entries that may start, and their bodies. The others are settled."""
+        answer: SimpleQueue[Fetched] = SimpleQueue()
+        end = self.fetch_async(entries, answer.put)
+        try:
+            return answer.get(timeout=self.patience)
+        except Empty:
+            end()
+            return answer.get()
+
+    def fetch_async(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> Callable[[], None]:
+        """Call ``then`` once with what ``fetch`` returns, on another thread.
+
+        Returns a function that ends the waiting: to be called after ``patience``, on any thread.
+        """
+        once = deque([None])
+
+        def end() -> None:
+            try:
+                once.pop()
+            except IndexError:  # another thread has ended it
+                return
+            then(self._fetched(request))
+
+        def on_answer() -> None:
+            if request.complete:
+                end()
+
+        request = _Request(entries, on_answer)
+        self._ask(request)
+        return end
+
+    def _ask(self, request: _Request) -> None:
+        numbers = set()
+        for entry in request.wanted:
+            number = self._store.server_of(entry.job_id) if len(self.loops) > 1 else 0
+            self._wanted[number].append((entry, request))
+            numbers.add(number)
+        for number in numbers:
+            self.loops[number].wake()
+
+    def _read(self, wanted: deque[tuple[Entry, _Request]]) -> float:
+        """Read what is wanted of one server, within the bound. Returns the seconds until the next call."""
+        part: list[tuple[Entry, _Request]] = []
+        size = 0
+        while wanted and (not part or size + wanted[0][0].row.body_length <= BODY_BYTES):
+            one = wanted.popleft()
+            if not one[1].over:
+                part.append(one)
+                size += one[0].row.body_length
+        if not part:
+            return IDLE_SECONDS
+        rows = {entry.job_id: entry.row.version for entry, _ in part}
+        answers = self._store.bodies.read(rows)
+        for entry, request in part:
+            content = answers.get(entry.job_id)
+            request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if content is None else content
+        for request in {id(request): request for _, request in part}.values():
+            request.on_answer()
+        return 0.0 if wanted else IDLE_SECONDS
+
+    def _fetched(self, request: _Request) -> Fetched:
+        """Sort the entries of a request, whose later answers do not count any more."""
+        request.over = True
+        found = dict(request.found)
+        ready: list[Entry] = []
+        bodies: dict[int, Body] = {}
+        gone: list[Entry] = []
+        unread: list[Entry] = []
+        for entry in request.entries:
+            content = found.get(entry.job_id)
+            if entry.state is not State.WAITS:  # given back meanwhile
+                continue
+            if entry.row.body_length < 0:
+                ready.append(entry)
+            elif isinstance(content, Content):
+                bodies[entry.job_id] = Body(len(content.data), content)
+                ready.append(entry)
+            else:
+                (gone if content is None and entry.job_id in found else unread).append(entry)
+        # This thread must not wait, so a thread of the store does this. That thread must not wait
+        # for other threads of the store, as a call to several servers would: so one call for each
+        # server.
+        for number in range(len(self.loops)):
+            lost, late = (
+                [entry for entry in part if self._store.server_of(entry.job_id) == number]
+                for part in (gone, unread)
+            )
+            if lost or late:
+                self._store.run_detached(partial(self._give_up, lost, late))
+        return ready, bodies
+
+    def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:
+        """Settle or postpone entries whose handlers cannot be called without their bodies."""
+        gone = [entry for entry in gone if self._inflight.settle(entry)]
+        away = [entry for entry in unread if self._inflight.settle(entry)]
+        rows = self._store.read_tries([entry.job_id for entry in gone])
+        for entry in gone:
+            row = rows.get(entry.job_id)
+            if entry.job_id in rows.unanswered:
+                away.append(entry)
+            elif row and row.status == TaskStatus.PENDING and row.version == entry.row.version:
+                error = raised(UnreadableTask(entry.job_id, "its body is missing"))
+                self._finisher.ended(entry, error)
+            else:
+                log.info("try_superseded", job_id=entry.job_id, topic=entry.topic.name)
+                self._finisher.settle_by_row([(entry, row)])
+        if away:
+            log.warning("bodies_not_read", tasks=len(away))
+            at = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
+            self._finisher.put_away((entry, at) for entry in away if not entry.lease.possible)
+            self._finisher.give_back_until((entry, at) for entry in away if entry.lease.possible)

@@ -1,0 +1,165 @@
+"""What surrounds the call of a handler, on a thread or on the event loop.
+
+Before it: the last look at the entries, and the tasks that the handler gets. After it: what its answer means
+for each task, and the report to the finisher.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toc.model.body import Body
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import UnreadableTask
+from toc.model.raised import Raised, raised
+from toc.model.task import Task
+from toc.model.topic import Delivery
+from toc.model.verdict import has_expired
+from toc.observe.log import Stack, get_logger
+from toc.worker.entry import Entry, Inflight
+from toc.worker.guards import copies, damage
+from toc.worker.run.bodies import BodyReader
+from toc.worker.settle.finish import Finisher
+from toc.worker.take.early import EarlyEntries
+from toc.worker.take.feedback import LetGo, WantedRoom
+
+log = get_logger(__name__)
+
+TaskBodies = Mapping[int, Body]
+NO_BODIES: TaskBodies = {}
+
+
+@dataclass(kw_only=True, eq=False)
+class HandlerCalls:
+    """Decides which entries may start, and reports how their tries ended; and what those need that run
+    handlers. Thread-safe."""
+
+    inflight: Inflight
+    finisher: Finisher
+    catalog: TopicCatalog
+    clock: Clock
+    early: EarlyEntries
+    let_go: LetGo
+    bodies: BodyReader
+    wanted: WantedRoom
+    recycle: Callable[[str], None]
+
+    def concurrency(self, topic: str) -> int:
+        """How many handlers of the topic may run at once. 0: no limit."""
+        known = self.catalog.known().get(topic)
+        return 0 if known is None else known.concurrency
+
+    def last_look(self, batch: Sequence[Entry], started: float) -> list[Entry]:
+        """The entries that are due by this machine's clock too, and may start. The others go back to the
+        poller, those that have expired to the finisher.
+
+        This is the last check of the clock before a handler starts: none starts early by its
+        worker's clock.
+        """
+        now = self.clock.now_ms()
+        due, early, refused, expired = [], [], [], []
+        for entry in batch:
+            if entry.row.next_time > now:
+                early.append(entry)
+            elif not self.inflight.start(entry, started):
+                refused.append(entry)
+            elif entry.row.expires_at and has_expired(entry.row.expires_at, now):  # while it waited
+                entry.started = 0.0
+                expired.append(entry)
+            else:
+                due.append(entry)
+        if early:
+            self.early.put(early)
+        if refused:
+            self.let_go.add(refused)
+        if expired:
+            self.finisher.expire(expired)
+        return due
+
+    def succeeded(self, entry: Entry) -> None:
+        """Report the success of a task that was alone in its call. Does less than ``returned``, as
+        this is the usual case."""
+        self._check_process(entry, None)
+        if self.inflight.settle(entry):
+            self.finisher.ended(entry, None)
+
+    def returned(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
+        """Report a handler that has returned, on the thread that ran it. Exceptions become text here."""
+        self._check_process(batch[0], errors.get(batch[0].job_id))
+        texts: dict[int, Raised] = {}
+        """By the id of the exception, which tasks of a batch may share."""
+        for entry in batch:
+            error = errors.get(entry.job_id)
+            if error is not None and id(error) not in texts:
+                texts[id(error)] = raised(error)
+            if not self.inflight.settle(entry):
+                continue
+            if error is None:
+                self.finisher.ended(entry, None)
+            else:
+                what = texts[id(error)]
+                # Not for webhooks: the stack of toc's own code tells nothing.
+                if what.until is None and what.sent is None:
+                    about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": what.name}
+                    log.debug("handler_raised", stack=Stack(error), **about)
+                self.finisher.ended(entry, what)
+        if any(what.until is None for what in texts.values()) and (why := damage.found()):
+            self.recycle(why)
+
+    def _check_process(self, entry: Entry, error: BaseException | None) -> None:
+        """End the process if the handler has made a copy of it, or has closed its descriptors."""
+        copies.end_if_copy(error)
+        if entry.handler.delivery is not Delivery.WEBHOOK:  # toc's own handler closes none
+            damage.check_descriptors()
+
+
+def task_for(entry: Entry, bodies: TaskBodies) -> Task:
+    """The task that a handler gets. Raises UnreadableTask."""
+    return entry.row.to_task(entry.topic.name, bodies.get(entry.job_id))
+
+
+def tasks_for(
+    batch: Sequence[Entry], bodies: TaskBodies, unreadable: dict[int, BaseException | None]
+) -> list[Task]:
+    """The tasks that a batch handler gets. One that cannot be read fails alone: its error goes into
+    ``unreadable``.
+
+    Raises UnreadableTask if none can be read.
+    """
+    tasks = []
+    for entry in batch:
+        try:
+            tasks.append(task_for(entry, bodies))
+        except UnreadableTask as exc:
+            unreadable[entry.job_id] = exc
+            if len(unreadable) == len(batch):
+                raise
+    return tasks
+
+
+def check_done(outcome: Any) -> None:
+    """Raise TypeError if a handler returned an awaitable or a generator, which has yet to run."""
+    if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
+        if inspect.iscoroutine(outcome):
+            outcome.close()  # else Python warns that it was never awaited
+        raise TypeError(
+            "the handler returned a coroutine or generator that is never run; declare it with `async def`, "
+            "and await what it calls"
+        )
+
+
+def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseException | None]:
+    """The outcome of each task as a batch handler returned it. Raises TypeError if that is malformed."""
+    if outcome is None:
+        return {}
+    if not isinstance(outcome, Mapping) or not all(
+        error is None or issubclass(type(error), BaseException) for error in outcome.values()
+    ):
+        raise TypeError("a batch handler must return None or a dict of job_id to an exception or None")
+    if not outcome.keys() <= {entry.job_id for entry in batch}:
+        raise TypeError("a batch handler returned a job_id that was not in its batch; job_ids are ints")
+    return outcome

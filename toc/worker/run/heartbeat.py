@@ -1,0 +1,88 @@
+"""Heartbeat: keeps held entries from timing out, and ends tries that run too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from toc.index.queues import Queues
+from toc.loop import Loop
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.raised import overran
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import FENCES_LOST
+from toc.worker.entry import LOST, Entry, Inflight, State
+from toc.worker.run.dispatch import Dispatcher
+from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
+from toc.worker.settle.finish import Finisher
+
+log = get_logger(__name__)
+
+TICK_SECONDS = 0.5
+
+
+@dataclass(kw_only=True, eq=False)
+class Heartbeat:
+    """The loop that extends entries every third of prepare_timeout and enforces max_runtime.
+
+    A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. If the
+    handler does not end, its try is marked failed and its late result is ignored. ``recycle`` is called
+    before that, so that the process takes nothing more.
+    """
+
+    queues: Queues
+    clock: Clock
+    inflight: Inflight
+    dispatcher: Dispatcher
+    finisher: Finisher
+    recycle: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.loop = Loop("heartbeat", self.run_once)
+
+    def run_once(self) -> float:
+        """Extend entries, end overlong tries. Returns the seconds until the next look."""
+        now = self.clock.monotonic()
+        aging: dict[Slot, list[Entry]] = {}
+        for entry in self.inflight.snapshot():
+            if entry.fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
+                aging.setdefault(entry.slot, []).append(entry)
+            if entry.state is State.RUNS and now - entry.started > entry.topic.max_runtime:
+                self._end(entry, now)
+        if aging:
+            self._extend(aging, now)
+        return TICK_SECONDS
+
+    def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
+        sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
+        results = self.queues.extend(sent)
+        failures: list[IndexUnavailable] = []
+        for slot, entries in aging.items():
+            matched = results[slot]
+            if isinstance(matched, IndexUnavailable):
+                failures.append(matched)
+                continue
+            for entry, (_, fence), match in zip(entries, sent[slot], matched, strict=True):
+                if entry.fence != fence:
+                    continue  # taken again meanwhile: it runs on under another fencing token
+                if match:
+                    entry.kept = now if entry.fenced else LOST
+                elif self.inflight.get(entry.job_id) is entry:
+                    # Timed out by another worker, or lost. A success still counts; a failure will not.
+                    entry.kept = LOST
+                    FENCES_LOST.of(entry.topic.name).add()
+                    log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
+        if failures:
+            log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))
+
+    def _end(self, entry: Entry, now: float) -> None:
+        overtime = now - entry.started - entry.topic.max_runtime
+        if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
+            self.dispatcher.cancel_async(entry)
+            return
+        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
+        self.recycle("a handler ran longer than max_runtime")
+        if self.inflight.settle(entry):
+            self.finisher.ended(entry, overran(entry.topic.max_runtime))

@@ -1,0 +1,37 @@
+"""The line of a topic: the entries that wait for its handler, and how long that runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from toc.model.topic import Slot
+from toc.worker.entry import Entry
+
+START_WITHIN_SECONDS = 0.1
+"""How far ahead the poller takes: as many entries as can start within this time."""
+FIRST_GUESS_SECONDS = 0.005
+"""Assumed run time of a handler that has not run yet."""
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """The entries of one topic that wait. Its owner locks it."""
+
+    topic: str
+    waiting: deque[Entry] = field(default_factory=deque)
+    seconds: float = FIRST_GUESS_SECONDS
+    """Moving average of the time that a run of the handler takes."""
+
+    def note_run(self, seconds: float) -> None:
+        """Add a run to the average."""
+        self.seconds += (max(seconds, 1e-5) - self.seconds) * 0.1
+
+    def withdraw(self, slots: set[Slot] | None) -> list[Entry]:
+        """Remove and return the entries of these slots (None: all)."""
+        taken: list[Entry] = []
+        kept: deque[Entry] = deque()
+        for entry in self.waiting:
+            (taken if slots is None or entry.slot in slots else kept).append(entry)
+        self.waiting = kept
+        return taken

@@ -1,0 +1,316 @@
+"""Flush: write the outcome of tries to rows, then move their index entries.
+
+Each flush takes all tries of one database server that ended since the last one. It writes the rows of
+successes, of retries and of deaths, in a transaction each, then moves their entries. The row always comes
+first: a crash in between leaves an entry that the next row check corrects.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toc.failpoint import failpoint
+from toc.loop import Loop
+from toc.model.clock import Clock
+from toc.model.raised import Raised
+from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
+from toc.observe.log import get_logger
+from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
+from toc.store.servers.shards import Answers
+from toc.store.store import Store
+from toc.store.tasks.batch import Finish, Guard
+from toc.store.tasks.plan import TRIED_BEFORE
+from toc.worker.entry import NO_LEASE, Entry
+from toc.worker.settle.moves import EntryMover, Move, mark_begun, move_by_row, tell_unwritten
+from toc.worker.take.feedback import Pressure
+
+log = get_logger(__name__)
+
+IDLE_SECONDS = 3600.0
+RETRY_SECONDS = 0.5
+"""Pause before rows or entries are written again after their server failed."""
+GATHER_SECONDS = 0.006
+"""Least time between two flushes. Tries that end within it are written together: the statements of a flush
+cost several times what their rows cost, and no caller waits for a finish."""
+GATHER_BUSY_SECONDS = 0.025
+"""Least time between two flushes while more is due than can start at once: late tasks come first."""
+FLUSH_LIMIT = 2000
+"""Most tries that one flush writes."""
+MAX_QUEUED = 200
+"""Moves that wait for a flush. Threads that ask for more make them themselves and take nothing meanwhile,
+because a flush may hang as long as its server does."""
+
+EndedTry = tuple[Entry, Raised | None]
+"""A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
+
+
+MOVED_ON = (Finish.RESCHEDULED, Finish.DEAD)
+"""The row of a try that succeeded is not as it was read, and says where the entry goes."""
+
+
+@dataclass(eq=False)
+class Flusher:
+    """The loop that writes the tries of one database server and moves their entries."""
+
+    name: str
+    store: Store
+    mover: EntryMover
+    clock: Clock
+    pressure: Pressure
+
+    def __post_init__(self) -> None:
+        self._ended: deque[EndedTry] = deque()
+        self._unwritten: list[EndedTry] = []
+        """Tries to be written again after a pause: the server failed, or another worker has a lease."""
+        self._again_at = 0.0
+        self.failing = False
+        """Whether the server failed to write tries of its last batch."""
+        self._moves: deque[Move] = deque()
+        self.unmoved: Counter[Slot] = Counter()
+        """By slot, how many moves failed in the last flush. Replaced as a whole."""
+        self._outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """(topic, outcome) -> tries of the current flush."""
+        self._step = StepTimer("finish")
+        self._lock = threading.Lock()
+        self._under_way = 0
+        """How many flushes, and moves on other threads, are under way."""
+        self._begun = 0
+        """How many of these have begun so far."""
+        self._flushed_at = 0.0
+        self.loop = Loop(self.name, self.run_once)
+
+    def ended(self, entry: Entry, error: Raised | None) -> None:
+        """Record that a try ended."""
+        self._ended.append((entry, error))
+        self.loop.wake()
+
+    def move_soon(self, moves: Sequence[Move]) -> None:
+        """Make these moves with the next flush, or at once, on the caller's thread, if many wait
+        for the flush.
+
+        Moves for which leases must be given up first always wait for the flush, because the caller
+        would wait for the database. They are few.
+        """
+        if len(self._moves) < MAX_QUEUED or any(move.entry.lease.possible for move in moves):
+            self._moves += moves
+            self.loop.wake()
+        else:
+            self.move_now(moves)
+
+    def move_now(self, moves: Sequence[Move]) -> None:
+        """Make these moves on the caller's thread. Those that fail are made with the next flush."""
+        self._begin()
+        try:
+            if failed := self.mover.make(moves):
+                self._moves += failed
+                self.loop.wake()
+        finally:
+            self._end()
+
+    @property
+    def backlog(self) -> int:
+        """How many tries have ended and are not written yet."""
+        return len(self._ended) + len(self._unwritten)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything handed in has been written."""
+        # What is under way has left the queues, and may come back to them. So nothing may be under way before
+        # they are looked at, nor begin meanwhile.
+        begun = self._begun
+        waits = self._under_way or self._ended or self._unwritten or self._moves
+        return not waits and self._begun == begun
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._begun += 1
+            self._under_way += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+    def run_once(self) -> float:
+        """Flush what was handed in. Returns the seconds until the next call."""
+        self._begin()
+        try:
+            gather = GATHER_BUSY_SECONDS if self.pressure.backlogged else GATHER_SECONDS
+            self.loop.pause(self._flushed_at + gather - self.clock.monotonic())
+            self._flushed_at = self.clock.monotonic()
+            batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
+            if self._unwritten and self._flushed_at >= self._again_at:
+                batch = self._unwritten[:FLUSH_LIMIT] + batch
+                self._unwritten = self._unwritten[FLUSH_LIMIT:]
+            moves = [self._moves.popleft() for _ in range(len(self._moves))]
+            failed = self.mover.make(moves)  # before the rows: these need no MySQL, which may hang
+            if batch:
+                # Guards make it safe to write the rest again. Its entries stay held, with heartbeats.
+                moves, unwritten = self._write(batch)  # moves only after this  [rule: row-first]
+                failpoint("finish.rows-written")
+                if unwritten:
+                    self._unwritten += unwritten
+                    self._again_at = self.clock.monotonic() + RETRY_SECONDS
+                failed += self.mover.make(moves)
+            if failed or self.unmoved:
+                self.unmoved = Counter(move.entry.slot for move in failed)
+            self._moves += failed
+            if self._ended or self._moves:
+                return RETRY_SECONDS if failed else 0.0
+            return RETRY_SECONDS if self._unwritten else IDLE_SECONDS
+        finally:
+            self._end()
+
+    # --- rows
+
+    def _write(self, batch: Sequence[EndedTry]) -> tuple[list[Move], list[EndedTry]]:
+        """Write the outcome of tries. Returns the moves that follow, and the tries that could not be written.
+
+        Tries are counted in the metrics only once they are written.
+        """
+        self._outcomes.clear()
+        began, now = self.clock.monotonic(), self.clock.now_ms()
+        done = [entry for entry, error in batch if error is None]
+        failed = [(entry, error) for entry, error in batch if error is not None]
+        ends = {entry.job_id: after_failure(entry.row, entry.topic, error, now) for entry, error in failed}
+        cases = self._write_successes(done)
+        guards = self._write_failures(ends.values())
+        overtaken = [entry for entry in done if cases.get(entry.job_id) in MOVED_ON]
+        refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
+        rows, waiting = self._read_again(overtaken, refused)
+        trouble = cases.unanswered | guards.unanswered | rows.unanswered
+        tell_unwritten(trouble)
+        self.failing = bool(trouble)
+        later = {*trouble, *waiting}
+        unwritten = [pair for pair in batch if pair[0].job_id in later] if later else []
+        written = [pair for pair in batch if pair[0].job_id not in later] if later else batch
+        # Before entries get the rows that were read again.
+        self._measure([entry for entry, error in written if error is None or error.until is None])
+        moves = []
+        for entry, error in written:
+            job_id = entry.job_id
+            if error is None:
+                moves.append(self._succeeded(entry, cases[job_id], rows))
+            else:
+                applied = guards[job_id] is Guard.APPLIED
+                moves.append(self._failed(entry, error, ends[job_id], now, applied=applied, rows=rows))
+        self._step.took(self.clock.monotonic() - began, len(written))
+        for labels, count in self._outcomes.items():
+            TRIES.of(*labels).add(count)
+        return moves, unwritten
+
+    def _write_successes(self, done: Sequence[Entry]) -> Answers[Finish]:
+        tries = [(entry.job_id, entry.row.version) for entry in done]
+        sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
+        return self.store.finish(tries, sent) if tries else Answers()
+
+    def _write_failures(self, ends: Iterable[Outcome]) -> Answers[Guard]:
+        guards = Answers[Guard]()
+        for dead, write in ((False, self.store.fail), (True, self.store.die)):  # [rule: dead-first]
+            if changes := [end.failure for end in ends if end.dead is dead]:
+                found = write(changes)
+                guards = Answers(guards | found, guards.unanswered | found.unanswered)
+        return guards
+
+    def _read_again(
+        self, overtaken: list[Entry], refused: list[Entry]
+    ) -> tuple[Answers[TryRow], Collection[int]]:
+        """Read the rows of successes and failures that were not written, and mark them as begun.
+
+        Returns the rows, and the ids of failures that wait to be written again: they were refused
+        only because another worker has a lease, which may end without a try. They wait no longer
+        than prepare_timeout, so that a process can leave.
+        """
+        if not overtaken and not refused:
+            return Answers(), ()
+        rows = self.store.read_tries([entry.job_id for entry in overtaken + refused])
+        now = self.clock.monotonic()
+        waiting = {
+            entry.job_id
+            for entry in refused
+            if is_undecided(entry.row, rows.get(entry.job_id))
+            and now - entry.ended <= entry.topic.prepare_timeout
+        }
+        begun = [row for row in rows.values() if row.job_id not in waiting]
+        moved = [row.job_id for row in begun if row.status == TaskStatus.PENDING]
+        rows.unanswered |= mark_begun(self.store, begun, moved, TRIED_BEFORE)
+        return rows, waiting
+
+    def _measure(self, entries: Iterable[Entry]) -> None:
+        """Measure how late tries started, and how long they ran."""
+        by_topic: defaultdict[str, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            if entry.started:  # not set if a suspect's last run ended unseen
+                by_topic[entry.topic.name].append(entry)
+        wall = self.clock.time() - self.clock.monotonic()
+        for topic, some in by_topic.items():
+            LATENESS.of(topic).observe([entry.started + wall - entry.row.next_time / 1000 for entry in some])
+            RUNTIME.of(topic).observe([entry.ended - entry.started for entry in some])
+
+    def _succeeded(self, entry: Entry, case: Finish, rows: Mapping[int, TryRow]) -> Move:
+        """Count a try that succeeded. ``rows`` are those that another party has changed."""
+        outcome = "processed"
+        if case is not Finish.DONE:
+            outcome = "duplicate" if case is Finish.ALREADY else "overtaken"
+        self._outcomes[entry.topic.name, outcome] += 1
+        if case in MOVED_ON:
+            return move_by_row(entry, rows.get(entry.job_id))
+        return Move(entry, Place.NOWHERE)
+
+    def _failed(
+        self,
+        entry: Entry,
+        error: Raised,
+        end: Outcome,
+        now: int,
+        *,
+        applied: bool,
+        rows: Mapping[int, TryRow],
+    ) -> Move:
+        """Count and log a try that failed at ``now`` (ms). ``applied``: its change was written."""
+        failure, topic = end.failure, entry.topic.name
+        if applied and end.dead and failure.expired:
+            EXPIRED_TASKS.of(topic).add()
+            log.info("task_expired", job_id=entry.job_id, topic=topic, started=failure.started)
+        if error.expired and applied:
+            return Move(entry, Place.DEAD_QUEUE if failure.started else Place.NOWHERE)
+        if error.expired:
+            # The row is checked again once Redis's clock has reached this host's, which may be ahead.
+            return Move(entry, Place.STORE_QUEUE, entry.row_score(now))
+        if not applied:
+            self._outcomes[topic, "overtaken"] += 1
+            return move_by_row(entry, rows.get(entry.job_id))
+        if end.dead:
+            self._outcomes[topic, "dead"] += 1
+            log.warning("task_dead", attempts=failure.new_attempts, **_about(entry, error))
+            return Move(entry, Place.DEAD_QUEUE)
+        self._note_retry(entry, error, failure, now)
+        entry.lease = NO_LEASE  # the row has none any more
+        score = entry_score(entry.topic, failure.next_time, failure.new_attempts)
+        return Move(entry, Place.STORE_QUEUE, score)
+
+    def _note_retry(self, entry: Entry, error: Raised, failure: Failure, now: int) -> None:
+        """Count and log a try after which another one follows."""
+        about = _about(entry, error)
+        if error.until is not None:
+            self._outcomes[entry.topic.name, "postponed"] += 1
+            log.debug("try_postponed", reason=error.text, **about)
+        elif error.disturbed:
+            self._outcomes[entry.topic.name, "crashed"] += 1
+            log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
+        else:
+            self._outcomes[entry.topic.name, "failed"] += 1
+            wait = (failure.next_time - now) / 1000
+            log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
+
+
+def _about(entry: Entry, error: Raised) -> dict[str, Any]:
+    """Return what log lines tell about a failed try. Only the error's class and place: its text may hold a
+    payload."""
+    at = {"at": error.at} if error.at else {}
+    return {"job_id": entry.job_id, "topic": entry.topic.name, "error": error.name, **at}

@@ -1,0 +1,145 @@
+"""Moves of index entries, and the marks on rows that must be written before: they tell a cancel
+that a try may have begun."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toc.index.queues import Queues
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.scores import due_ms
+from toc.model.task import TaskStatus, TryRow
+from toc.model.topic import Slot
+from toc.model.verdict import Place, belongs, beyond_horizon
+from toc.observe.log import get_logger
+from toc.observe.metrics import StepTimer
+from toc.store.servers.shards import Trouble
+from toc.store.store import Store
+from toc.worker.entry import NO_LEASE, Entry, Inflight
+
+log = get_logger(__name__)
+
+
+class Move(NamedTuple):
+    """Where an entry goes from the PrepareQueue. ``score`` is that of the StoreQueue, if it goes there."""
+
+    entry: Entry
+    to: Place
+    score: float = 0.0
+
+
+def move_by_row(entry: Entry, row: TryRow | None) -> Move:
+    """Choose the move by the row alone, as the row check does."""
+    place = belongs(row)
+    if row is not None and place is Place.STORE_QUEUE:
+        entry.row = row
+        return Move(entry, place, entry.row_score())
+    return Move(entry, place)
+
+
+class EntryMover:
+    """Makes moves in Redis. Thread-safe."""
+
+    def __init__(self, store: Store, queues: Queues, inflight: Inflight, clock: Clock) -> None:
+        self._store = store
+        self._queues = queues
+        self._inflight = inflight
+        self._clock = clock
+        self._step = StepTimer("commit")
+
+    def make(self, moves: Sequence[Move]) -> list[Move]:
+        """Apply the transitions under their fencing tokens. Returns those whose node did not answer.
+
+        The move of an entry whose id was taken again is obsolete.
+        """
+        if not moves:
+            return []
+        began = self._clock.monotonic()
+        leased = []
+        for move in moves:
+            entry = move.entry
+            if move.to is not Place.STORE_QUEUE:
+                entry.lease = NO_LEASE  # the row has ended, or is gone
+            elif entry.lease.possible and self._inflight.get(entry.job_id) is entry:
+                leased.append(entry)
+        self._release(leased)  # while they are held: later, the lease could be one that was taken anew
+        going = self._inflight.depart(move.entry for move in moves)
+        try:
+            departed = set(going)
+            return self._send([move for move in moves if move.entry in departed])
+        finally:
+            self._inflight.arrived(going)
+            self._step.took(self._clock.monotonic() - began, len(moves))
+
+    def _send(self, moves: Iterable[Move]) -> list[Move]:
+        now, queues = self._clock.now_ms(), self._queues
+        commit: defaultdict[Slot, list[Move]] = defaultdict(list)
+        back: defaultdict[Slot, list[Move]] = defaultdict(list)
+        bury: defaultdict[Slot, list[Move]] = defaultdict(list)
+        for move in moves:
+            slot = move.entry.slot
+            if move.to is Place.DEAD_QUEUE:
+                bury[slot].append(move)
+            elif move.to is Place.NOWHERE or beyond_horizon(move.entry.topic, due_ms(move.score), now):
+                commit[slot].append(move)  # or it waits in its row alone; the sweep brings it back in time
+            else:
+                back[slot].append(move)
+        return [
+            *_unsent(queues.commit, commit, lambda move: (move.entry.job_id, move.entry.fence)),
+            *_unsent(queues.rollback, back, lambda move: (move.entry.job_id, move.entry.fence, move.score)),
+            *_unsent(queues.bury, bury, lambda move: (move.entry.job_id, move.entry.fence, now)),
+        ]
+
+    def _release(self, entries: list[Entry]) -> None:
+        """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
+        if not entries:
+            return
+        failed = self._store.leases.release([entry.job_id for entry in entries])
+        tell_unwritten(failed)
+        for entry in entries:
+            # The next holder asks again.  [rule: lease-released]
+            entry.lease = NO_LEASE._replace(possible=entry.job_id in failed)
+
+
+def tell_unwritten(errors: Mapping[int, Trouble]) -> None:
+    """Log that the rows of these tries could not be written, if there are any."""
+    if errors:
+        log.warning("rows_not_written", tries=len(errors), error=str(next(iter(errors.values()))))
+
+
+def mark_begun(
+    store: Store, rows: Iterable[TryRow], moved: Collection[int], error: str
+) -> dict[int, Trouble]:
+    """Mark the cancelled ones of these rows as tried, and those with an id in ``moved`` as begun.
+
+    The marks tell a concurrent or later cancel that a try may have begun. The cancel looks for the
+    PrepareQueue entry, and if there is none, reads the row again. So if no failure is written to a
+    row, the row must be marked before its entry moves.
+
+    ``moved`` are pending tasks with a new deadline. ``error`` becomes their last_error if they have none.
+    Returns the ids that could not be marked, with the reason: their entries stay.
+    """
+    # [rule: mark-tried]
+    failed: dict[int, Trouble] = {}
+    if cancelled := [row.job_id for row in rows if row.status == TaskStatus.CANCELLED]:
+        failed |= store.mark_tried(cancelled)
+    if moved:
+        failed |= store.mark_begun(moved, error)
+    return failed
+
+
+def _unsent(
+    transition: Callable[[dict[Slot, list[Any]]], Mapping[Slot, object]],
+    by_slot: Mapping[Slot, list[Move]],
+    words: Callable[[Move], tuple[float, ...]],
+) -> list[Move]:
+    """Make a transition of entries, each with its words. Returns the moves whose node did not answer."""
+    if not by_slot:
+        return []
+    results = transition({slot: list(map(words, some)) for slot, some in by_slot.items()})
+    return [
+        move for slot, some in by_slot.items() if isinstance(results[slot], IndexUnavailable) for move in some
+    ]

@@ -1,0 +1,1 @@
+"""Take: which due entries this process takes from the StoreQueue, and when."""

@@ -1,0 +1,185 @@
+"""Adopt: finds PrepareQueue entries under our claim that this process does not hold, and checks
+them.
+
+These are entries that a prepare took whose reply was lost, and entries that were let go before they started.
+They run again if they are still there. Left alone they would time out, which costs a try.
+
+The loop has its own thread, because it waits for a node that is slow to answer, as a heartbeat does. A round
+of the poller must not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from toc.index.messages import ExpiredRequest
+from toc.index.queues import Queues
+from toc.loop import Loop
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.handler import Handler
+from toc.model.scores import fence_of, split
+from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.worker.check import Checker
+from toc.worker.entry import Entry, Held, Inflight
+from toc.worker.settle.finish import Finisher
+from toc.worker.slots import SlotBook
+from toc.worker.take.feedback import LetGo
+
+log = get_logger(__name__)
+
+IDLE_SECONDS = 60.0
+RETRY_SECONDS = 0.2
+"""Pause before a node is asked again that failed or was slow."""
+NO_TIMEOUT = 10**9
+"""Seconds. No entry is that old, so only those under the claim are listed."""
+MOVING_SECONDS = 0.05
+"""When to look for an entry that was not held because the previous try was still being moved."""
+AFTER_LOST_SECONDS = (0.0, 1.0, 4.0)
+"""When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Adopter:
+    """The loop that finds entries that are not held. The poller also uses ``hold`` and ``ours``."""
+
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    book: SlotBook
+    inflight: Inflight
+    finisher: Finisher
+    checker: Checker
+    let_go: LetGo
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looks: list[tuple[float, Slot, int]] = []
+        """Heap of (when (monotonic), slot, claim): where entries of ours may exist that are not held."""
+        self._busy = False
+        self._taking = True
+        self.loop = Loop("adopt", self.run_once, self.let_go.wake)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every entry that was let go has been handled."""
+        return not self.let_go and not self._busy
+
+    @property
+    def sought(self) -> set[Slot]:
+        """The slots in which entries of ours may exist that are not held."""
+        with self._lock:
+            return {slot for _, slot, _ in self._looks}
+
+    def pause_taking(self) -> None:
+        """Start nothing more: what is found goes back."""
+        self._taking = False
+
+    def reply_lost(self, slot: Slot, claim: int) -> None:
+        """Look for what a prepare of this slot has taken under this claim number."""
+        for delay in AFTER_LOST_SECONDS:
+            self._look_in(delay, slot, claim)
+
+    def hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
+        """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
+        topic = self.catalog.known().get(slot.topic)
+        if topic is None:  # removed meanwhile: they time out, and remain if it comes back
+            return []
+        handler = self.handlers[topic.name]
+        held: list[Entry] = []
+        for job_id, fence in entries:
+            entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
+            what = self.inflight.hold(entry)
+            if what is Held.NEW:
+                held.append(entry)
+            elif what is Held.MOVING:
+                self._look_in(MOVING_SECONDS, slot, split(fence).claim)
+            # RUNNING: timed out while this process was paused. It runs on under the new fencing token; its
+            # late failure will find another (attempts, crashes) on the row.
+        return held
+
+    def ours(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return those to check of entries under our claim. Those in slots that we no longer own go back:
+        otherwise they would time out, which costs a try."""
+        owned = self.book.owned if self._taking else {}
+        if all(entry.slot in owned for entry in entries):
+            return list(entries)
+        self.finisher.give_back_unread(entry for entry in entries if entry.slot not in owned)
+        return [entry for entry in entries if entry.slot in owned]
+
+    def run_once(self) -> float:
+        """Handle entries that were let go, and look for others that are due to be sought. Returns
+        the seconds until the next call."""
+        self._busy = True
+        found = self.let_go.take()
+        if claims := self._looks_due():
+            self._find(claims, found)
+        if found:
+            self._adopt(found)
+        self.let_go.taken_up()
+        self._busy = False
+        with self._lock:
+            return max(self._looks[0][0] - self.clock.monotonic(), 0.0) if self._looks else IDLE_SECONDS
+
+    def _look_in(self, seconds: float, slot: Slot, claim: int) -> None:
+        with self._lock:
+            heapq.heappush(self._looks, (self.clock.monotonic() + seconds, slot, claim))
+        self.loop.wake()
+
+    def _looks_due(self) -> dict[Slot, set[int]]:
+        """The slots, with claim numbers, to look at by now."""
+        now = self.clock.monotonic()
+        claims: dict[Slot, set[int]] = {}
+        with self._lock:
+            while self._looks and self._looks[0][0] <= now:
+                _, slot, claim = heapq.heappop(self._looks)
+                claims.setdefault(slot, set()).add(claim)
+        return claims
+
+    def _find(self, claims: Mapping[Slot, set[int]], found: dict[Slot, dict[int, float]]) -> None:
+        """Add what is prepared under these claim numbers to ``found``."""
+        results = self.queues.expired(
+            [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
+        )
+        for slot, result in results.items():
+            if isinstance(result, IndexUnavailable):
+                for claim in claims[slot]:
+                    self._look_in(RETRY_SECONDS, slot, claim)
+            else:
+                fences = {job_id: fence_of(score) for job_id, score in result}
+                found[slot] = found.get(slot, {}) | fences
+
+    def _adopt(self, found: Mapping[Slot, Mapping[int, float]]) -> None:
+        """Hold the entries that nobody holds and that are still prepared. Then check them or give
+        them back.
+
+        Each gets a heartbeat first, since it may be old.
+        """
+        now, kept = self.clock.now_ms(), self.clock.monotonic()
+        held: dict[Slot, list[Entry]] = {}
+        for slot, fences in found.items():
+            free = [(job_id, fence) for job_id, fence in fences.items() if self.inflight.get(job_id) is None]
+            # Hold an entry before checking that it still exists, not after. If a prepare takes the
+            # id meanwhile, the poller's entry replaces this one. If the entry is moved away
+            # meanwhile, its token does not match.
+            if entries := self.hold(slot, free, now, kept):
+                held[slot] = entries
+        asked = {slot: [(entry.job_id, entry.fence) for entry in some] for slot, some in held.items()}
+        adopted: list[Entry] = []
+        for slot, matched in self.queues.extend(asked).items():  # [rule: adopted-alive]
+            if isinstance(matched, IndexUnavailable):
+                self.inflight.drop(held[slot])
+                for claim in {split(entry.fence).claim for entry in held[slot]}:
+                    self._look_in(RETRY_SECONDS, slot, claim)
+                continue
+            self.inflight.drop(e for e, match in zip(held[slot], matched, strict=True) if not match)
+            adopted += [e for e, match in zip(held[slot], matched, strict=True) if match]
+        if adopted:
+            log.info("entries_adopted", tasks=len(adopted))
+            self.checker.check(self.ours(adopted))

@@ -1,0 +1,1 @@
+"""Without Redis: how its absence and its losses are noticed, and what runs meanwhile."""

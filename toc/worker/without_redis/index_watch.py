@@ -1,0 +1,385 @@
+"""Watch: whether each Redis node can be reached, and whether it still holds its data.
+
+``gen_{order.close_3}`` holds the run_id of the server on which the slot was last rebuilt. If it is missing,
+or differs from the run_id of the server that answers, the index has lost data: a restart, a failover, a
+restore, a FLUSHALL. Then everything is restored from the rows at once, soonest due first:
+
+    every worker    asks one slot per node twice a second, so it sees the loss while the key is missing, and
+                    refills the index from the tables that it sweeps
+    the owner       of a slot draws a new claim number, because that is lost too; it records the new
+                    generation once its own tables are through, but not before the others must have seen the
+                    loss
+
+If a server is emptied once more before that and keeps its run_id, only the owner sees it, by its claims.
+What is not due soon then comes back with the slow passes of the sweep.
+
+A worker that takes over tables scans them anyway, so a worker that ends half-way does no harm. If keys of
+single slots vanish, only the owner notices. It looks at all of its slots each second (less often if it owns
+many) and refills from its own tables. Tasks in tables of other workers come back when due, or with the window
+pass.
+
+The same look finds slots with a key that toc did not write. Only these slots count as out of reach. Once the
+key is gone, the slot has lost its data.
+
+A node that is at its maxmemory takes no new entries; what it has still moves. So its slots count as out of
+reach as well: the poller takes what is indexed, the fallback the rest.
+
+The watch also asks whose index this is. If workers of another task table were there first, by mistake on the
+same Redis and namespace, each side would drop the other's entries as orphans. So this worker sends nothing
+there any more, and runs everything from the rows until those workers are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from toc.index.calls import BySlot, IndexBroken
+from toc.index.messages import Generation
+from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
+from toc.loop import Loop
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import IndexUnavailable
+from toc.model.topic import Slot, Topic
+from toc.observe.log import get_logger
+from toc.observe.metrics import INDEX_LOSSES
+from toc.worker.slots import SlotBook, SlotTurns
+
+log = get_logger(__name__)
+
+PROBE_SECONDS = 0.5
+PROBE_AGAIN_SECONDS = 0.25
+"""Pause while a node does not answer."""
+ROOM_SECONDS = 1.0
+"""How often each node is asked whether it has memory for new entries."""
+OUT_SECONDS = 1.0
+"""How long a node must be silent before its slots are served without it."""
+LOOK_SECONDS = 1.0
+MAX_LOOK_SECONDS = 5.0
+LOOK_SLOTS = 100
+"""Each owned slot is looked at every ``LOOK_SECONDS``. With more than ``LOOK_SLOTS`` the period grows in
+proportion, up to ``MAX_LOOK_SECONDS``: an idle worker must cost next to nothing. Each look takes a part of
+them: thousands at once hold up live tasks for 50 ms."""
+SPREAD_SECONDS = 5.0
+SPREAD_SLOTS = 500
+"""How often the slots of all topics are assigned to nodes again: each ``SPREAD_SECONDS``, or one second for
+each ``SPREAD_SLOTS`` of them if that is longer."""
+HOLD_SECONDS = 3.0
+"""How long after a loss no new generation is recorded. By then every worker has looked."""
+
+
+@dataclass(kw_only=True, eq=False)
+class IndexWatch:
+    """The loop that checks the nodes. ``queues`` should have short timeouts, as it detects servers that hang.
+
+    ``on_loss`` starts the refill of this worker's tables; ``refilled`` returns when the last completed refill
+    began (monotonic). ``identity`` is that of the task table, ``name`` says whose it is. ``refuse`` gets the
+    reason why the index must not be used, or None. ``on_change`` is called when a node or a slot goes out of
+    reach, or a node is full, and when it comes back.
+    """
+
+    queues: Queues
+    catalog: TopicCatalog
+    clock: Clock
+    book: SlotBook
+    on_loss: Callable[[], None]
+    refilled: Callable[[], float]
+    identity: str
+    name: str
+    refuse: Callable[[str | None], None]
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._own_at = float("-inf")
+        """When to ask next whose index this is (monotonic)."""
+        self._rival = ""
+        """Another cluster that recently wanted the index."""
+        self.foreign = False
+        """Whether the index is another task table's."""
+        self._seen: dict[Slot, Generation] = {}
+        """The generation last seen of each slot."""
+        self._missing: dict[Slot, tuple[str, float]] = {}
+        """Slots that are not whole: the run_id that answered, and since when that is known (monotonic)."""
+        self._topics: dict[str, Topic] = {}
+        """The topics as of the last look."""
+        self._turns = SlotTurns()
+        self._at_once = True
+        """Whether to look at all slots now."""
+        self._spread_at = float("-inf")
+        """When the slots are assigned to nodes next (monotonic)."""
+        self._by_node: list[list[Slot]] = []
+        """The slots to sample, by node."""
+        self._turn = 0
+        self._answered: dict[object, float] = {}
+        """When each node answered last (monotonic)."""
+        self._silent = False
+        """Whether some node did not answer the last time."""
+        self._out: frozenset[object] = frozenset()
+        """Nodes that are out of reach."""
+        self._full: frozenset[object] = frozenset()
+        """Nodes that take no new entries."""
+        self._room_at = float("-inf")
+        """When to ask next which those are (monotonic)."""
+        self._broken: frozenset[Slot] = frozenset()
+        """Slots with a key that toc did not write."""
+        self.loop = Loop("watch", self.run_once)
+
+    def look_now(self) -> None:
+        """Look at every slot: the connection is new."""
+        self._at_once = True
+        self.loop.wake()
+
+    def out_of_reach(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Those of the slots that are broken, or whose node is full or has not answered for ``OUT_SECONDS``.
+
+        Any thread may call it.
+        """
+        if self.foreign:
+            return list(slots)
+        out, broken = self._out | self._full, self._broken
+        if not out and not broken:
+            return []
+        return [slot for slot in slots if slot in broken or self.queues.node_of(slot) in out]
+
+    @property
+    def silent(self) -> frozenset[object]:
+        """The nodes that are out of reach, as ``Queues.node_of`` returns them."""
+        return self._out
+
+    @property
+    def broken(self) -> int:
+        """How many slots have a key that toc did not write."""
+        return len(self._broken)
+
+    def run_once(self) -> float:
+        """One look. Returns the seconds until the next."""
+        now = self.clock.monotonic()
+        if now >= self._own_at:
+            self.ask_owner()
+        if self.foreign:
+            return PROBE_SECONDS
+        self._forget_deleted()
+        owned = self.book.owned
+        unseen = any(slot not in self._seen and slot not in self._broken for slot in owned)
+        anew = self._at_once or (unseen and not self._silent)
+        self._at_once = False
+        period = look_seconds(len(self.book.wanted))
+        part = self._turns.part(self.book.wanted, now, period, PROBE_SECONDS, at_once=anew)
+        if anew or now >= self._spread_at:
+            every = set(chain.from_iterable(topic.slots() for topic in self.catalog.known().values()))
+            every.update(self.book.wanted)
+            self._seen = {slot: seen for slot, seen in self._seen.items() if slot in every}
+            self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
+            self._by_node = self._spread(every)
+            self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
+        self._turn += 1
+        samples = [slots[self._turn % len(slots)] for slots in self._by_node]
+        found = self._ask(samples, part)
+        self._note_full(samples, now)
+        mended = self._note_broken(found)
+        loss = self._judge(found, now, mended)
+        if loss:  # one node has lost data: which of our slots?
+            self._judge(self.queues.generations(owned), now)
+            # Claims may be lost with the rest.
+            self.book.renew([slot for slot in owned if slot in self._missing])
+            self.on_loss()
+        self._record(now)
+        return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
+
+    def _forget_deleted(self) -> None:
+        """Forget the slots of topics that were deleted: their missing keys are not a loss of data.
+
+        This also applies if there is another topic of the same name by now.
+        """
+        known, before = self.catalog.known(), self._topics
+        if known is before:
+            return
+        self._topics = known
+        types = {name: topic.biz_type for name, topic in known.items()}
+        gone = {name for name, topic in before.items() if types.get(name) != topic.biz_type}
+        for slots in (self._seen, self._missing) if gone else ():
+            for slot in [slot for slot in slots if slot.topic in gone]:
+                del slots[slot]
+            self._spread_at = float("-inf")
+
+    def ask_owner(self) -> None:
+        """Ask whose index this is. Called before anything is taken, and then repeatedly."""
+        self._own_at = self.clock.monotonic() + OWNER_REFRESH_SECONDS
+        try:
+            owner = self.queues.own(self.identity, self.name, self.book.worker_id)
+        except IndexUnavailable:
+            return  # keep the last answer
+        self.book.alive = owner.alive
+        foreign = owner.identity != self.identity
+        if foreign and not self.foreign:
+            why = (
+                f"this Redis and namespace belong to another cluster, {owner.name}, whose workers used them "
+                f"{owner.seconds} s ago; set another TOC_NAMESPACE, or use another Redis, for one of the two"
+            )
+            log.error("index_not_ours", error=why)
+            self.refuse(why)
+        elif self.foreign and not foreign:
+            log.info("index_ours")
+            self.refuse(None)
+        rival = owner.rival if not foreign and owner.rival_seconds <= OWNER_LAPSE_SECONDS else ""
+        if rival and rival != self._rival:
+            log.error("index_wanted_by_another", rival=rival)
+        self._rival = rival
+        if foreign != self.foreign:
+            self.foreign = foreign
+            self.on_change()
+
+    def leave(self) -> None:
+        """Say that this worker ends in good order."""
+        with suppress(IndexUnavailable):
+            self.queues.own(self.identity, self.name, self.book.worker_id, leaves=True)
+
+    def _ask(self, samples: Sequence[Slot], more: Sequence[Slot]) -> BySlot[Generation]:
+        """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
+        found = self.queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
+        now = self.clock.monotonic()
+        self._silent = False
+        out: dict[object, IndexUnavailable] = {}
+        for slot in samples:
+            node, answer = self.queues.node_of(slot), found[slot]
+            if not isinstance(answer, IndexUnavailable) or isinstance(answer, IndexBroken):
+                self._answered[node] = now
+                continue
+            self._silent = True
+            if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
+                out[node] = answer
+        before, self._out = self._out, frozenset(out)
+        for node in self._out - before:
+            log.warning("index_unreachable", error=str(out[node]))
+        if before - self._out:
+            log.info("index_reachable", nodes=len(before - self._out))
+            self._at_once = True
+        if before != self._out:
+            self.on_change()
+        return found
+
+    def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
+        """The slots of each node: only those that were seen whole, if there are any."""
+        by_node: dict[object, list[Slot]] = {}
+        for slot in slots:
+            by_node.setdefault(self.queues.node_of(slot), []).append(slot)
+        whole = {slot for slot, seen in self._seen.items() if seen.recorded == seen.serving}
+        return [[slot for slot in some if slot in whole] or some for some in by_node.values()]
+
+    def _note_full(self, samples: Iterable[Slot], now: float) -> None:
+        """Record the nodes that take no new entries."""
+        if now < self._room_at:
+            return
+        self._room_at = now + ROOM_SECONDS
+        answered = {self.queues.node_of(slot): slot for slot in samples}
+        answered = {node: slot for node, slot in answered.items() if self._answered.get(node, -1.0) >= now}
+        refused = self.queues.full(answered.values())
+        errors = {node: refused[slot] for node, slot in answered.items() if slot in refused}
+        before = self._full
+        self._full = frozenset(node for node in before if node not in answered) | errors.keys()
+        for node in self._full - before:
+            log.error("index_full", error=str(errors[node]))
+        if before - self._full:
+            log.info("index_has_room", nodes=len(before - self._full))
+        if before != self._full:
+            self.on_change()
+
+    def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
+        """Record slots with a key that toc did not write. Returns those that have none any more."""
+        wanted, before = self.book.wanted, self._broken
+        errors = {
+            slot: answer
+            for slot, answer in found.items()
+            if slot in wanted and isinstance(answer, IndexBroken)
+        }
+        mended = {slot for slot in before if isinstance(found.get(slot), Generation)}
+        self._broken = frozenset(slot for slot in {*before, *errors} - mended if slot in wanted)
+        if fresh := [slot for slot in errors if slot not in before]:
+            log.error("slots_broken", slots=len(fresh), slot=str(fresh[0]), error=str(errors[fresh[0]]))
+        if mended:
+            log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
+        if self._broken != before:
+            self.on_change()
+        return mended
+
+    def _judge(
+        self,
+        found: Mapping[Slot, Generation | IndexUnavailable],
+        now: float,
+        mended: Collection[Slot] = (),
+    ) -> bool:
+        """Record the generations found. Returns whether data was lost that was not known to be lost.
+
+        Data of mended slots is lost, whatever their generation says.
+        """
+        owned = self.book.owned
+        lost: list[Slot] = []
+        known = False
+        for slot, generation in found.items():
+            if isinstance(generation, IndexUnavailable) or slot.topic not in self._topics:
+                continue  # the topic was deleted, and we are about to lose the slot
+            before = None if slot in mended else self._seen.get(slot)
+            self._seen[slot] = generation
+            recorded, serving = generation
+            whole = recorded == serving
+            changed = before is not None and (
+                before.serving != serving or (before.recorded == serving and not whole)
+            )
+            if whole and not changed and slot not in mended:
+                self._missing.pop(slot, None)
+                continue
+            unknown = slot in owned and self._missing.get(slot, ("",))[0] != serving
+            if changed or unknown or slot in mended:
+                if slot in owned:
+                    self._missing[slot] = (serving, now)
+                lost.append(slot)
+                known = known or changed
+        if lost:
+            # Forget what was seen of other slots on these nodes: their loss must not be reported
+            # once more.
+            nodes = {self.queues.node_of(slot) for slot in lost}
+            self._seen = {
+                slot: seen
+                for slot, seen in self._seen.items()
+                if slot in owned or slot in found or self.queues.node_of(slot) not in nodes
+            }
+            if known:
+                INDEX_LOSSES.of().add()
+                log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
+            else:  # a new topic, or a loss that no worker saw
+                log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))
+        return bool(lost)
+
+    def _record(self, now: float) -> None:
+        """Record the generation of slots that are whole again."""
+        owned = self.book.owned
+        refilled = self.refilled()
+        whole = {
+            slot: run_id
+            for slot, (run_id, since) in self._missing.items()
+            if slot in owned
+            and slot not in self._broken
+            and now - since >= HOLD_SECONDS
+            and refilled >= since
+        }
+        if not whole:
+            return
+        # If data was lost again while the key was missing anyway, our claims are lost as well.
+        again = self.book.renew(whole)
+        for slot in again:
+            self._missing[slot] = (self._missing[slot][0], now)
+        if again:
+            self.on_loss()
+        done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
+        for slot, result in self.queues.set_generations(done).items():
+            if not isinstance(result, IndexUnavailable):
+                del self._missing[slot]
+                self._seen[slot] = Generation(done[slot], done[slot])
+
+
+def look_seconds(owned: int) -> float:
+    """How often (seconds) a worker that owns this many slots looks at each."""
+    return min(max(LOOK_SECONDS, owned / LOOK_SLOTS), MAX_LOOK_SECONDS)
