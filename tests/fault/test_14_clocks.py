@@ -86,6 +86,21 @@ def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_
     assert judged.counts["processed"] > 400
 
 
+def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(
+    build: Build, clean_redis: RedisServer, tmp_path: Path
+) -> None:
+    """Nothing is taken before this clock calls it due, so nothing is given back either."""
+    clock = ClockFile(tmp_path / "clock")
+    clock.shift(-3)
+    system = build(clean_redis.url)
+    daemon = system.start(env=clock.python_env)
+    job_id = system.client.submit("test.sync", biz_id=1, delay=timedelta(seconds=1))
+    system.wait(lambda: not system.pending([job_id]), "it has run", SETTLE)
+    told = daemon.events("clock_behind_redis")
+    assert told
+    assert all(2000 < line["milliseconds"] < 3100 for line in told)
+
+
 @pytest.mark.slow
 def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
     build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from toc.loop import Reactor
-from toc.model.clock import Clock
+from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
@@ -31,6 +31,8 @@ from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.take.early import EarlyEntries
 
 log = get_logger(__name__)
+BEHIND_TOLD_SECONDS = 10.0
+"""Seconds between two lines that this clock is behind Redis's while tasks start late by it."""
 
 RETRY_MS = 500
 """Pause before rows are read again, or leases asked for again that cannot be got (ms)."""
@@ -72,6 +74,8 @@ class Checker:
         self._lump_at = self._lump_left = 0
         """When the last lump of postponed entries returns (monotonic, in ms), and how many more
         entries it can hold."""
+        self._behind_told_until = float("-inf")
+        """Until then it was told that this clock is behind Redis's (monotonic)."""
         self._leaving = False
         self._lock = threading.Lock()
         self._read_step = StepTimer("read")
@@ -169,6 +173,11 @@ class Checker:
             self.early.put(soon)
         if expired:
             self.finisher.expire(self._written_soon(expired))
+        skew = max((entry.taken for entry in entries), default=now) - now
+        if not behind and skew > MAX_CLOCK_SKEW_MS and self.clock.monotonic() >= self._behind_told_until:
+            # All waited for this clock before they were taken: they are late, and nothing else would say why.
+            self._behind_told_until = self.clock.monotonic() + BEHIND_TOLD_SECONDS
+            log.error("clock_behind_redis", tasks=len(entries), milliseconds=skew)
         if behind:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
             # They are due by Redis's clock. They go back until the time, by that clock, at which
