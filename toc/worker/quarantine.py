@@ -34,7 +34,6 @@ from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure, Place, belongs, entry_score, has_expired, is_suspect
-from toc.observe.log import get_logger
 from toc.observe.metrics import QUARANTINED
 from toc.store.store import Store
 from toc.store.tasks.batch import Guard
@@ -45,8 +44,6 @@ from toc.worker.run.dispatch import Dispatcher
 from toc.worker.settle.finish import Finisher
 from toc.worker.settle.flush import IDLE_SECONDS
 from toc.worker.settle.moves import tell_unwritten
-
-log = get_logger(__name__)
 
 BATCH = 200
 """Most suspects that are put off together."""
@@ -197,7 +194,6 @@ class RunsAlone:
             reason = f"the workers that ran it ended {times} times in a row, also while it ran alone"
             self._convict(entry, row, reason)
         elif self._count(entry, row):
-            log.warning("task_quarantined", job_id=entry.job_id, topic=topic.name, crashes=times)
             QUARANTINED.of(topic.name).add()
             self.tell("begun", crashes=entry.row.crashes)
             self.dispatcher.put([entry])

@@ -73,8 +73,13 @@ class Alone:
         return self._passed is None and self._monotonic() - self._free_since > LINGER_SECONDS
 
     def begun(self, crashes: int) -> None:
-        """Note that the run is counted on the row, which now has so many ``crashes``."""
+        """Note that the run is counted on the row, which now has so many ``crashes``.
+
+        It is logged here: the process may not live to write its own line.
+        """
         if self._passed is not None:
+            job_id, slot, *_ = self._passed
+            log.warning("task_quarantined", job_id=job_id, topic=slot.topic, crashes=self._passed.crashes)
             self._passed, self._begun = self._passed._replace(crashes=crashes), True
             self._runs += 1
 
