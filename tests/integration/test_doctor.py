@@ -15,7 +15,7 @@ from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
 from harness.rows import insert
-from harness.system import System, small_system
+from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
 
 from toc import Settings, TaskStatus, TimeoutCenter
@@ -29,6 +29,7 @@ from toc.operate import doctor
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.records.secretbox import new_key
+from toc.store.servers import mysql_connection
 from toc.store.servers.server import Statement
 
 
@@ -135,10 +136,13 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     system.wait(lambda: (row := center.store.get(doomed)) is not None and row.status == 4, "it is dead", 10)
     center.store.topics.create(Topic("test.nobody", 77, 2))
     center.store.topics.create(Topic("test.pulled", 78, 2, delivery=Delivery.PULL))
+    center.store.topics.create(Topic("test.deleted", 79, 2, paused=True))
+    center.store.topics.close("test.deleted", center.store.topics.get_with_version("test.deleted")[1])
+    center.store.topics.retire(*center.store.topics.get_with_version("test.deleted"))
     stale = center.store.get(doomed)
     assert stale is not None
     long_ago = center.clock.now_ms() - 60_000
-    for n, biz_type in enumerate((77, 78, 99), 1):
+    for n, biz_type in enumerate((77, 78, 99, 79), 1):
         late = replace_row(stale, status=0, biz_type=biz_type, action_time=long_ago, next_time=long_ago)
         insert(center.store, replace_row(late, job_id=stale.job_id ^ n))
     center.store.topics.alter("test.async", paused=True)
@@ -164,7 +168,12 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
         assert line.do
     (pulled,) = [line for line in lines if line.of == "test.pulled" and "are overdue" in line.what]
     assert "consumers" in pulled.do
+    assert "create the topic again" in having(lines, Level.REFUSE, "have a biz_type that no topic has")[0].do
+    (deleted,) = having(lines, Level.REFUSE, "of a deleted topic")
+    assert (deleted.of, deleted.do) == ("biz_type 79", f"toc cancel {stale.job_id ^ 4}")
+    center.cancel(stale.job_id ^ 4)
     assert "owner" not in pulled.do
+    assert not having(doctor.examine(center), Level.REFUSE, "of a deleted topic")
     assert doctor.exit_code(lines) == 2
     assert [line.level for line in lines] == sorted(
         (line.level for line in lines), key=doctor.WORST_FIRST.index
@@ -205,6 +214,28 @@ def test_nodes_and_rows_that_another_program_has_written_are_named_and_stop_noth
 
 def replace_row(row: Any, **changes: Any) -> Any:
     return row._replace(dedup_key=None, **changes)
+
+
+def test_nothing_is_said_to_lack_its_topic_while_the_topic_table_is_locked(
+    hosts_with: NewSystem, mariadb: MariaDB, database_prefix: str
+) -> None:
+    system = hosts_with(read_timeout=1)
+    center = system.center
+    center.store.topics.create(Topic("test.nobody", 77, 2))
+    job_id = center.submit("test.nobody", biz_id=1, delay=0.1)
+    long_ago = center.clock.now_ms() - 60_000
+    late = replace_row(center.store.get(job_id), action_time=long_ago, next_time=long_ago)
+    insert(center.store, replace_row(late, job_id=job_id ^ 1))
+    center.schedules.create("hourly", topic="test.nobody", every=3600)
+    system.create_topics()
+    system.start(processes=1)
+    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
+        operator.pin(Slot("test.sync", 1), "host-a", by="ann")
+    connect = mysql_connection.connector(make_url(mariadb.url), 10, None, 60)
+    with connect().driver as connection, connection.cursor() as cursor:
+        cursor.execute(f"LOCK TABLES `{database_prefix}0`.timeout_topic WRITE")
+        lines = doctor.examine(center)
+    assert [(line.part, line.of) for line in bad(lines)] == [("topics", "-")], lines
 
 
 def test_a_topic_that_is_pulled_or_sent_needs_a_gateway_or_a_sender_and_no_handler(system: System) -> None:

@@ -80,11 +80,13 @@ def examine(
     lines += _lines("redis", preflight.examine(center.queues))
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
+    topics_read = False
     try:
         topics = center.store.topics.list()
     except TocError as exc:
         lines += _unless_said(lines, "topics", exc)
     else:
+        topics_read = True
         lines += _none_yet(topics)
         lines += _lines("redis", _owner(center))
     slots = [slot for topic in topics for slot in topic.slots()]
@@ -100,9 +102,10 @@ def examine(
     lines += _topics(topics, peeks)
     lines += _damaged_rows(center.store)
     lines += _lines("targets", targets.examine(center, topics))
-    lines += _lines("schedules", schedules.examine(center, topics))
-    progress(0.8, "looking for overdue tasks")
-    lines += _overdue(center, topics, lines)
+    progress(0.8, "looking at schedules and overdue tasks")
+    if topics_read:  # else each would be said to have no topic
+        lines += _lines("schedules", schedules.examine(center, topics))
+        lines += _overdue(center, topics, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
 
@@ -340,8 +343,9 @@ def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> 
     found: list[tuple[str, Drain | Pin | Weight, str, bool, str]] = [
         *((host, drain, "drained", host in hosts, "undrain") for host, drain in wanted.drains.items()),
         *(
-            (str(slot), pin, f"pinned to {pin.target}", pin.target in targets and slot in slots, "unpin")
+            (str(slot), pin, f"pinned to {pin.target}", pin.target in targets and is_there, "unpin")
             for slot, pin in wanted.pins.items()
+            for is_there in [slot in slots or not slots]  # no slots: the topics could not be read
         ),
         *(
             (host, weight, f"weighs {weight.weight:g}", host in hosts, "unweight")
@@ -401,12 +405,14 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
     now = center.clock.now_ms()
     found = overdue_rows(center.store, topics, now - OVERDUE_MS)
     by_type = {topic.biz_type: topic for topic in topics}
-    strange = Counter(row.biz_type for row in found.rows if row.biz_type not in by_type)
+    strange: dict[int, list[int]] = {}
     by_slot: dict[Slot, list[DueRow]] = {}
     for row in found.rows:
         if row.biz_type in by_type:
             slot = by_type[row.biz_type].slot(row.slot_crc, row.slot_amount)
             by_slot.setdefault(slot, []).append(row)
+        else:
+            strange.setdefault(row.biz_type, []).append(row.job_id)
     taken = center.queues.taken({slot: [row.job_id for row in rows] for slot, rows in by_slot.items()})
     free: dict[str, list[int]] = {}
     held: Counter[str] = Counter()
@@ -426,9 +432,16 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         if overdue:
             none = False
             yield _late_line(topic, overdue, waits, more)
-    for biz_type, count in strange.most_common():
-        what = f"{more}{count} overdue tasks have a biz_type that no topic has"
+    deleted: Collection[int] = ()
+    with suppress(TocError):  # the server fails: reported elsewhere
+        deleted = center.store.topics.retired() if strange else ()
+    for biz_type, job_ids in strange.items():
+        what = f"{more}{len(job_ids)} overdue tasks have a biz_type that no topic has"
         do = "create the topic again with that biz_type"
+        if biz_type in deleted:
+            # Nothing uses a biz_type again. A process that could not read the topics has submitted them.
+            what = f"{more}{len(job_ids)} overdue tasks are of a deleted topic, and never run"
+            do = f"toc cancel {min(job_ids)}" + ("; then run this again" if job_ids[1:] else "")
         yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
     if found.failed and not _is_wrong(known, "database"):
         what = f"overdue tasks in {len(found.failed)} tables could not be looked up: "
