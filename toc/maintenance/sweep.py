@@ -158,7 +158,6 @@ class Sweep:
         topic = self._catalog.known_type(row.biz_type)
         if topic is not None:
             return topic
-        ROWS_WITHOUT_TOPIC.of().add()
         if not self._complains(row.biz_type):
             return None
         try:
@@ -166,5 +165,6 @@ class Sweep:
         except (StoreUnavailable, SchemaBehind):
             return None  # the topic table does not answer; the rows come again
         if topic is None:
+            ROWS_WITHOUT_TOPIC.of().add()
             log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
         return topic

@@ -149,7 +149,7 @@ SWEEP_ADDED = _counter(
 )
 SWEEP_FAILURES = _counter("toc_sweep_failures", "Steps of the sweep that failed at a database server.")
 ROWS_WITHOUT_TOPIC = _counter(
-    "toc_rows_without_topic", "Rows that the sweep found without a topic of their biz_type."
+    "toc_rows_without_topic", "How often no topic had the biz_type of a row; counted once a minute for each."
 )
 INDEX_LOSSES = _counter("toc_index_losses", "Losses of data in Redis, as each worker process found them.")
 INDEX_REBUILDS = _counter(

@@ -20,7 +20,7 @@ from toc.maintenance.sweeper import Sweeper
 from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery
-from toc.observe.metrics import SWEEP_ADDED
+from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED
 from toc.sdk.submission import RowMaker
 from toc.store.store import Store
 from toc.store.tasks.pulls import HandOut
@@ -324,9 +324,11 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
     lost = [bench.row(NewTask("test.sync", n, delay=1.0))._replace(biz_type=99) for n in range(300)]
     insert_many(bench.center.store, lost)
     job_ids = bench.store(NewTask("test.sync", 1, delay=1.0))
+    ROWS_WITHOUT_TOPIC.of().take()
     with structlog.testing.capture_logs() as logs:
         bench.run(30)
     assert [line["biz_type"] for line in logs if line["event"] == "no_topic_for_row"] == [99]
+    assert ROWS_WITHOUT_TOPIC.of().take() == 1
     assert bench.indexed(job_ids) == set(job_ids)
     bench.center.store.topics.create(Topic("late", 99, 8))
     bench.center.catalog.refresh()
@@ -335,6 +337,17 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
         if len(bench.indexed([row.job_id for row in lost])) == 300:
             return
     raise AssertionError("not all are indexed")
+
+
+def test_a_topic_that_another_process_has_just_created_counts_as_missing_nowhere(bench: Bench) -> None:
+    bench.settled()
+    ROWS_WITHOUT_TOPIC.of().take()
+    bench.center.store.topics.create(Topic("new", 99, 8))
+    row = bench.row(NewTask("test.sync", 1, delay=1.0))._replace(biz_type=99)
+    insert(bench.center.store, row)
+    bench.run(5)
+    assert bench.indexed([row.job_id]) == {row.job_id}
+    assert not ROWS_WITHOUT_TOPIC.of().take()
 
 
 def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
