@@ -9,7 +9,6 @@ ends its process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -75,7 +74,7 @@ class Reactor(Wake):
     """
 
     def __init__(self) -> None:
-        self._woken = False
+        self._woken = self._asleep = False
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watched: dict[int, Callable[[], None]] = {}
         self._ready: list[int] | None = None
@@ -89,27 +88,32 @@ class Reactor(Wake):
     def surely(self) -> None:
         """Run the loop again now, even if an exception from a signal has broken off a call halfway."""
         self._woken = True
-        os.eventfd_write(self._event, 1)
+        if self._asleep:  # a write releases the interpreter, which other threads may then keep for a while
+            os.eventfd_write(self._event, 1)
 
     def clear(self) -> None:
         """Forget all wake-ups so far."""
-        if self._woken or (self._ready and self._event in self._ready):
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._event)
-            self._woken = False
+        if self._ready and self._event in self._ready:
+            os.eventfd_read(self._event)
+            self._ready.remove(self._event)
+        self._woken = False
 
     def watch(self, descriptor: int, then: Callable[[], None]) -> None:
         """Have ``hear`` call ``then`` once this can be read, until ``forget``."""
         self._watched[descriptor] = then
 
     def forget(self, descriptor: int) -> None:
-        """Watch this no more."""
-        del self._watched[descriptor]
+        """Watch this no more, if it is watched."""
+        self._watched.pop(descriptor, None)
 
     def sleep(self, seconds: float, also: Iterable[int] = ()) -> None:
         """Sleep until woken or until a watched descriptor, or one of ``also``, can be read; at most
         ``seconds``."""
-        self._ready = self._readable(max(seconds, 0.0), also)
+        self._asleep = True  # before it looks whether it is woken: each wake-up is then seen, or written
+        try:
+            self._ready = self._readable(0.0 if self._woken else max(seconds, 0.0), also)
+        finally:
+            self._asleep = False
 
     def hear(self) -> None:
         """Make the calls for the descriptors that can be read."""

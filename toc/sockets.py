@@ -30,9 +30,14 @@ def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
     if not os.get_blocking(sock.fileno()):
         sock.settimeout(before)
         return False
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(read))
+    limit_reads(sock, read)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(write))
     return True
+
+
+def limit_reads(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel, which keeps the timeouts, end each further read after this many seconds."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
 
 def keepalive(seconds: float) -> dict[int, int]:

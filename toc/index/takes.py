@@ -26,6 +26,10 @@ from toc.model.topic import Slot
 
 Calls = Mapping[Call, PrepareRequest]
 
+SOON_SECONDS = 0.01
+"""How long ``begin`` waits for answers. They usually come at once, and then a second sleep would cost more
+than this wait does. A node whose last answer took longer is not waited for."""
+
 
 @dataclass(slots=True, eq=False)
 class Take:
@@ -50,19 +54,25 @@ class Takes:
         """What other threads have done."""
         self.answered: list[tuple[Calls, float]] = []
         """What ``answers`` returns next, and when it was sent (monotonic)."""
+        self._slow: set[RedisNode | None] = set()
+        """Nodes whose last answer came later than soon."""
 
     def node(self, slot: Slot) -> RedisNode | None:
         """The node of the slot, as far as known."""
         return self._queues.nodes.known(self._queues.keys(slot).hash_slot)
 
     def begin(self, requests: Iterable[PrepareRequest]) -> None:
-        """Send requests to nodes to which none is under way."""
+        """Send requests to nodes to which none is under way, and hear what they answer soon."""
         by_node: dict[RedisNode | None, dict[Call, PrepareRequest]] = {}
         for request in requests:
             call = self._queues.prepare_call(request)
             by_node.setdefault(self.node(request.slot), {})[call] = request
+        now = time.monotonic()
         for node, calls in by_node.items():
-            self._send(node, calls, time.monotonic())
+            self._send(node, calls, now)
+        for node in by_node.keys() - self._slow:
+            if (take := self.under_way.get(node)) is not None:
+                self._hear(take, now + SOON_SECONDS)
 
     def answers(self) -> list[tuple[PrepareRequest, Prepared | IndexUnavailable, float]]:
         """The requests that were answered since the last call, with the time at which they were sent
@@ -112,14 +122,13 @@ class Takes:
         except Disconnected as exc:
             self._broke(take, exc)
 
-    def _hear(self, take: Take) -> None:
+    def _hear(self, take: Take, until: float = 0.0) -> None:
+        """Read the replies that have come, or come ``until`` then (monotonic)."""
         window, attempt = take.window, take.attempt
         try:
-            window.wire.receive()
             while not window.accept(attempt):
-                if not window.wire.arrives(0):  # such as more of what TLS has decrypted
+                if not window.wire.receive_within(until - time.monotonic()):
                     return
-                window.wire.receive()
         except Disconnected as exc:
             self._broke(take, exc)
             return
@@ -137,6 +146,10 @@ class Takes:
 
     def _end(self, node: RedisNode | None, calls: Calls, at: float) -> None:
         del self.under_way[node]
+        if time.monotonic() - at > SOON_SECONDS:
+            self._slow.add(node)
+        else:
+            self._slow.discard(node)
         self.answered.append((calls, at))
 
     def _fail(self, calls: Calls, error: IndexUnavailable) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import hiredis
 
 from toc.index.refusals import Disconnected, Refusal, TimedOut
-from toc.sockets import keep_timeouts, readable
+from toc.sockets import keep_timeouts, limit_reads, readable
 
 Command = Sequence[str | bytes | int | float]
 
@@ -42,7 +42,9 @@ class Wire:
             for command in login:
                 self.ask(*command)
             info = str(self.ask("INFO", "server"), errors="replace")
-            if not keep_timeouts(sock, read_timeout, read_timeout):
+            self._read_timeout = read_timeout
+            self._kernel = keep_timeouts(sock, read_timeout, read_timeout)
+            if not self._kernel:
                 sock.settimeout(read_timeout)
         except BaseException:
             sock.close()
@@ -105,9 +107,7 @@ class Wire:
         """Whether a reply begins to arrive within ``seconds``. Raises Disconnected if the server has hung
         up."""
         if not self._reader.has_data():
-            if not self.arrives(seconds):
-                return False
-            self.receive()
+            return self.receive_within(seconds)
         return True
 
     def arrives(self, seconds: float) -> bool:
@@ -124,6 +124,22 @@ class Wire:
         if not data:
             raise Disconnected("the server has hung up")
         self._reader.feed(data)
+
+    def receive_within(self, seconds: float) -> bool:
+        """Receive what arrives within ``seconds``. Returns whether something has. Raises Disconnected."""
+        if not self._kernel or seconds <= 0:
+            if not self.arrives(seconds):
+                return False
+            self.receive()
+            return True
+        limit_reads(self._sock, seconds)  # one release of the interpreter, not two
+        try:
+            self.receive()
+        except TimedOut:
+            return False
+        finally:
+            limit_reads(self._sock, self._read_timeout)
+        return True
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for poll."""

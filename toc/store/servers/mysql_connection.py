@@ -310,6 +310,8 @@ class MySqlConnection(Connection):
         self._sock = sock
         self._read_timeout, self._write_timeout = read_timeout, write_timeout
         self._kernel = read_timeout is not None and sockets.keep_timeouts(sock, read_timeout, write_timeout)
+        self._received = b""
+        """What ``answered`` has received."""
         self._sent = (0, 0)
         """Numbers of statements and packets of the last batch."""
 
@@ -369,7 +371,18 @@ class MySqlConnection(Connection):
 
     def answered(self, seconds: float) -> bool:
         """Whether the server sends data or hangs up within ``seconds``."""
-        return sockets.readable(self._sock, seconds)
+        if not self._kernel or self._read_timeout is None or seconds <= 0 or self._received:
+            return bool(self._received) or sockets.readable(self._sock, seconds)
+        sockets.limit_reads(self._sock, seconds)  # with what came, one release of the interpreter, not two
+        try:
+            self._received = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # ``answers`` meets it again
+        finally:
+            sockets.limit_reads(self._sock, self._read_timeout)
+        return True
 
     def descriptor(self) -> int:
         """Return the socket's."""
@@ -380,6 +393,9 @@ class MySqlConnection(Connection):
         self.driver.close()
 
     def _receive(self) -> bytes:
+        if self._received:
+            data, self._received = self._received, b""
+            return data
         try:
             data = self._sock.recv(_READ_BYTES)
         except OSError as exc:

@@ -21,6 +21,9 @@ from toc.store.tasks.try_text import try_columns, try_rows
 
 ByTable = Mapping[int, Sequence[int]]
 """Ids by table."""
+SOON_SECONDS = 0.01
+"""How long ``ask`` waits for answers. They usually come at once, and then a second sleep would cost more than
+this wait does. A server whose last answer took longer is not waited for."""
 TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
 """Callback that gets ids whose rows were to be read, and answers, perhaps for other ids too."""
 
@@ -69,6 +72,8 @@ class _Lane:
         self.asked: list[tuple[ByTable, TakeTries]] = []
         self.exchange: Exchange | None = None
         """What is watched. None: nothing is asked, or another thread waits for the answers."""
+        self.quick = True
+        """Whether its last answer came soon."""
         self.at = self.late_at = 0.0
         """When it was sent, and when its answers are late (monotonic)."""
 
@@ -104,11 +109,17 @@ class TriesReader:
 
     def ask(self, job_ids: Iterable[int], take: TakeTries) -> None:
         """Read rows. ``take`` gets the ids of each server with the answers, here or from ``run_once``."""
+        asked = []
         for server, ids in self._shards.group(job_ids).items():
             lane = self._lanes[server]
             lane.waiting.append((ids, take))
             if not lane.asked:
                 self._begin(lane)
+                asked.append(lane)
+        for lane in asked:
+            exchange, left = lane.exchange, lane.at + SOON_SECONDS - time.monotonic()
+            if exchange is not None and lane.quick and exchange.answered(max(left, 0.0)):
+                self._hear(lane, exchange)
 
     def run_once(self) -> float:
         """Hand on what other threads have got, and leave servers to them that are late. Returns when the next
@@ -154,7 +165,9 @@ class TriesReader:
 
     def _hear(self, lane: _Lane, exchange: Exchange) -> None:
         """Read the answers, which are there."""
-        lane.health.answered(time.monotonic() - lane.at)
+        took = time.monotonic() - lane.at
+        lane.health.answered(took)
+        lane.quick = took <= SOON_SECONDS
         self._forget(lane, exchange)
         server = lane.server
         try:
@@ -183,6 +196,7 @@ class TriesReader:
     def _leave(self, lane: _Lane) -> None:
         exchange = lane.exchange
         assert exchange is not None  # noqa: S101 - it is late
+        lane.quick = False
         self._forget(lane, exchange)
         self._apart(lane, partial(self._wait, lane, lane.ids(), exchange))
 
