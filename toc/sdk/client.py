@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -69,28 +69,28 @@ Stored = TypeVar("Stored")
 class TimeoutCenter:
     """One application's access to the timeout center. Thread-safe and fork-safe; connects on first use.
 
-    ``settings`` default to the TOC_* variables and toc.toml. Close it, or use it as a context manager.
+    ``settings`` default to the TOC_* variables and toc.toml, which are read at the first use: making a center
+    needs none. Close it, or use it as a context manager.
     """
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
-        self.settings = settings if settings is not None else Settings()
+        if settings is not None:
+            self.settings = settings
         self.clock = clock or Clock()
         self.handlers: dict[str, Handler] = {}
-        self._intake = RowMaker(
-            self.clock, self.settings.max_delay, self.settings.max_body, self.settings.allow
-        )
         self._indexing = Indexing(self)
-        self.tracing = Tracing.of(self.settings.traces)
         self.schedules = Schedules(
             store=self._placed_store,
             catalog=lambda: self.catalog,
-            clock=self.clock,
+            clock=lambda: self.clock,
             submit=self.submit,
             submit_many=self.submit_many,
             index=self._indexing.add,
         )
         """Schedules: each submits a task at each of its times."""
-        self.targets = Targets(store=lambda: self.store, allow=self.settings.allow, clock=self.clock)
+        self.targets = Targets(
+            store=lambda: self.store, allow=lambda: self.settings.allow, clock=lambda: self.clock
+        )
         """Receivers of webhooks."""
         self._store: Store | None = None
         self._queues: Queues | None = None
@@ -104,6 +104,21 @@ class TimeoutCenter:
         self.targets.forget()
 
     # --- parts, opened on first use
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings. Raises ConfigError, which names each that is wrong."""
+        return Settings()
+
+    @cached_property
+    def tracing(self) -> Tracing | None:
+        """What writes spans; None if TOC_TRACES is 0."""
+        return Tracing.of(self.settings.traces)
+
+    @cached_property
+    def _intake(self) -> RowMaker:
+        settings = self.settings
+        return RowMaker(self.clock, settings.max_delay, settings.max_body, settings.allow)
 
     @property
     def store(self) -> Store:

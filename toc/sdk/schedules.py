@@ -113,7 +113,7 @@ class Schedules:
         *,
         store: Callable[[], Store],
         catalog: Callable[[], TopicCatalog],
-        clock: Clock,
+        clock: Callable[[], Clock],
         submit: Callable[..., int],
         submit_many: Callable[[Iterable[NewTask]], list[int]],
         index: Callable[[Iterable[TaskRow]], None],
@@ -167,7 +167,7 @@ class Schedules:
     def preview(self, name: str, *, count: int = 20, after: datetime | None = None) -> list[Fire]:
         """Return the next times at which a schedule fires, paused or not; ``after`` defaults to now."""
         stored = self._stored(name)
-        return preview(stored.definition, _instant("after", after, self._clock.now_ms()), count)
+        return preview(stored.definition, _instant("after", after, self._clock().now_ms()), count)
 
     def list(self, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
@@ -234,7 +234,7 @@ class Schedules:
         Changes nothing else; its nominal time is now. Raises UnknownSchedule, SubmitUnknown.
         """
         definition = self._stored(name).definition
-        nominal = scheduled_for_text(self._clock.now_ms())
+        nominal = scheduled_for_text(self._clock().now_ms())
         return self._submit(
             definition.topic,
             biz_id=name,

@@ -52,7 +52,9 @@ class Targets:
     without ``wait``, at once.
     """
 
-    def __init__(self, *, store: Callable[[], Store], allow: Allow, clock: Clock) -> None:
+    def __init__(
+        self, *, store: Callable[[], Store], allow: Callable[[], Allow], clock: Callable[[], Clock]
+    ) -> None:
         self._store = store
         self._allow = allow
         self._clock = clock
@@ -69,7 +71,7 @@ class Targets:
         422 make a task dead at once; none) and ``topics`` (patterns of the topics that may use it; all).
         Raises InvalidTarget or NameTaken before anything is written.
         """
-        target = Target(name, check_url(url, self._allow), **_limits(limits))
+        target = Target(name, check_url(url, self._allow()), **_limits(limits))
         opened = TargetSecrets(new_secret(), None, check_headers(headers or {}))
         return NewSecret(self._store().targets.create(target, opened), opened.secret)
 
@@ -99,7 +101,7 @@ class Targets:
         """
         changes = _limits(limits)
         if url is not None:
-            changes["url"] = check_url(url, self._allow)
+            changes["url"] = check_url(url, self._allow())
         if not changes and headers is None:
             raise InvalidInput(f"nothing to change on {shown(name)}: name the url, headers or a limit")
         found = None if headers is None else check_headers(headers)
@@ -126,7 +128,7 @@ class Targets:
         if not 0 <= seconds <= MAX_PREVIOUS_SECONDS:
             raise InvalidTarget(f"keep must be 0 to {MAX_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
         secret = new_secret()
-        until = self._clock.now_ms() + round(seconds * 1000) if seconds else None
+        until = self._clock().now_ms() + round(seconds * 1000) if seconds else None
 
         def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:
             assert opened is not None  # noqa: S101 - it was asked for
@@ -150,7 +152,7 @@ class Targets:
             raise NotInstalled("requests to targets need aiohttp", "webhooks") from exc
         table = self._store().targets
         target = table.get(name)
-        return send_test(target, table.open(target), self._allow)
+        return send_test(target, table.open(target), self._allow())
 
     def pause(self, name: str, *, why: str = "", by: str = "", wait: bool = True) -> Target:
         """Send nothing more to a target; its tasks wait. Requests in flight end. Raises UnknownTarget."""
@@ -190,7 +192,7 @@ class Targets:
         if self.serves(name, topic):
             return
         if (book := self._book) is None:
-            book = self._book = TargetBook(self._store().targets, self._clock)
+            book = self._book = TargetBook(self._store().targets, self._clock())
         book.run_once()
         if not book.serves(name, topic):
             raise book.error or InvalidTarget(no_target(name, topic), "target")

@@ -5,8 +5,8 @@ then takes the due entries of its slots (prepare), one query per database server
 decide what runs. It never asks Redis whether something is due: wake-up messages, or the slow peek of the
 reclaimer, report entries that became due earlier.
 
-It waits for a server that was quick 10 ms at most. Otherwise it sleeps until something is due or an answer has
-come: while one server is slow, it serves the others.
+It waits for a server that was quick 10 ms at most. Otherwise it sleeps until something is due or an answer
+has come: while one server is slow, it serves the others.
 """
 
 from __future__ import annotations
