@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.local import MariaDB, Nodes, RedisCluster, ZooKeeper
+from benchmarks.private import PrivateServer, free_port
 from toc.dev.local.embedded import write_config
-from toc.dev.local.private import PrivateServer
-from toc.dev.local.process import Process, free_port
-from toc.dev.local.servers import MariaDB, Nodes, RedisCluster, ZooKeeper
+from toc.dev.local.process import Process
 
 _TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
 STOP_SECONDS = 40.0

@@ -32,9 +32,9 @@ from cryptography.fernet import Fernet
 from benchmarks import processes, stats, webhooks
 from benchmarks.catalog import ENTRIES
 from benchmarks.environment import python_of
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, Settings, TimeoutCenter, Topic
 from toc.dev.local.process import until
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.access import Role
 from toc.model.topic import Delivery
 from toc.operate.tokens import create_token

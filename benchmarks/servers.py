@@ -15,9 +15,10 @@ import pymysql
 
 from benchmarks import processes
 from benchmarks.catalog import Entry
-from toc.dev.local.private import MissingServer, PrivateServer
+from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from benchmarks.private import PrivateServer
 from toc.dev.local.process import tail
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local.redis import MissingServer
 
 
 class PostgreSql(PrivateServer):

@@ -29,10 +29,10 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it comes
 
 from benchmarks import processes
 from benchmarks.cluster import LocalCluster
+from benchmarks.resp import call
 from toc import NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
-from toc.dev.local.resp import call
 from toc.observe.log import configure
 from toc.store.migrate import Migrator
 

@@ -28,8 +28,8 @@ from harness.system import NewSystem, System, small_system
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.private import MissingServer
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from toc.dev.local.redis import MissingServer, bundled_valkey
 from toc.observe.log import close_log
 from toc.store.servers import mysql_connection
 

@@ -10,7 +10,7 @@ import pytest
 from contract.system import Contract
 from harness import secured
 
-from toc.dev.local.servers import MariaDB
+from benchmarks.local import MariaDB
 
 
 @pytest.fixture(scope="module")

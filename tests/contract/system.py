@@ -16,7 +16,7 @@ from harness.secured import admin_url, root_url
 from harness.system import Process, small_system
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.servers import MariaDB, RedisServer
+from benchmarks.local import MariaDB, RedisServer
 
 HERE = Path(__file__).parent
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from contract.system import Contract
 from harness import forks
 from harness.refused import LATER, NAIVE, TASKS
 
+from benchmarks.private import free_port
 from toc import NewTask, TimeoutCenter, TocError
-from toc.dev.local.process import free_port
 from toc.model import errors
 
 

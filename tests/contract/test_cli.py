@@ -19,8 +19,8 @@ from contract.system import TOPICS, Contract
 from harness import forks, patience
 from harness.sessions import kill_session
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import CancelOutcome, NewTask
-from toc.dev.local.servers import MariaDB, RedisServer
 
 
 def test_topic_create_takes_every_option_of_the_contract(contract: Contract) -> None:

@@ -15,9 +15,9 @@ from harness import secured
 from harness.sessions import kill_session
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import NewTask
 from toc.cli.main import main
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from contract.system import Contract
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask
-from toc.dev.local.servers import MariaDB, RedisServer
 
 
 @pytest.fixture

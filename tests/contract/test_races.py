@@ -15,8 +15,8 @@ import pytest
 from contract.system import Contract
 from sqlalchemy import create_engine
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import CancelOutcome, NewTask
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model import errors
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

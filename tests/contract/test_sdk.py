@@ -16,8 +16,8 @@ from contract.system import Contract
 from sqlalchemy import create_engine, text
 
 import toc
+from benchmarks.local import MariaDB, RedisServer
 from toc import CancelOutcome, NewTask, Settings, TimeoutCenter
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model import errors
 
 

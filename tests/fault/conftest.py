@@ -19,7 +19,7 @@ from fault.kit.table import Line
 from harness.machine import Machine
 from harness.system import System
 
-from toc.dev.local.servers import MariaDB
+from benchmarks.local import MariaDB
 
 _PASSED = pytest.StashKey[bool]()
 

@@ -15,7 +15,7 @@ from harness.final import read_final
 from harness.patience import until
 from harness.system import DaemonProcess, System
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 
 
 def indexed(system: System) -> set[int]:

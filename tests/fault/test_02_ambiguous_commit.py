@@ -15,8 +15,8 @@ from harness.final import read_final
 from harness.history import Client
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TimeoutCenter
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import DedupConflict, StoreUnavailable, SubmitUnknown
 from toc.store.tasks import write
 

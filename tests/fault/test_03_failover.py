@@ -15,8 +15,8 @@ from fault.kit.table import Line
 from harness.patience import until
 from harness.system import System
 
+from benchmarks.local import RedisCluster, RedisServer
 from toc import CancelOutcome
-from toc.dev.local.servers import RedisCluster, RedisServer
 from toc.model.task import TaskRow
 
 

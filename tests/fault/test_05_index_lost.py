@@ -14,8 +14,8 @@ from fault.kit.table import count_pending, lateness, overdue
 from harness.final import read_final
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.dev.local.servers import RedisServer
 
 
 def in_index(system: System) -> dict[int, float]:

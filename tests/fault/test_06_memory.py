@@ -9,7 +9,7 @@ from fault.kit import servers
 from fault.kit.load import tasks
 from harness import forks
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.calls import IndexFull
 from toc.model.errors import IndexUnavailable
 

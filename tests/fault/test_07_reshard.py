@@ -12,7 +12,7 @@ from fault.kit.load import Load, tasks
 from fault.kit.servers import Reshard, errors_told
 from harness.system import System
 
-from toc.dev.local.servers import RedisCluster
+from benchmarks.local import RedisCluster
 
 
 def hash_slots(system: System) -> list[int]:

@@ -11,7 +11,7 @@ from fault.kit.load import Load, tasks
 from fault.kit.servers import errors_told, fill, info, pause_replication, promote
 from harness.patience import until
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.calls import Script
 
 PREPARE = Script("prepare").sha.encode()

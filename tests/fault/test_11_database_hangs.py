@@ -12,8 +12,8 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import fill
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model import errors
 from toc.store.servers.health import ALONE_SECONDS
 

@@ -14,8 +14,8 @@ from fault.kit.owners import hosts_by_slot, owners, shared
 from fault.kit.table import lateness
 from harness.system import TOPICS as ALL_TOPICS
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 SLOTS = 8
 TABLES = 8

@@ -13,8 +13,8 @@ from fault.kit.load import Load
 from fault.kit.table import lateness
 
 from benchmarks.cluster import ZooKeeperEnsemble
+from benchmarks.local import RedisServer, ZooKeeper
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from harness.patience import until
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import NewTask
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 
 PREPARE_TIMEOUT = 3
 

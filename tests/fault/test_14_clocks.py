@@ -16,8 +16,8 @@ from harness.final import read_final
 from harness.history import lines
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import TaskStatus
-from toc.dev.local.servers import RedisServer
 
 SETTLE = 22
 """What was put back by a wrong clock stands too late in the index once it is right. The sweep mends that: it

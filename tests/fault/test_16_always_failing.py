@@ -10,8 +10,8 @@ from fault.kit.load import Load
 from fault.kit.table import lateness
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.dev.local.servers import RedisServer
 
 FAILING = 1000
 RETRIES = 5

@@ -8,8 +8,8 @@ from fault.kit.load import TOPICS, Load, tasks
 from fault.kit.table import Line
 from harness.system import DaemonProcess, System
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer
 
 SETTLE_SECONDS = 60
 """How long a neighbour may wait for its own run alone. Each culprit costs its worker process two loads of the

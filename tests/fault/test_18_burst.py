@@ -13,8 +13,8 @@ from fault.kit.load import Load
 from fault.kit.table import count_pending
 from harness.system import DaemonProcess, System
 
+from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.topic import Slot, Topic

@@ -10,8 +10,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
+from benchmarks.local import RedisServer
 from toc import NewTask, Topic
-from toc.dev.local.servers import RedisServer
 
 SLOW = ("test.slow0", "test.slow1", "test.slow2")
 THREADS = 16

@@ -13,8 +13,8 @@ from fault.conftest import Build, Verdict
 from harness.history import Client
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome
-from toc.dev.local.servers import RedisServer
 from toc.model.clock import from_ms
 
 THREADS = 8

@@ -11,8 +11,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 
+from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.dev.local.servers import RedisServer
 from toc.model.task import TaskStatus
 from toc.operate import admin
 from toc.store.tasks.select import Selection

@@ -6,7 +6,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load, tasks
 
-from toc.dev.local.servers import RedisCluster, RedisServer, ZooKeeper
+from benchmarks.local import RedisCluster, RedisServer, ZooKeeper
 
 AMOUNTS = (8, 16)
 

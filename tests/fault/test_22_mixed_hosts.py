@@ -9,8 +9,8 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.model.task import TaskRow
 
 

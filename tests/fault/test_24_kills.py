@@ -11,8 +11,8 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 PREPARE_TIMEOUT = 3
 SESSION = 2

@@ -12,7 +12,7 @@ from fault.kit.load import Load
 from harness.patience import until
 from harness.sessions import kill_session
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.loop import EXIT_THREAD_DIED
 
 APP = "fault.broken.thread_dies:center"

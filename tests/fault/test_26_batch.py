@@ -6,8 +6,8 @@ from collections import Counter
 
 from fault.conftest import Build, Verdict
 
+from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.dev.local.servers import RedisServer
 
 
 def test_of_five_hundred_in_batches_only_the_one_that_failed_runs_again(

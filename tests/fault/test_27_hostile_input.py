@@ -14,8 +14,8 @@ from harness.tables import raw, task_tables
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.local import RedisServer
 from toc import Settings, TimeoutCenter, Topic
-from toc.dev.local.servers import RedisServer
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput
 from toc.store.migrate import Migrator

@@ -39,6 +39,8 @@ from harness.secured import (
 from harness.system import DaemonProcess, System, buried
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from benchmarks.private import free_port
 from toc import (
     CancelOutcome,
     NewTask,
@@ -48,8 +50,7 @@ from toc import (
     TimeoutCenter,
 )
 from toc.coordination.operator import Operator
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from toc.dev.local.redis import bundled_valkey
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import CoordinationUnavailable, StoreUnavailable, TocError

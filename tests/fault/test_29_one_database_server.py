@@ -23,8 +23,8 @@ from harness.metrics import ANY_ADDRESS, samples
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TimeoutCenter, Topic
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.sharding import BizId
 from toc.store.servers.health import MAX_PATIENCE_SECONDS
 

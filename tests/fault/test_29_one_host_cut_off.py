@@ -11,9 +11,9 @@ from fault.kit.proxy import Proxy
 from harness.system import System
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import NewTask
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.operate import doctor
 
 

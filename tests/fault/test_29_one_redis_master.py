@@ -13,7 +13,7 @@ from fault.kit.load import TOPICS, Load
 from fault.kit.proxy import Proxy
 from harness.system import System
 
-from toc.dev.local.servers import RedisCluster, RedisServer
+from benchmarks.local import RedisCluster, RedisServer
 from toc.model.sharding import BizId
 from toc.model.topic import Slot
 

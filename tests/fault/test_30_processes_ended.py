@@ -11,8 +11,8 @@ from fault.kit.load import Load
 from harness import forks
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import TaskStatus
-from toc.dev.local.servers import RedisServer
 
 APP = "fault.apps.hostile:center"
 EXIT_CODES = (0, 1, 2, 70, 75, 130, 255)

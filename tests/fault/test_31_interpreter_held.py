@@ -6,8 +6,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer
 from toc.worker.guards.silence import SILENT_SECONDS
 
 APP = "fault.apps.hostile:center"

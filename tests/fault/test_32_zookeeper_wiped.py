@@ -17,8 +17,8 @@ from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
 from kazoo.exceptions import NoNodeError  # type: ignore[import-untyped]
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 BACK = 10.0
 """Seconds until every daemon has registered and claimed again."""

@@ -20,9 +20,9 @@ from harness.forks import FULL
 from harness.patience import until
 from harness.system import DaemonProcess, System
 
+from benchmarks.local import RedisServer
+from benchmarks.private import free_port
 from toc import TaskStatus
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import RedisServer
 from toc.observe.logwriter import LogWriter
 
 SECONDS = 4.0

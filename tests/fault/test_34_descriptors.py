@@ -10,8 +10,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
+from benchmarks.local import RedisServer
 from toc import TaskStatus
-from toc.dev.local.servers import RedisServer
 
 APP = "fault.apps.hostile:center"
 NO_MESSAGES = ("a number", "no fields", "deep nesting", "no reason", "no names")

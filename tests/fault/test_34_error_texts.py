@@ -8,7 +8,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 
 APP = "fault.apps.hostile:center"
 SPEAK_SECONDS = 5.0

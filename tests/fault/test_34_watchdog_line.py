@@ -11,8 +11,8 @@ from fault.kit.reader import Reader
 from fault.test_25_threads import APP
 from harness.system import DaemonProcess
 
+from benchmarks.local import RedisServer
 from toc.dev.local.process import until
-from toc.dev.local.servers import RedisServer
 
 VICTIM = "poll"
 AT_ONCE = 5.0

@@ -13,7 +13,7 @@ from harness.history import Client
 from harness.system import System
 from sqlalchemy import Connection, Engine, create_engine
 
-from toc.dev.local.servers import MariaDB, RedisServer
+from benchmarks.local import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable
 
 WAIT_MS = 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fault.conftest import Build, Verdict
 
+from benchmarks.local import RedisServer
 from toc import TaskStatus
-from toc.dev.local.servers import RedisServer
 from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
 
 APP = "fault.apps.hostile:center"

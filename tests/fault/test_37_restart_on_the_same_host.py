@@ -12,8 +12,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 AGAIN = 1.0
 """Seconds from when the new processes are ready until what the killed ones held runs."""

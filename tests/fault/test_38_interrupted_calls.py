@@ -10,7 +10,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.interrupted import AT_ONCE_SECONDS
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 
 
 @pytest.mark.timeout(900)

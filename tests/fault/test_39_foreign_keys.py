@@ -12,7 +12,7 @@ from fault.kit.table import lateness
 from harness.patience import until
 from harness.system import System
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.model.topic import Slot
 from toc.operate import doctor
 

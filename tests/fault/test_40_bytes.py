@@ -15,8 +15,8 @@ from fault.test_02_ambiguous_commit import through
 from harness.system import System
 from sqlalchemy import create_engine
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TimeoutCenter
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable, TocError, UnreadableTask
 from toc.model.task import TaskStatus
 from toc.store.servers.mysql import MySqlServer

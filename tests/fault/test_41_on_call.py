@@ -21,9 +21,9 @@ from harness.secured import root_url
 from harness.system import DaemonProcess, System
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import NewTask
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.model.sharding import table_of_job
 from toc.observe.board import Values
 from toc.observe.exposition import decode

@@ -24,9 +24,9 @@ from harness import forks
 from harness.forks import CLOSED, FULL, GONE
 from harness.refused import COMMANDS as COMMANDS_REFUSED
 
+from benchmarks.local import RedisServer, ZooKeeper
+from benchmarks.private import free_port
 from toc.cli.main import app
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 JOB_ID = "912510244313854036"
 WORDS = {

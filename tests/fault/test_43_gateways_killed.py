@@ -14,8 +14,8 @@ from fault.conftest import Verdict
 from harness import forks
 from harness.system import System, small_system
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TaskStatus, Topic
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.topic import Backoff, Delivery
 
 TOPIC = "test.pulled"

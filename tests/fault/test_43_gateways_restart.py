@@ -16,8 +16,8 @@ from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.model.sharding import BizId
 
 WAITING = 100

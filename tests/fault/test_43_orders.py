@@ -25,8 +25,8 @@ from harness.patience import until
 from harness.sessions import kill_session
 from harness.system import NewSystem, System
 
+from benchmarks.private import free_port
 from toc.dev.demo import orders as demo
-from toc.dev.local.process import free_port
 
 # Real orders, which are not part of this repository: looked for beside the checkout.
 REAL_ORDERS = Path(

@@ -17,8 +17,8 @@ from fault.kit.doors import ONCE, PULLED, Clients, connect, create_pulled, memor
 from harness.gateway import Gateway
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer
 
 LEAVERS = 40
 CROWD = 10_000

@@ -18,7 +18,7 @@ from harness.order_clients import DIALECTS, Dialect, Job, Wire
 from harness.patience import PATIENCE, until
 from harness.system import System
 
-from toc.dev.local.servers import RedisServer, ZooKeeper
+from benchmarks.local import RedisServer, ZooKeeper
 from toc.model.task import TaskRow, TaskStatus
 from toc.store.tasks.select import Selection
 

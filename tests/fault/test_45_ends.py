@@ -16,8 +16,8 @@ from fault.kit.doors import PULLED, Clients, create_pulled
 from harness.gateway import Gateway, Reply
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer, ZooKeeper
 
 TASKS = 120
 ENDS = {"acked": "processed", "late": "processed", "buried": "dead", "cancelled": "cancelled"}

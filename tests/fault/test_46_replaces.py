@@ -17,8 +17,8 @@ from fault.kit.doors import PULLED, Clients, create_pulled
 from harness.gateway import Gateway, Reply
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import TaskStatus
-from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.model.sharding import BizId
 
 NAMES = 40

@@ -12,7 +12,7 @@ from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
 
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc.model.access import Role
 from toc.model.clock import Clock
 from toc.model.errors import TokensUnavailable

@@ -16,8 +16,8 @@ from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.system import System
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.sharding import BizId
 
 IN_FLIGHT = 64

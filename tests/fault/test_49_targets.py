@@ -21,8 +21,8 @@ from fault.conftest import Build, Verdict
 from harness.hooked import Hooked
 from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer
 
 Receive = Callable[..., Receiver]
 ALL_AT_ONCE = 150

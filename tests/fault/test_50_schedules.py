@@ -24,8 +24,8 @@ from harness.cron_oracle import oracle
 from harness.patience import until
 from harness.system import System
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import TaskStatus, TimeoutCenter
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.clock import to_ms
 from toc.model.errors import StoreUnavailable, TocError
 from toc.model.schedule import Definition

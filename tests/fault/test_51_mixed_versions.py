@@ -7,9 +7,9 @@ import json
 from fault.conftest import Build
 from harness import secured
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc.coordination.assignment import PROTOCOL
 from toc.coordination.znodes import Paths
-from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.operate import doctor
 
 

@@ -16,7 +16,7 @@ from harness import dialect
 from harness.gateway import Gateway
 from harness.system import System
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 
 PATH = "/v1/topics/test.sync/tasks:batch"
 SECONDS = 6.0

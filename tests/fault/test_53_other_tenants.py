@@ -16,8 +16,8 @@ from fault.kit.doors import p99
 from harness.hooked import Hooked
 from harness.receiver import Receiver, Reply
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import RedisServer
 from toc.webhooks.connect import NAMES_SECONDS
 
 SCHEDULES = 2000

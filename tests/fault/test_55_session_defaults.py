@@ -16,8 +16,8 @@ from conftest import Launch
 from fault.conftest import Verdict
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import CancelOutcome, NewTask, Settings, TimeoutCenter, Topic
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable
 from toc.model.finding import Level
 from toc.store.migrate import Migrator

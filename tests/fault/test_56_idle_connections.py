@@ -17,8 +17,8 @@ from fault.kit.proxy import Proxy
 from harness.system import System
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import Settings, TimeoutCenter
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.index.messages import Peek
 from toc.model.topic import Slot
 

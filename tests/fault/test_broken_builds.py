@@ -19,8 +19,8 @@ from harness.final import read_final
 from harness.history import Event
 from harness.system import System
 
+from benchmarks.local import RedisServer, ZooKeeper
 from toc import CancelOutcome, TaskStatus
-from toc.dev.local.servers import RedisServer, ZooKeeper
 from toc.index.calls import Call, Calls
 from toc.model.topic import Slot
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.local import RedisServer
 from harness.patience import PATIENCE, until
 from harness.system import System
 from toc import Task, TimeoutCenter
-from toc.dev.local.servers import RedisServer
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from toc.dev.local.private import PrivateServer
+from benchmarks.private import PrivateServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 

@@ -30,8 +30,8 @@ from cryptography.x509.oid import NameOID
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.resp import Reply, ask
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper, _ClusterNode
+from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper, _ClusterNode
+from benchmarks.resp import Reply, ask
 
 SECURED = os.environ.get("TOC_TEST_SECURED") == "1"
 DEPLOY = Path(__file__).parents[2] / "deploy"

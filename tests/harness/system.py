@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from benchmarks.local import MariaDB, RedisCluster, RedisServer
 from harness import forks
 from harness.checker import Limits, Verdict, check
 from harness.final import read_final
@@ -20,7 +21,6 @@ from harness.patience import PATIENCE, pause
 from harness.schema import make_tables
 from harness.sessions import kill_session
 from toc import Settings, TimeoutCenter, Topic
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.index.messages import Generation, Peek
 from toc.model.errors import IndexUnavailable
 from toc.model.task import TaskRow, TaskStatus

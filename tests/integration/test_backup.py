@@ -18,8 +18,8 @@ from conftest import Launch
 from harness.system import System
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.store.schema import body_table_name, task_table_name
 
 RUN = Path(__file__).parents[2] / "docs/run.md"

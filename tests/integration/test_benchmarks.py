@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import calls
-from toc.dev.local.private import MissingServer
-from toc.dev.local.servers import find_redis
+from toc.dev.local.redis import MissingServer, find_redis
 
 
 def test_a_quick_run_writes_a_report_in_which_nothing_was_lost_or_early(tmp_path: Path) -> None:

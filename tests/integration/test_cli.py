@@ -18,11 +18,11 @@ import pytest
 from harness.patience import until
 from harness.system import buried
 
+from benchmarks.local import RedisServer
+from benchmarks.private import free_port
 from toc.cli.dev import _create_topics
 from toc.cli.main import main
 from toc.config import Settings
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import from_ms, to_ms
 from toc.model.task import CancelOutcome, NewTask, TaskStatus

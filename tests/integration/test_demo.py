@@ -16,7 +16,7 @@ import pytest
 from harness import forks
 from harness.patience import until
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 
 # Real orders, which are not part of this repository: looked for beside the checkout.
 REAL_ORDERS = Path(__file__).parents[3] / "shared" / "data" / "orders_2016_2017.csv"

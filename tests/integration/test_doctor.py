@@ -18,11 +18,11 @@ from harness.rows import insert
 from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisCluster, RedisServer
+from benchmarks.private import free_port
 from toc import Settings, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.dev.local.embedded import EmbeddedStack
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer
 from toc.model.finding import Level
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import doctor

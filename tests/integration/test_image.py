@@ -20,8 +20,8 @@ import pytest
 from harness.patience import until
 from harness.system import System
 
+from benchmarks.private import free_port
 from toc import TaskStatus, Topic
-from toc.dev.local.process import free_port
 
 IMAGE = os.environ.get("TOC_TEST_IMAGE", "toc")
 RUN = ("run", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--init", "--network=host")

@@ -11,12 +11,12 @@ import pymysql
 import pytest
 from sqlalchemy.engine import make_url
 
-from toc.dev.local import private as server
+from benchmarks import private as server
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
+from benchmarks.private import PrivateServer, free_port
+from benchmarks.resp import Refused, call
 from toc.dev.local.embedded import EmbeddedStack
-from toc.dev.local.private import PrivateServer
-from toc.dev.local.process import StartFailed, free_port
-from toc.dev.local.resp import Refused
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
+from toc.dev.local.process import StartFailed
 from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_zookeeper_grants_short_and_long_sessions(zookeeper: ZooKeeper, millisec
 
 def test_the_embedded_stack_keeps_its_index_and_is_not_started_twice(tmp_path: Path) -> None:
     with EmbeddedStack(tmp_path / "toc") as stack:
-        stack.redis.call("SET", "a", "b")
+        call(str(stack.redis.socket), "SET", "a", "b")
         assert stack.settings["redis_url"] == f"unix://{tmp_path}/toc/redis/redis.sock"
         assert stack.settings["database_urls"] == [f"sqlite:///{tmp_path}/toc/toc.sqlite3"]
         with pytest.raises(ConfigError, match="in use by another process"):
@@ -125,4 +125,4 @@ def test_the_embedded_stack_keeps_its_index_and_is_not_started_twice(tmp_path: P
         assert stack.redis.running()
     assert not stack.redis.running()
     with EmbeddedStack(tmp_path / "toc") as stack:
-        assert stack.redis.call("GET", "a") == "b"
+        assert call(str(stack.redis.socket), "GET", "a") == "b"

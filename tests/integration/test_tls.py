@@ -26,10 +26,10 @@ from harness.secured import (
 )
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB
 from toc import Settings, TimeoutCenter, Topic
 from toc.coordination import ensemble
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import MariaDB
 from toc.index import preflight
 from toc.index.queues import Queues
 from toc.model.clock import Clock

@@ -20,7 +20,7 @@ from harness import forks
 from sqlalchemy import Engine, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.servers import MariaDB
+from benchmarks.local import MariaDB
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, SchemaBehind
 from toc.store import migrate

@@ -39,6 +39,7 @@ from property.broken import WITHOUT
 from redis import Redis
 from sqlalchemy import Connection
 
+from benchmarks.local import RedisServer
 from toc import (
     CancelOutcome,
     Dead,
@@ -49,7 +50,6 @@ from toc import (
     TimeoutCenter,
     Topic,
 )
-from toc.dev.local.servers import RedisServer
 from toc.maintenance import passes
 from toc.maintenance.sweep import Sweep
 from toc.model.clock import Clock, from_ms

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from harness.patience import until
 
-from toc.dev.local import servers
+from benchmarks.local import RedisServer
+from toc.dev.local import redis
 from toc.dev.local.embedded import lock
-from toc.dev.local.private import MissingServer
 from toc.dev.local.process import Process, tail
-from toc.dev.local.servers import RedisServer, find_redis
+from toc.dev.local.redis import MissingServer, find_redis
 from toc.model.errors import ConfigError, UnfitServer
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -68,7 +68,7 @@ def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(
     old.write_text("#!/bin/sh\necho 'Redis server v=6.2.7 sha=00000000:0'\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(servers, "bundled_valkey", lambda: None)
+    monkeypatch.setattr(redis, "bundled_valkey", lambda: None)
     with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'timeout-center"):
         find_redis()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from harness.patience import until
 
-from toc.dev.local.private import MissingServer
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import RedisCluster, RedisServer, ZooKeeper, bundled_valkey
+from benchmarks.local import RedisCluster, RedisServer, ZooKeeper
+from benchmarks.private import free_port
+from toc.dev.local.redis import MissingServer, bundled_valkey
 
 _FAKETIME = Path("/usr/lib")
 

@@ -25,9 +25,9 @@ from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from kazoo.exceptions import NoNodeError, NotEmptyError  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisCluster, ZooKeeper
+from benchmarks.private import free_port
 from toc import Topic
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import MariaDB, RedisCluster, ZooKeeper
 from toc.model.access import Role
 from toc.model.errors import TocError
 from toc.model.topic import Delivery

@@ -13,6 +13,7 @@ import pytest
 from harness import secured
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
+from benchmarks.local import ZooKeeper
 from toc.coordination import leader, session
 from toc.coordination.address import Address
 from toc.coordination.assignment import Member
@@ -21,7 +22,6 @@ from toc.coordination.leader import GATHER
 from toc.coordination.operator import Operator
 from toc.coordination.session import Session
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.dev.local.servers import ZooKeeper
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot

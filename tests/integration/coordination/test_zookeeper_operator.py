@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import pytest
 from harness.secured import zookeeper_client, zookeeper_url
 
+from benchmarks.local import ZooKeeper
+from benchmarks.private import free_port
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState
 from toc.coordination.operator import Move, Operator
 from toc.coordination.znodes import DIRECTORIES
 from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.dev.local.process import free_port
-from toc.dev.local.servers import ZooKeeper
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import configure

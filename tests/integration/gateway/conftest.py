@@ -9,7 +9,7 @@ import pytest
 from harness.gateway import Gateway
 from harness.system import System, small_system
 
-from toc.dev.local.servers import MariaDB, RedisServer
+from benchmarks.local import MariaDB, RedisServer
 
 
 def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:

@@ -10,9 +10,9 @@ from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
 
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import Topic
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import MariaDB, RedisServer, ZooKeeper
 from toc.model.topic import Delivery, Slot
 
 

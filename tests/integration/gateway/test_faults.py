@@ -22,7 +22,7 @@ from harness.patience import until
 from harness.secured import Tls
 from harness.system import System, small_system
 
-from toc.dev.local.servers import MariaDB, RedisServer
+from benchmarks.local import MariaDB, RedisServer
 from toc.gateway.tasks import BATCH_BYTES
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, Topic

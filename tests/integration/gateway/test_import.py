@@ -19,7 +19,7 @@ from harness.gateway import Gateway
 from harness.lmstfy import exchange, port_of
 from harness.system import System
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.dialects.importing.youzan import UNREADABLE as UNREADABLE_ID
 from toc.dialects.importing.youzan import _fields
 from toc.dialects.lmstfy_wire import new_job_id

@@ -15,7 +15,7 @@ from harness.lmstfy import OPTIONS, ULID, Client, Raw, basic, data_of, exchange,
 from harness.patience import until
 from harness.system import small_system
 
-from toc.dev.local.servers import MariaDB, RedisServer
+from benchmarks.local import MariaDB, RedisServer
 from toc.dialects.lmstfy_tasks import template_of
 from toc.index.messages import Peek
 

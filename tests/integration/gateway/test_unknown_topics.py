@@ -12,7 +12,7 @@ from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import small_system
 
-from toc.dev.local.servers import MariaDB, RedisServer
+from benchmarks.local import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable, UnknownTopic
 from toc.model.topic import Delivery
 from toc.pull.pulls import Pulls

@@ -10,7 +10,7 @@ from harness.secured import SECURED
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.queues import Queues
 from toc.model.topic import Slot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index import preflight
 from toc.index.messages import Peek
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues

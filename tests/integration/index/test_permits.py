@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from harness.patience import until
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.messages import PermitRequest, Permits
 from toc.index.queues import Queues
 from toc.webhooks import limiter as limiter_module

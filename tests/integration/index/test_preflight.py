@@ -8,7 +8,7 @@ import pytest
 import redis
 from harness.secured import PASSWORDS, acl_lines, login
 
-from toc.dev.local.servers import RedisCluster, RedisServer
+from benchmarks.local import RedisCluster, RedisServer
 from toc.index import preflight
 from toc.index.preflight import check
 from toc.index.queues import Queues

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 import pytest
 from structlog.typing import EventDict
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable

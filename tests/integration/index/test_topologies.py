@@ -13,7 +13,7 @@ import pytest
 from fault.kit.servers import Reshard, Sentinel, caught_up, cluster_replica
 from harness.patience import until
 
-from toc.dev.local.servers import RedisCluster, RedisServer
+from benchmarks.local import RedisCluster, RedisServer
 from toc.index.calls import ReplyLost
 from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues

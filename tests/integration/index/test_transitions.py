@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.messages import ExpiredRequest, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable

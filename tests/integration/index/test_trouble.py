@@ -17,7 +17,7 @@ import pytest
 from fault.kit.proxy import Proxy
 from harness.patience import until
 
-from toc.dev.local.servers import RedisServer
+from benchmarks.local import RedisServer
 from toc.index.calls import IndexBroken, IndexFull, ReplyLost
 from toc.index.connections import FRESH_SECONDS, RedisNode
 from toc.index.messages import Peek, Prepared, PrepareRequest

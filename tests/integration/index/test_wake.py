@@ -13,7 +13,7 @@ import pytest
 from harness.patience import until
 from structlog.typing import EventDict
 
-from toc.dev.local.servers import RedisCluster, RedisServer
+from benchmarks.local import RedisCluster, RedisServer
 from toc.index import wake
 from toc.index.connections import RedisNode
 from toc.index.messages import PrepareRequest

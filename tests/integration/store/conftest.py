@@ -12,7 +12,7 @@ from harness import secured
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.servers import MariaDB
+from benchmarks.local import MariaDB
 from toc.model.clock import Clock
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow

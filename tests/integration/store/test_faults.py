@@ -19,7 +19,7 @@ from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
-from toc.dev.local.servers import MariaDB
+from benchmarks.local import MariaDB
 from toc.loop import Reactor
 from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, StoreUnavailable

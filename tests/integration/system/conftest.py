@@ -9,7 +9,7 @@ import pytest
 from harness.hands import Hands
 from harness.system import System, small_system
 
-from toc.dev.local.servers import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from toc.model.topic import Backoff
 
 

@@ -8,8 +8,8 @@ from harness import secured
 from harness.schema import make_tables
 from sqlalchemy.engine import make_url
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import CancelOutcome, Settings, TimeoutCenter
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.sharding import BizId
 from toc.operate import admin
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 
 HOUR = 3600

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from harness.system import DaemonProcess, System
 
+from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.dev.local.servers import RedisServer
 from toc.model.clock import to_ms
 from toc.model.topic import Slot
 

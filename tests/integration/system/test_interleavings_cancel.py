@@ -8,8 +8,8 @@ import pytest
 from harness.hands import TOPIC, Hands, in_five_minutes, meanwhile, out_of_reach
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.dev.local.servers import RedisServer
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
 

@@ -13,8 +13,8 @@ from harness.leases import taken
 from harness.patience import PATIENCE, until
 from harness.system import System, small_system
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import TaskStatus
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.errors import StoreUnavailable
 from toc.model.verdict import Failure
 from toc.store.servers.shards import Answers, Trouble

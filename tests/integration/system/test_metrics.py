@@ -12,8 +12,8 @@ from harness.metrics import ANY_ADDRESS, address
 from harness.system import DaemonProcess, System
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from benchmarks.local import RedisServer
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import RedisServer
 from toc.observe.metrics import METRICS
 
 Numbers = dict[tuple[str, ...], float]

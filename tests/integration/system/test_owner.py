@@ -11,8 +11,8 @@ from harness.hands import SLOT, TOPIC, WorkerAtRest
 from harness.system import System, buried
 from structlog.testing import capture_logs
 
+from benchmarks.local import RedisServer
 from toc import TimeoutCenter
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Prepared
 from toc.maintenance import dead_entries as deadqueues
 from toc.model.clock import Clock

@@ -13,7 +13,7 @@ from harness.programs import need
 from harness.prometheus import DEPLOY, Prometheus
 from harness.system import System
 
-from toc.dev.local.process import free_port
+from benchmarks.private import free_port
 
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY.parent / "grafana" / "toc.json").read_text())
 NEVER_HERE = {

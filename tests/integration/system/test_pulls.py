@@ -14,8 +14,8 @@ import pytest
 from harness.patience import PATIENCE
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus, Topic
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.model.clock import from_ms

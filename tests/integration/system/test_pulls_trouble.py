@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from harness.system import System, small_system
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, Topic
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.pull import AckOutcome
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery

@@ -7,8 +7,8 @@ import time
 from harness.system import System
 from sqlalchemy import create_engine, text
 
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TaskStatus
-from toc.dev.local.servers import MariaDB, RedisServer
 from toc.model.sharding import table_of_job
 
 MOVED_MS = 3000

@@ -9,9 +9,9 @@ import pytest
 from fault.kit.proxy import Proxy
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
 from toc.coordination.operator import Operator
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 
 

@@ -12,8 +12,8 @@ import structlog
 from harness.rows import insert, insert_many
 from harness.system import System, buried
 
+from benchmarks.local import RedisServer
 from toc import NewTask, Topic
-from toc.dev.local.servers import RedisServer
 from toc.maintenance.passes import CRAWL_ROWS, MIN_PAGE, ROWS_PER_STEP, SOON
 from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.maintenance.sweeper import Sweeper

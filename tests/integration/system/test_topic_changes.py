@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import TimeoutCenter
-from toc.dev.local.servers import RedisServer
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.topic import Delivery, Topic

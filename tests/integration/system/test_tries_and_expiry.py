@@ -10,8 +10,8 @@ from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import in_a_moment
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.model.errors import InvalidExpiry
 from toc.model.task import UNLIMITED

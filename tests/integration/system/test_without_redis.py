@@ -11,8 +11,8 @@ from harness.history import Event
 from harness.metrics import ANY_ADDRESS, samples
 from harness.system import System
 
+from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, TaskStatus, TimeoutCenter
-from toc.dev.local.servers import RedisServer
 from toc.index.messages import Peek
 from toc.model.task import TaskRow
 from toc.operate import doctor

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
-from toc.dev.local.private import Started
-from toc.dev.local.servers import RedisServer
+from toc.dev.local.redis import EmbeddedRedis
 from toc.model.errors import ConfigError, shown
 
 
-class EmbeddedStack(Started):
+class EmbeddedStack:
     """The servers of one directory, which keeps their data. They end with the thread that started them.
 
     ``settings`` holds the values for Settings: redis_url, database_urls and databases.
@@ -27,7 +26,7 @@ class EmbeddedStack(Started):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
-        self.redis = RedisServer(self.directory / "redis", unixsocket=True)
+        self.redis = EmbeddedRedis(self.directory / "redis")
         self.settings: dict[str, str | int | list[str]] = {
             "database_urls": [f"sqlite:///{quote(os.fsencode(self.directory / 'toc.sqlite3'))}"],
             "databases": 1,
@@ -53,6 +52,12 @@ class EmbeddedStack(Started):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
 
 
 def write_config(path: Path, settings: Mapping[str, Any]) -> Path:

