@@ -16,8 +16,6 @@ import pytest
 from harness import forks
 from harness.patience import until
 
-from benchmarks.local import RedisServer
-
 # Real orders, which are not part of this repository: looked for beside the checkout.
 REAL_ORDERS = Path(__file__).parents[3] / "shared" / "data" / "orders_2016_2017.csv"
 
@@ -73,9 +71,7 @@ def test_the_demo_runs_on_nothing_comes_out_right_and_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_orders_from_a_file_come_out_on_configured_servers_as_the_file_says(
-    environment: dict[str, str], tmp_path: Path, clean_redis: RedisServer
-) -> None:
+def test_orders_from_a_file_come_out_as_the_file_says(environment: dict[str, str], tmp_path: Path) -> None:
     lines = ["order_id,purchased_at,approved_at,delivered_at"]
     lines += [
         f"in-time-{n},2016-10-04 14:00:00,2016-10-04 14:{n:02}:00,2016-10-09 10:00:00" for n in range(31)
@@ -83,11 +79,7 @@ def test_orders_from_a_file_come_out_on_configured_servers_as_the_file_says(
     lines += [f"late-{n},2016-10-04 14:00:00,2016-10-04 14:{n}:01," for n in range(30, 60)]
     lines += [f"never-{n},2016-10-04 14:00:00,," for n in range(9)]
     (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
-    environment |= {"TOC_DATABASE_URLS": f"sqlite:///{tmp_path / 'toc.db'}", "TOC_REDIS_URL": clean_redis.url}
-    words = ("--configured", "--orders", "orders.csv", "--speed", 10)
-    assert toc(environment, tmp_path, "demo", *words).returncode == 3  # no schema yet
-    assert toc(environment, tmp_path, "db", "upgrade").returncode == 0
-    report = demo(environment, tmp_path, *words)
+    report = demo(environment, tmp_path, "--orders", "orders.csv", "--speed", 10)
     assert (report["orders"], report["submitted"]) == (70, 101)
     assert abs(report["cancelled"] - 31) <= report["raced"]
     assert abs(report["fired"] - (30 + 9 + 31)) <= report["raced"]

@@ -119,7 +119,6 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
         ["slots"],
         ["dead", "list"],
         ["worker", "--app", "toc.dev.demo.app:center"],
-        ["demo", "--configured"],
     ],
 )
 def test_without_settings_a_command_says_what_to_set(

@@ -7,16 +7,14 @@ import secrets
 import shlex
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from toc.cli.gateway import http_processes, with_dialects
-from toc.cli.options import Json, flag, option
+from toc.cli.options import Json, option
 from toc.cli.output import print_json, progress_line, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
@@ -27,9 +25,6 @@ from toc.model.topic import Topic, check_native
 
 if TYPE_CHECKING:
     from toc.config import Settings
-    from toc.dev.demo.report import Report
-    from toc.dev.demo.run import Progress
-    from toc.dev.demo.stage import Stage
     from toc.worker.daemon.processes import SideProcesses
 
 LOOPBACK = "127.0.0.1"
@@ -47,7 +42,6 @@ def demo(
     speed: float = option(
         "N", "At 1, 30 minutes and 7 days each take 30 seconds; at 10, 3 seconds.", default=1.0
     ),
-    configured: bool = flag("--configured", "Run on the servers of your settings, with a worker of its own."),
     as_json: Json = False,
 ) -> None:
     """Run a thousand orders and check every outcome.
@@ -60,7 +54,8 @@ def demo(
     """
     from toc.dev.demo import orders as orders_module
     from toc.dev.demo.report import judge
-    from toc.dev.demo.run import await_workers, drive
+    from toc.dev.demo.run import await_worker, drive
+    from toc.dev.demo.stage import embedded
     from toc.dev.local.process import tail
     from toc.observe import log
 
@@ -68,25 +63,24 @@ def demo(
     plan = orders_module.plan(chosen, speed)
     log.configure("warning")
     _clean_up_when_terminated()
-    with ExitStack() as stack:
-        stage = stack.enter_context(_stage(configured))
-        await_workers(stage.center, stage.history, stage.alive)
+    say("starting a private Redis, SQLite and a worker ...")
+    with embedded() as stage:
+        await_worker(stage)
         say(
             f"{len(chosen)} orders, {len(plan.deadlines)} deadlines; 30 minutes and 7 days take "
             f"{orders_module.COMPRESSED / speed:g} s here; done in about {plan.seconds:.0f} s"
         )
-        bar = stack.enter_context(progress_line("", lines=True))
-
-        def progress(now: Progress) -> None:
-            done = f"submitted {now.submitted}/{now.tasks}  cancelled {now.cancelled}  fired {now.fired}"
-            bar(now.elapsed / now.seconds, f"{now.elapsed:5.0f} s of {now.seconds:.0f}  {done}")
-
-        observed = drive(stage.center, plan, stage.history, progress)
-        report = judge(observed, stage.history.starts, stage.history.cut_off(), orders=len(chosen))
-        if not report.right:
+        with progress_line("", lines=True) as bar:
+            observed = drive(
+                stage,
+                plan,
+                lambda at, done: bar(at / plan.seconds, f"{at:5.0f} s of {plan.seconds:.0f}  {done}"),
+            )
+        report = judge(observed, stage.starts, orders=len(chosen))
+        if not report["right"]:
             say(f"the worker's log ends with:\n{tail(stage.log)}")
     _print_report(report, as_json)
-    raise typer.Exit(0 if report.right else 1)
+    raise typer.Exit(0 if report["right"] else 1)
 
 
 def _clean_up_when_terminated() -> None:
@@ -94,48 +88,24 @@ def _clean_up_when_terminated() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-@contextmanager
-def _stage(configured: bool) -> Iterator[Stage]:
-    from toc.dev.demo import stage
-
-    if configured:
-        load_settings()
-        with tempfile.TemporaryDirectory(prefix="toc-demo-") as own, stage.configured(Path(own), 2) as found:
-            yield found
-    else:
-        say("starting a private Redis, SQLite and a worker ...")
-        with stage.embedded(2) as found:
-            yield found
-
-
-def _print_report(report: Report, as_json: bool) -> None:
+def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
+    problems = report["problems"]
     if as_json:
-        print_json(report.as_dict())
+        print_json(report)
     else:
-        late = {name: seconds * 1000 for name, seconds in report.lateness_seconds.items()}
-        rows = {
-            "submitted": report.submitted,
-            "cancelled": report.cancelled,
-            "fired": report.fired,
-            "early": report.early,
-            "lost": report.lost,
-            "duplicates": report.duplicates,
-            "run again after their worker died": report.run_again,
-            "handled after a cancel": report.handled_after_cancel,
-            "cancels that met their deadline": report.raced,
-            "otherwise wrong": report.wrong,
-            "faults of the driver": report.driver_faults,
-            "lateness": f"p50 {late['p50']:.1f} ms   p99 {late['p99']:.1f} ms   max {late['max']:.1f} ms",
+        late = [f"{name} {seconds * 1000:.1f} ms" for name, seconds in report["lateness_seconds"].items()]
+        rows = {name.replace("_", " "): n for name, n in report.items() if type(n) is int} | {
+            "lateness": "   ".join(late)
         }
         show([{"": name, "tasks": str(value)} for name, value in rows.items()], as_json=False, empty="")
-    for problem in report.problems[:10]:
+    for problem in problems[:10]:
         say(f"wrong: {problem}")
-    if len(report.problems) > 10:
-        say(f"and {len(report.problems) - 10} more")
-    if not report.right:
+    if len(problems) > 10:
+        say(f"and {len(problems) - 10} more")
+    if not report["right"]:
         say("NOT right")
-    elif report.raced:
-        say(f"right; {report.raced} cancels met their deadline and came out the other way, as they may")
+    elif report["raced"]:
+        say(f"right; {report['raced']} cancels met their deadline and came out the other way, as they may")
     else:
         say("exactly right")
 

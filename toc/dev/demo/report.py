@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from toc.dev.demo.orders import Deadline
@@ -12,13 +12,14 @@ from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.task import CancelOutcome, TaskStatus
 
 _COUNTED = (
-    *("submitted", "cancelled", "fired", "early", "lost", "duplicates", "run_again", "handled_after_cancel"),
+    *("submitted", "cancelled", "fired", "early", "lost", "duplicates", "handled_after_cancel"),
     *("raced", "wrong", "driver_faults"),
 )
-"""The fields of a report that count tasks."""
+"""What a report counts, in tasks. ``raced``: cancels that met their deadline on a slow machine and came out
+the other way, as they may; even then their answer must agree with the row and the starts."""
+_FAULTS = ("early", "lost", "duplicates", "handled_after_cancel", "wrong", "driver_faults")
 RACE_SECONDS = 10.0
-"""Within this many seconds after its deadline a task must be handled, so a later cancel cannot meet it. Hosts
-of a cluster may be killed while it runs."""
+"""Within this many seconds after its deadline a task must be handled, so a later cancel cannot meet it."""
 
 
 @dataclass(slots=True)
@@ -38,53 +39,12 @@ class Observed:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The outcome of a run. ``right`` only if every task came out as its order requires.
-
-    ``run_again`` counts further starts of tasks whose worker died in an earlier one, ``duplicates`` all other
-    further starts. ``raced`` counts cancels that met their deadline on a slow machine and came out the other
-    way, as they may; even then their answer must agree with the row and the starts.
-    """
-
-    orders: int
-    submitted: int
-    cancelled: int
-    fired: int
-    early: int
-    lost: int
-    duplicates: int
-    run_again: int
-    handled_after_cancel: int
-    raced: int
-    wrong: int
-    driver_faults: int
-    lateness_seconds: dict[str, float]
-    problems: list[str]
-
-    @property
-    def right(self) -> bool:
-        """Whether the run is a success."""
-        return not (self.early or self.lost or self.duplicates or self.wrong or self.driver_faults) and (
-            not self.handled_after_cancel
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report for ``--json``."""
-        return asdict(self) | {"right": self.right}
-
-
 def judge(
-    observed: Sequence[Observed],
-    starts: Mapping[int, Sequence[int]],
-    cut_off: Mapping[int, int],
-    *,
-    orders: int,
-) -> Report:
-    """Compare observations with starts and return the report.
+    observed: Sequence[Observed], starts: Mapping[int, Sequence[int]], *, orders: int
+) -> dict[str, Any]:
+    """Compare observations with the instants (ns) at which handlers started, by job_id. Returns the report.
 
-    ``starts`` holds, by job_id, the instants (ns) at which handlers started; ``cut_off`` how many of those
-    were in processes that have ended.
+    It is ``right`` only if every task came out as its order requires.
     """
     count: Counter[str] = Counter()
     problems: list[str] = []
@@ -92,9 +52,7 @@ def judge(
     for seen in observed:
         began = starts.get(seen.job_id, ()) if seen.job_id is not None else ()
         lateness += [(started - seen.due_ms * 1_000_000) / 1e9 for started in began[:1]]
-        again = min(max(len(began) - 1, 0), cut_off.get(seen.job_id or 0, 0))
-        count["run_again"] += again
-        found = _faults(seen, began, again)
+        found = _faults(seen, began)
         count.update(kind for kind, _ in found)
         problems += [f"{seen.deadline.topic} {seen.deadline.order_id}: {text}" for _, text in found]
         count["raced"] += not found and _raced(seen)
@@ -102,19 +60,17 @@ def judge(
         count["cancelled"] += seen.status is TaskStatus.CANCELLED
         count["fired"] += bool(began)
     lateness.sort()
-    return Report(
-        orders=orders,
+    shares = {"p50": 0.50, "p99": 0.99, "max": 1.0}
+    return {
+        "orders": orders,
         **{name: count[name] for name in _COUNTED},
-        lateness_seconds={
-            "p50": _quantile(lateness, 0.50),
-            "p99": _quantile(lateness, 0.99),
-            "max": _quantile(lateness, 1.0),
-        },
-        problems=problems,
-    )
+        "lateness_seconds": {name: _quantile(lateness, share) for name, share in shares.items()},
+        "problems": problems,
+        "right": not any(count[name] for name in _FAULTS),
+    }
 
 
-def _faults(seen: Observed, began: Sequence[int], again: int) -> list[tuple[str, str]]:
+def _faults(seen: Observed, began: Sequence[int]) -> list[tuple[str, str]]:
     """Return (counter, sentence) for each fault of one deadline."""
     due_ns = seen.due_ms * 1_000_000
     if seen.job_id is None or seen.error is not None:
@@ -124,7 +80,7 @@ def _faults(seen: Observed, began: Sequence[int], again: int) -> list[tuple[str,
     found = []
     if any(started < due_ns for started in began):
         found.append(("early", f"a handler started {(due_ns - min(began)) / 1e6:.1f} ms early"))
-    found += [("duplicates", f"handled {len(began)} times")] * (len(began) - 1 - again)
+    found += [("duplicates", f"handled {len(began)} times")] * (len(began) - 1)
     if answer is CancelOutcome.CANCELLED and began:
         found.append(("handled_after_cancel", "handled although the cancel answered CANCELLED"))
     if not fires and (seen.cancel_issued_ns is None or seen.cancel_issued_ns >= due_ns):

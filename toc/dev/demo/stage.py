@@ -1,44 +1,67 @@
-"""Where a demo runs: on embedded servers, or on those of the settings."""
+"""Where a demo runs: on embedded servers in a temporary directory, with a worker of its own."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from toc.config import Settings, config_file
-from toc.dev.demo.history import History, history_directory
-from toc.dev.demo.run import create_topics
+from toc.config import Settings
+from toc.dev.demo.orders import BIZ_TYPES, PREPARE_TIMEOUT
 from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.dev.local.process import Process, tail
 from toc.model.errors import Unavailable
+from toc.model.topic import Topic
 from toc.operate.admin import migrator
 from toc.sdk.client import TimeoutCenter
 
 _TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
-APP = "toc.dev.demo.app:center"
+SLOTS = 8
+PROCESSES = 2
 STOP_SECONDS = 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A TimeoutCenter, and a worker that runs its tasks.
-
-    ``alive`` raises Unavailable when that worker has ended; ``log`` is its log.
-    """
+    """A TimeoutCenter, and the worker that runs its tasks, with its log."""
 
     center: TimeoutCenter
-    history: History
-    alive: Callable[[], None]
+    starts: Starts
+    worker: Process
     log: Path
+
+    def check(self) -> None:
+        """Raise Unavailable when the worker has ended."""
+        if not self.worker.alive():
+            raise Unavailable(f"the worker ended; its log ends with:\n{tail(self.log)}")
+
+
+class Starts(defaultdict[int, list[int]]):
+    """By job_id, the instants (ns) at which handlers started, as far as they were read from their record."""
+
+    def __init__(self, record: Path) -> None:
+        super().__init__(list)
+        record.touch()
+        self._file = record.open("rb")
+
+    def read(self) -> None:
+        """Read what is new."""
+        for line in self._file:
+            job_id, started_ns = line.split()
+            self[int(job_id)].append(int(started_ns))
+
+    def close(self) -> None:
+        """Close the record."""
+        self._file.close()
 
 
 @contextmanager
-def embedded(processes: int) -> Iterator[Stage]:
+def embedded() -> Iterator[Stage]:
     """Run a private Redis, SQLite and a worker in a temporary directory, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="toc-demo-") as name:
         directory = Path(name)
@@ -46,34 +69,29 @@ def embedded(processes: int) -> Iterator[Stage]:
             config = write_config(directory / "toc.toml", stack.settings)
             with only_config(config):
                 migrator(Settings()).upgrade()
-                with configured(directory, processes) as stage:
-                    yield stage
+                with TimeoutCenter() as center:
+                    for topic, biz_type in BIZ_TYPES.items():
+                        center.store.topics.create(
+                            Topic(topic, biz_type, SLOTS, prepare_timeout=PREPARE_TIMEOUT)
+                        )
+                    with _working(center, directory) as stage:
+                        yield stage
 
 
 @contextmanager
-def configured(directory: Path, processes: int) -> Iterator[Stage]:
-    """Use the servers of the settings, with a new worker that keeps its files in ``directory``.
-
-    Other workers of the same settings file may run its tasks too.
-    """
-    history = history_directory() if config_file() else directory / "demo-history"
-    with TimeoutCenter() as center:
-        create_topics(center)
-        log = directory / "worker.log"
-        worker = Process.spawn(
-            [*_TOC, "worker", "--app", APP, "--processes", str(processes)],
-            log,
-            env={**os.environ, "TOC_DEMO_HISTORY": str(history)},
-        )
-
-        def alive() -> None:
-            if not worker.alive():
-                raise Unavailable(f"the worker ended; its log ends with:\n{tail(log)}")
-
-        try:
-            yield Stage(center, History(history), alive, log)
-        finally:
-            worker.stop(STOP_SECONDS)
+def _working(center: TimeoutCenter, directory: Path) -> Iterator[Stage]:
+    starts = Starts(directory / "starts")
+    log = directory / "worker.log"
+    worker = Process.spawn(
+        [*_TOC, "worker", "--app", "toc.dev.demo.app:center", "--processes", str(PROCESSES)],
+        log,
+        env={**os.environ, "TOC_DEMO_HISTORY": str(directory / "starts")},
+    )
+    try:
+        yield Stage(center, starts, worker, log)
+    finally:
+        worker.stop(STOP_SECONDS)
+        starts.close()
 
 
 @contextmanager
