@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     """Prefix of the databases' names."""
 
     redis_url: str | None = Field(None, description=_REDIS_HINT)
-    """URL of the Redis that holds the index."""
+    """URL of the Redis that holds the index. Unset: there is none, and the rows alone say what is due."""
     namespace: str | None = Field(None, description=NAMESPACE_HINT)
     """Prefix of topics in Redis keys, so that environments can share a Redis."""
 
@@ -299,8 +299,8 @@ class Settings(BaseSettings):
         """Return the servers of the task table. Raises ConfigError if none is set."""
         if not self.database_urls:
             raise ConfigError(
-                "TOC_DATABASE_URLS is not set, so there is no task table: set TOC_DATABASE_URLS and "
-                "TOC_REDIS_URL (or write them into toc.toml), or run `toc dev`, which starts everything here"
+                "TOC_DATABASE_URLS is not set, so there is no task table: set it (or write it into "
+                "toc.toml), or run `toc dev`, which starts everything here"
             )
         return self.database_urls
 
@@ -308,15 +308,6 @@ class Settings(BaseSettings):
     def allow(self) -> Allow:
         """What webhooks may reach beside public addresses."""
         return Allow(self.webhook_allow)
-
-    def need_redis_url(self) -> str:
-        """Return the Redis URL. Raises ConfigError if it is not set."""
-        if self.redis_url is None:
-            raise ConfigError(
-                "TOC_REDIS_URL is not set, so there is no index: set TOC_DATABASE_URLS and TOC_REDIS_URL "
-                "(or write them into toc.toml), or run `toc dev`, which starts everything here"
-            )
-        return self.redis_url
 
     def masked(self) -> dict[str, Any]:
         """Return the settings for display, with passwords in URLs replaced by ``***``."""

@@ -138,6 +138,7 @@ IN_THE_FIRST_DATABASE: Tables = {
         number {tiny} NOT NULL,
         identity VARCHAR(32) NOT NULL,
         lease_secret VARCHAR(64) NOT NULL,
+        indexed {tiny} DEFAULT 1 NOT NULL,
         gmt_create {ms} NOT NULL,
         PRIMARY KEY (number)
         """,

@@ -328,4 +328,4 @@ def test_settings_read_the_variables_of_the_contract(monkeypatch: pytest.MonkeyP
     assert settings.database_prefix == "toc_"
     for url in ("redis+sentinel://h1:1,h2:2/service", "rediss://h:1", "unix:///tmp/x"):
         monkeypatch.setenv("TOC_REDIS_URL", url)
-        assert Settings().need_redis_url() == url
+        assert Settings().redis_url == url

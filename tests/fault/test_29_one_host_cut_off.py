@@ -38,7 +38,7 @@ def test_a_host_that_alone_does_not_reach_a_server_is_named_and_keeps_its_slots_
         proxy = stack.enter_context(Proxy(port))
         stack.callback(proxy.accept)
         if what == "redis":
-            own = {"TOC_REDIS_URL": system.settings.need_redis_url().replace(f":{port}", f":{proxy.port}")}
+            own = {"TOC_REDIS_URL": str(system.settings.redis_url).replace(f":{port}", f":{proxy.port}")}
         else:
             urls = [_through(url, proxy) for url in system.settings.database_urls]
             own = {"TOC_DATABASE_URLS": ",".join(urls)}

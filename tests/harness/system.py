@@ -290,15 +290,19 @@ class NewSystem(Protocol):
 
 
 def small_system(
-    directory: Path, redis: RedisServer | RedisCluster, mariadb: MariaDB, prefix: str, **settings: object
+    directory: Path,
+    redis: RedisServer | RedisCluster | None,
+    mariadb: MariaDB,
+    prefix: str,
+    **settings: object,
 ) -> System:
-    """A system on one Redis and, unless told otherwise, two databases with eight tables. Stop it."""
+    """A system on one Redis, or none, and two databases with eight tables, unless told otherwise. Stop it."""
     given = {
         "database_urls": [mariadb.url],
         "databases": 2,
         "tables": 8,
         "database_prefix": prefix,
-        "redis_url": redis.url,
+        **({} if redis is None else {"redis_url": redis.url}),
         **settings,
     }
     return System(directory, **given)

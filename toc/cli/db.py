@@ -27,6 +27,7 @@ def upgrade(
     Safe to repeat, also after an interruption. Two that run at once wait for each other.
     """
     from toc.operate.admin import migrator, require_no_other
+    from toc.sdk.client import TimeoutCenter
 
     settings = load_settings()
     if not new:
@@ -45,6 +46,8 @@ def upgrade(
                 say(f"{server} {text}, {seconds:.1f} s")
 
         migrator(settings).upgrade(progress, new=new)
+    with TimeoutCenter(settings) as center:
+        center.store.identity.get()  # from now on it says whether there is an index
     took = time.monotonic() - began
     say(f"every shard is up to date: {settings.databases} databases, {settings.tables} tables, {took:.1f} s")
 

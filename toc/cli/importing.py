@@ -84,7 +84,6 @@ def _import(
 
     settings = load_settings()
     settings.need_database_urls()
-    settings.need_redis_url()
     began = time.monotonic()
     try:
         with (

@@ -176,7 +176,6 @@ def daemon_settings(**given: object) -> Settings:
     detach()
     settings = load_settings(daemon=True)
     settings.need_database_urls()
-    settings.need_redis_url()
     return Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
 
 

@@ -95,6 +95,9 @@ class Queues:
     ConfigError for an unusable URL.
     """
 
+    present = True
+    """Whether there is an index."""
+
     def __init__(
         self,
         url: str,

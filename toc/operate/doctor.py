@@ -74,7 +74,6 @@ def examine(
     """
     settings = center.settings
     settings.need_database_urls()
-    settings.need_redis_url()
     lines = _lines("database", center.store.examine())
     progress(0.2, "looking at Redis")
     lines += _lines("redis", preflight.examine(center.queues))

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from toc.config import Settings
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
+from toc.index.no_index import NoIndex
 from toc.index.queues import Queues
 from toc.model.body import Body
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import (
+    ConfigError,
     DuplicateHandler,
     InvalidInput,
     PartialCancel,
@@ -139,16 +141,23 @@ class TimeoutCenter:
                         write_timeout=settings.write_timeout,
                         keepalive=settings.keepalive,
                         secret_keys=[key.get_secret_value() for key in settings.secret_key],
+                        indexed=settings.redis_url is not None,
                     )
         return store
 
     @property
     def queues(self) -> Queues:
-        """The index. Raises ConfigError when no Redis is configured."""
+        """The index. Raises ConfigError when no Redis is configured although the task table is indexed."""
         if (queues := self._queues) is None:
             with self._lock:
                 if (queues := self._queues) is None:
-                    queues = self._queues = open_queues(self.settings)
+                    if self.settings.redis_url is None and self.store.identity.indexed():
+                        raise ConfigError(
+                            f"the tasks on {self.store.identity.place} are indexed in Redis, and "
+                            "TOC_REDIS_URL is not set: set it, or stop workers and gateways and run "
+                            "`toc index off`"
+                        )
+                    queues = self._queues = open_queues(self.settings, indexed=self.store.identity.indexed)
         return queues
 
     @property
@@ -525,10 +534,15 @@ def _check_running() -> None:
         raise StoreUnavailable("the interpreter is ending: call before, such as in an atexit function")
 
 
-def open_queues(settings: Settings, most: float = inf) -> Queues:
-    """Return the index with connections of its own. No time-out exceeds ``most`` seconds."""
+def open_queues(settings: Settings, most: float = inf, indexed: Callable[[], bool] = lambda: False) -> Queues:
+    """Return the index with connections of its own. No time-out exceeds ``most`` seconds.
+
+    Without a URL there is none; ``indexed`` tells whether there is one by now.
+    """
+    if settings.redis_url is None:
+        return NoIndex(indexed)
     return Queues(
-        settings.need_redis_url(),
+        settings.redis_url,
         namespace=settings.namespace,
         connect_timeout=min(most, settings.connect_timeout),
         read_timeout=min(most, settings.read_timeout),

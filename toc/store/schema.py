@@ -344,7 +344,8 @@ def audit_table(metadata: MetaData) -> Table:
 def identity_table(metadata: MetaData) -> Table:
     """Declare the table of the task table's identity, in the first database: one row, number 1.
 
-    ``lease_secret``, in hexadecimal digits, seals the leases of consumers.
+    ``lease_secret``, in hexadecimal digits, seals the leases of consumers. ``indexed``: whether Redis
+    holds an index of the tasks.
     """
     return _table(
         metadata,
@@ -352,6 +353,7 @@ def identity_table(metadata: MetaData) -> Table:
         Column("number", _TINY, primary_key=True, autoincrement=False),
         Column("identity", String(32), nullable=False),
         Column("lease_secret", String(64), nullable=False),
+        Column("indexed", _TINY, nullable=False, server_default=text("1")),
         Column("gmt_create", _INSTANT, nullable=False),
     )
 

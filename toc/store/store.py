@@ -67,7 +67,7 @@ class Store(Batches):
 
     Connects on first use; thread-safe; usable after a fork. ``urls`` are SQLAlchemy URLs, each of which takes
     a block of the databases, in order; or one sqlite:/// URL. ``secret_keys`` encrypt the secrets of webhook
-    targets. Raises ConfigError.
+    targets. ``indexed``: whether a task table that is new has an index. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
     has not been run. Methods over many tasks (``Batches``) send one batch to each server. Methods
@@ -84,6 +84,7 @@ class Store(Batches):
         prefix: str = "toc_",
         clock: Clock,
         secret_keys: Sequence[str] = (),
+        indexed: bool = True,
         **options: Unpack[Options],
     ) -> None:
         shards = Shards(Layout(urls, databases, tables, prefix), **options)
@@ -103,7 +104,7 @@ class Store(Batches):
         self.pulls = Pulls(shards, self._stamp)
         first, metadata = shards.topic_server, shards.first_metadata
         self.topics = TopicTable(first, topic_table(metadata), retired_table(metadata), clock)
-        self.identity = IdentityTable(first, identity_table(metadata), clock)
+        self.identity = IdentityTable(first, identity_table(metadata), clock, indexed=indexed)
         self.templates = TemplateTable(first, template_table(metadata), self.topics, clock)
         self.tokens = TokenTable(first, token_table(metadata), clock)
         self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)

@@ -24,6 +24,14 @@ def system(
 
 
 @pytest.fixture
+def alone(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[System]:
+    """One host and its database alone: two databases with eight tables, no index."""
+    one = small_system(tmp_path, None, mariadb, database_prefix)
+    yield one
+    one.stop()
+
+
+@pytest.fixture
 def cluster(
     tmp_path: Path,
     clean_cluster: RedisCluster,

@@ -22,7 +22,7 @@ class Split:
         self.system = system
         self.proxy = proxy
         self.system.create_topics(prepare_timeout=3, backoff_base=0.1)
-        self.url = system.settings.need_redis_url().replace(f":{proxy.target}", f":{proxy.port}")
+        self.url = str(system.settings.redis_url).replace(f":{proxy.target}", f":{proxy.port}")
         """By which host-a reaches Redis."""
         system.start("host-a", processes=1, env={"TOC_REDIS_URL": self.url})
 

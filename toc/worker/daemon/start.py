@@ -75,6 +75,11 @@ def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
 
 def _check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
     center.store.check()
+    if center.queues.present and not center.store.identity.indexed():
+        raise ConfigError(
+            f"TOC_REDIS_URL is set, and the tasks on {center.store.identity.place} are not indexed: "
+            "unset it, or run `toc index on`"
+        )
     if handlers:
         check_topics(center)
     else:
@@ -83,7 +88,7 @@ def _check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
         if name in center.handlers and topic.delivery is not Delivery.HANDLER:
             log.warning("handler_not_used", topic=name, delivery=topic.delivery.value)
     refused = []
-    for finding in check(center.queues):
+    for finding in check(center.queues) if center.queues.present else ():
         if finding.level is Level.REFUSE:
             refused.append(f"{finding.server}: {finding.what}; {finding.do}")
         else:
