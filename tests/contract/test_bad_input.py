@@ -52,14 +52,6 @@ def test_submit_many_refuses_what_is_no_task(untouched: Contract, bad: Any) -> N
         untouched.center.submit_many([NewTask("c.plain", 1, delay=9), bad])
 
 
-@pytest.mark.parametrize("job_id", ["5", None, 0, -1, 2**64, 2**63, 1.5, True, b"1"])
-@pytest.mark.parametrize("method", ["cancel", "get", "reschedule"])
-def test_what_is_no_job_id_is_refused(untouched: Contract, method: str, job_id: Any) -> None:
-    more = {"action_time": LATER} if method == "reschedule" else {}
-    with pytest.raises(TocError):
-        getattr(untouched.center, method)(job_id, **more)
-
-
 @pytest.mark.parametrize(
     ("error", "when"),
     [
@@ -116,27 +108,6 @@ def _refused(done: Any, code: int | None = None) -> None:
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     assert done.stderr.strip()
     assert done.stdout == ""
-
-
-def test_an_app_that_fails_while_it_is_imported_is_refused_with_its_reason(contract: Contract) -> None:
-    (contract.directory / "broken_app.py").write_text("raise RuntimeError('sprocket 17 is loose')\n")
-    done = contract.toc("worker", "--app", "broken_app:center", env={"PYTHONPATH": str(contract.directory)})
-    _refused(done, 2)
-    assert "sprocket 17 is loose" in done.stderr
-    (contract.directory / "syntax_app.py").write_text("def (:\n")
-    _refused(
-        contract.toc("worker", "--app", "syntax_app:center", env={"PYTHONPATH": str(contract.directory)}), 2
-    )
-
-
-def test_a_worker_for_a_topic_that_does_not_exist_is_refused(contract: Contract) -> None:
-    (contract.directory / "stranger_app.py").write_text(
-        "from toc import TimeoutCenter\ncenter = TimeoutCenter()\n"
-        "@center.handler('never.created')\ndef run(task): ...\n"
-    )
-    done = contract.toc("worker", "--app", "stranger_app:center", env={"PYTHONPATH": str(contract.directory)})
-    _refused(done)
-    assert "never.created" in done.stderr
 
 
 SERVERS: dict[str, Callable[[int], dict[str, str]]] = {

@@ -5,22 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from contract.system import TOPICS, Contract
-from harness import forks, patience
-from harness.sessions import kill_session
+from contract.system import Contract
+from harness import forks
 
-from benchmarks.local import MariaDB, RedisServer
-from toc import CancelOutcome, NewTask
+from toc import CancelOutcome
 
 
 def test_topic_create_takes_every_option_of_the_contract(contract: Contract) -> None:
@@ -150,116 +143,8 @@ def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path:
     assert "TOC_MAX_BODY" in large.stderr
 
 
-def test_every_command_that_lists_speaks_json(contract: Contract) -> None:
-    job_id = contract.center.submit("c.plain", biz_id=7, delay=3600)
-    assert set(TOPICS) <= {topic["name"] for topic in contract.json("topic", "list")}
-    assert [task["job_id"] for task in contract.json("find", "--biz-id", "7")] == [str(job_id)]
-    assert contract.json("find", "--biz-id", "nobody-has-this") == []
-    assert contract.json("dead", "list", "--topic", "c.most") == []
-    assert [shard["behind"] for shard in contract.json("db", "check")] == [False, False]
-    assert contract.json("config", "show")["database_prefix"] == contract.prefix
-
-
 @pytest.mark.parametrize("command", ["slots", "workers"])
 def test_who_owns_what_can_be_asked_of_one_host_without_zookeeper_too(
     contract: Contract, command: str
 ) -> None:
     assert isinstance(contract.json(command), list)
-
-
-def test_dead_tasks_are_listed_shown_and_redriven(contract: Contract) -> None:
-    job_ids = contract.center.submit_many([NewTask("c.once", n, delay=3600) for n in range(5)])
-    for job_id in job_ids:
-        contract.query(
-            f"UPDATE {contract.table(job_id)} SET status = 4, attempts = 1, last_error = 'sprocket' "
-            f"WHERE job_id = %s",
-            job_id,
-        )
-        contract.redis.zrem("c.once_0", str(job_id))
-        contract.redis.zadd("dead_{c.once_0}", {str(job_id): time.time() * 1000})
-    listed = contract.json("dead", "list", "--topic", "c.once")
-    assert {int(record["job_id"]) for record in listed} == set(job_ids)
-    assert "sprocket" in json.dumps(contract.json("dead", "show", str(job_ids[0])))
-    assert len(contract.json("dead", "list", "--limit", "2")) == 2
-    assert contract.toc("dead", "redrive", str(job_ids[0]), str(job_ids[1])).returncode == 0
-    assert [contract.status(job_id) for job_id in job_ids] == [0, 0, 4, 4, 4]
-    assert list(contract.scores(job_ids[0])) == ["c.once_0"]
-    assert contract.scores(job_ids[0])["c.once_0"] % 1 == 0, "it has all its tries"
-    assert contract.toc("dead", "redrive", "--topic", "c.once", "--all").returncode == 0
-    assert [contract.status(job_id) for job_id in job_ids] == [0] * 5
-    assert contract.redis.zcard("dead_{c.once_0}") == 0
-    assert contract.toc("dead", "redrive", str(job_ids[0])).returncode == 1, "it is not dead"
-
-
-def test_db_check_says_which_shards_are_behind(
-    mariadb: MariaDB, database_prefix: str, tmp_path: Path
-) -> None:
-    with RedisServer(tmp_path / "redis") as own:
-        one = Contract(tmp_path, own, mariadb, database_prefix)
-        try:
-            assert one.toc("db", "check").returncode == 0
-            one.query(f"DROP TABLE `{one.prefix}1`.`timeout_task_0003`")
-            done = one.toc("db", "check")
-            assert done.returncode != 0
-            assert f"{one.prefix}1" in done.stdout + done.stderr
-        finally:
-            one.stop()
-
-
-@pytest.fixture
-def dev(tmp_path: Path) -> Iterator[tuple[forks.Forked, Path]]:
-    """`toc dev` in a fresh directory, nothing configured."""
-    (tmp_path / "shop.py").write_text(
-        "from toc import TimeoutCenter, Task\ncenter = TimeoutCenter()\n"
-        "@center.handler('order.close')\ndef close(task: Task) -> None:\n"
-        "    print('CLOSED', task.biz_id, task.attribute, flush=True)\n"
-    )
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
-    log = tmp_path / "dev.log"
-    log.touch()
-    process = forks.start(
-        ["dev", "--app", "shop:center"],
-        env={**env, "PYTHONPATH": str(tmp_path)},
-        directory=tmp_path,
-        session=True,
-        streams=dict.fromkeys(("stdout", "stderr"), str(log)),
-    )
-    yield process, log
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            kill_session(process.pid)
-            process.wait()
-
-
-def test_the_embedded_default_runs_an_app_with_one_command(
-    dev: tuple[forks.Forked, Path],
-) -> None:
-    process, log = dev
-
-    def until(what: str) -> None:
-        there = patience.until(lambda: what in log.read_text() or process.poll() is not None)
-        assert there and process.poll() is None, f"{what}: {log.read_text()}"  # noqa: PT018
-
-    until("ready")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
-    env["TOC_CONFIG"] = str(log.parent / ".toc" / "toc.toml")
-    submitted = forks.run(["submit", "order.close", "--biz-id", "42", "--delay", "500ms"], env=env)
-    assert submitted.returncode == 0, submitted.stderr
-    until("CLOSED 42 {}")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) in (0, 130)
-    said = log.read_text()
-    assert "Traceback" not in said, said[said.index("Traceback") - 500 :][:4000]
-
-
-def test_without_configuration_the_command_line_says_what_to_do(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
-    for words in (["topic", "list"], ["submit", "a", "--biz-id", "1", "--delay", "1"], ["db", "upgrade"]):
-        done = forks.run(words, env=env, directory=tmp_path)
-        assert done.returncode == 2
-        assert "TOC_DATABASE_URLS" in done.stderr
-        assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []

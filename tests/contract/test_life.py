@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from contract.system import Contract
+from sqlalchemy import create_engine
 
 from toc import CancelOutcome, NewTask, TaskStatus
 
@@ -357,3 +358,34 @@ def test_no_task_starts_once_toc_topic_pause_has_returned(running: Contract) -> 
     finally:
         assert running.toc("topic", "resume", "c.plain").returncode == 0
     running.wait_status(job_id, 2)
+
+
+def test_a_long_handler_is_kept_alive_under_one_fence_and_runs_once(running: Contract) -> None:
+    job_id = submit(running, "c.silent", 1, gate="long")
+    key = "prepare_{c.silent_0}"
+    first = running.wait(lambda: running.redis.zscore(key, str(job_id)), "it is prepared")
+    assert first is not None
+
+    def later() -> float:
+        score = running.redis.zscore(key, str(job_id))
+        assert score is not None, "it fell out of the PrepareQueue"
+        return score if score - first >= 5000 else 0.0
+
+    assert running.wait(later, "it was kept alive past its timeout of 3 s") % 1000 == first % 1000
+    assert len(running.history(job_id)) == 1
+    running.open_gate("long")
+    until_status(running, job_id, 2)
+    assert running.row(job_id)["attempts"] == 0
+
+
+def test_rows_of_the_callers_transaction_are_indexed_and_run_once_it_has_committed(running: Contract) -> None:
+    engine = create_engine(running.settings.need_database_urls()[0])
+    try:
+        with engine.begin() as connection:
+            now = running.center.submit("c.now", biz_id=1, connection=connection)
+            soon = running.center.submit("c.plain", biz_id=1, delay=1.8, connection=connection)
+        for job_id in (now, soon):
+            (start,) = started(running, job_id)
+            assert start["at"] / 1e6 >= ms(running.row(job_id)["action_time"])
+    finally:
+        engine.dispose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -266,21 +267,23 @@ def _action_time(center: TimeoutCenter, job_id: int) -> datetime:
     return task.action_time
 
 
-def test_a_cancel_again_of_what_was_never_tried_is_cancelled_whatever_the_index_says(
-    contract: Contract,
-) -> None:
-    job_id = contract.center.submit("c.plain", biz_id=5, delay=0.3)
-    assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
-    due = _action_time(contract.center, job_id)
-    contract.wait(lambda: datetime.now(UTC) > due + timedelta(milliseconds=5), "it would be due")
-    key = f"prepare_{{c.plain_{zlib.crc32(b'5') % 4}}}"
-    contract.redis.zadd(
-        key, {str(job_id): 1_790_000_000_016.25}
-    )  # a resurrected entry, on its way to be dropped
-    try:
-        assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
-    finally:
-        contract.redis.zrem(key, str(job_id))
+def test_an_overdue_task_that_nobody_took_can_still_be_cancelled_for_sure(contract: Contract) -> None:
+    """One that stands in the PrepareQueue cannot; and what a cancel has said once it says again."""
+    submit, cancel = contract.center.submit, contract.center.cancel
+    again = submit("c.plain", biz_id=5, delay=0.3)
+    assert cancel(again) is CancelOutcome.CANCELLED
+    overdue = submit("c.plain", biz_id=1, delay=0.02)
+    ahead = submit("c.plain", biz_id=2, delay=3600)
+    taken = submit("c.plain", biz_id=3, delay=0.02)
+    due = max(_action_time(contract.center, job_id) for job_id in (again, taken))
+    contract.wait(lambda: datetime.now(UTC) > due + timedelta(milliseconds=5), "they are due")
+    for job_id, biz in ((again, b"5"), (ahead, b"2"), (taken, b"3")):
+        slot = f"c.plain_{zlib.crc32(biz) % 4}"
+        contract.redis.zrem(slot, str(job_id))
+        contract.redis.zadd(f"prepare_{{{slot}}}", {str(job_id): int(time.time()) * 1000 + 16.5})
+    for _ in range(2):
+        assert cancel(again) is cancel(overdue) is cancel(ahead) is CancelOutcome.CANCELLED
+        assert cancel(taken) is CancelOutcome.MAY_HAVE_STARTED
 
 
 def test_without_a_redis_url_nothing_is_changed(contract: Contract) -> None:

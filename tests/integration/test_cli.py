@@ -189,24 +189,6 @@ def test_what_is_due_or_has_ended_on_a_topic_is_listed_by_time(
         toc.refused("find", *wrong)
 
 
-# --- topics -----------------------------------------------------------------------------------------------
-
-
-def test_topics_are_altered_paused_and_resumed(toc: Toc, topic: str) -> None:
-    assert toc.json("topic", "alter", topic, "--slots", 8, "--retries", 2)["slot_amount"] == 8
-    assert toc.json("topic", "show", topic)["retries"] == 2
-    toc.ok("topic", "pause", topic)
-    said = _account(toc, "topic.pause")
-    assert (said["target"], said["outcome"]) == (topic, "done")
-    assert toc.json("topic", "show", topic)["paused"] is True
-    assert toc.json("topic", "resume", topic)["paused"] is False
-
-
-def test_slots_only_grow(toc: Toc, topic: str) -> None:
-    assert "those that are pending keep theirs" in toc("topic", "alter", topic, "--slots", 8).err
-    assert "only grows" in toc.refused("topic", "alter", topic, "--slots", 2)
-
-
 # --- tasks ------------------------------------------------------------------------------------------------
 
 
@@ -245,11 +227,6 @@ def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
     center.cancel(cancelled)
     for job_id, count in ((pending, 1), (cancelled, 0), (pending ^ 1, 0)):
         assert toc.json(*command, job_id, "--dry-run") == {f"would_{command[0]}": count}
-
-
-def test_a_cancel_that_found_nothing_does_not_end_with_0(toc: Toc, topic: str) -> None:
-    assert topic
-    assert toc.json("cancel", 12345, code=1) == {"job_id": "12345", "outcome": "unknown"}
 
 
 # --- slots and dead tasks -----------------------------------------------------------------------------------
@@ -325,6 +302,8 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
         return {int(each["job_id"]) for each in toc.json("dead", "list", *words)}
 
     assert listed("--topic", "other") == set(there)
+    assert len(listed("--limit", 2)) == 2
+    assert "no luck" in toc.ok("dead", "show", here[0])
     assert listed("--biz-id", 2) == {here[2], there[2]}
     assert listed("--error", "no lu") == {*here, *there}
     assert listed("--error", "luck no") == set()
@@ -344,6 +323,7 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
     assert listed() == set()
     assert toc.json("dead", "redrive", "--error", "no luck", "--all") == {"redriven": 0, "not_indexed_yet": 0}
     assert "change_made" not in toc.err
+    assert toc("dead", "redrive", here[0]).code == 1, "it is not dead"
 
 
 def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:
@@ -515,12 +495,3 @@ def test_dev_gives_a_new_topic_no_number_that_a_deleted_one_had(
     monkeypatch.syspath_prepend(str(tmp_path))
     _create_topics("app_of_dev:center")
     assert {each["name"]: each["biz_type"] for each in toc.json("topic", "list")} == {topic: 7, "made": 2}
-
-
-# --- templates, tokens, the audit --------------------------------------------------------------------------
-
-
-# --- webhook targets
-
-
-# --- schedules
