@@ -185,7 +185,8 @@ def test_what_is_due_or_has_ended_on_a_topic_is_listed_by_time(
     assert [int(one["job_id"]) for one in ended] == ids[4:]
     assert toc.json("find", "--topic", topic, "--status", "cancelled", "--before", "1h") == []
     assert str(ids[0]) in toc.ok("find", "--topic", topic)
-    for wrong in (("--topic", topic, "--next", "x"), ("--status", "dead"), ("--biz-id", 1, "--after", "1h")):
+    assert [int(one["job_id"]) for one in toc.json("find", "--biz-id", 5, "--after", "1h")] == ids[4:]
+    for wrong in (("--topic", topic, "--next", "x"), ("--topic", topic, "--error", "")):
         toc.refused("find", *wrong)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from toc.cli.output import ago, show, show_one, show_pages, table
+from toc.cli.output import ago, show, show_one, table
 from toc.config import Settings
-from toc.model.errors import StoreUnavailable
 from toc.operate.daemons import addresses
 from toc.operate.top import WorkerNow
 
@@ -92,29 +89,3 @@ def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixtu
 )
 def test_an_instant_is_told_by_its_distance(seconds: float, text: str) -> None:
     assert ago(1_000_000_000 - seconds * 1000, 1_000_000_000) == text
-
-
-@pytest.mark.parametrize("as_json", [True, False])
-def test_a_list_that_breaks_off_is_not_taken_for_the_whole(
-    as_json: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def pages(*, whole: bool) -> Iterator[list[dict[str, int]]]:
-        yield [{"job_id": 1}, {"job_id": 2}]
-        yield [{"job_id": 3}]
-        if not whole:
-            raise StoreUnavailable("a server is away")
-
-    show_pages(pages(whole=True), as_json=as_json, empty="none")
-    out, err = capsys.readouterr()
-    assert err == ""
-    if as_json:
-        assert json.loads(out) == [{"job_id": "1"}, {"job_id": "2"}, {"job_id": "3"}]
-    with pytest.raises(StoreUnavailable):
-        show_pages(pages(whole=False), as_json=as_json, empty="none")
-    out, err = capsys.readouterr()
-    assert "incomplete: only the first 3 could be read" in err
-    assert "3" in out
-    assert out.endswith("\n"), "the error begins a line"
-    if as_json:
-        with pytest.raises(json.JSONDecodeError):
-            json.loads(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.bulk import confirm
 from toc.cli.options import Commands, Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import attribute, biz_id, duration, job_number, opened, past, who, whole_seconds
+from toc.model.errors import InvalidInput
 from toc.model.wire import parse_instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
 
@@ -64,6 +65,17 @@ def acted(operation: Operation, *, yes: bool = True, **values: Any) -> Any:
     # A session with ZooKeeper would also tell of itself.
     with opened(account=operation.changes and operation.place is not Place.CLUSTER) as center:
         return act(operation, center, yes=yes, **values)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask, unless ``yes``. Raises InvalidInput when nobody can answer, typer.Exit when the answer is no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question}: add --yes to confirm")
+    if not typer.confirm(f"{question}?", err=True):
+        say("nothing was done")
+        raise typer.Exit(1)
 
 
 def made(

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 import sys
 import time
-from base64 import b64encode
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toc.model import wire
-from toc.model.errors import TocError, UnreadableTask
-from toc.model.task import TaskStatus
-from toc.operate.records import damaged_record, task_record
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
-    from toc.model.task import Task, TaskRow
 
 Thing = TypeVar("Thing")
 
@@ -132,40 +125,6 @@ def show(
         if left_out:
             names = ", ".join(name.replace("_", " ") for name in left_out)
             say(f"left out because this terminal is narrow: {names}; use a wider one or --json")
-
-
-def show_pages(
-    pages: Iterable[Sequence[Mapping[str, Any]]], *, as_json: bool, empty: str, spare: Sequence[str] = ()
-) -> None:
-    """Print records as ``show`` does, each page as it comes: one JSON array, or a table for each page.
-
-    If a page cannot be read, stderr says how many records came before it, and the array keeps no end: as
-    JSON it is invalid, so that nobody takes it for the whole, not even where the exit code gets lost.
-    """
-    left = iter(pages)
-    first = next(left, ())
-    if not first:
-        show(first, as_json=as_json, empty=empty, spare=spare)
-        return
-    count = 0
-    try:
-        for page in chain([first], left):
-            if as_json:
-                text = _json(list(page)).removesuffix("\n]")
-                print("," + text.removeprefix("[") if count else text, end="")
-            else:
-                show(page, as_json=False, empty=empty, spare=spare)
-            count += len(page)
-    except TocError:
-        if as_json:
-            print()
-        say(
-            f"incomplete: only the first {count} could be read"
-            + (", the JSON array has no end" if as_json else "")
-        )
-        raise
-    if as_json:
-        print("\n]")
 
 
 def table(
@@ -302,29 +261,3 @@ def print_bytes(data: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
-
-
-def body_record(task: Task, *, whole: bool) -> dict[str, Any]:
-    """Return what is told of a task's body; ``whole``: with the body itself. Reads it."""
-    if task.body is None:
-        return {}
-    record = {"content_type": task.content_type, "body_sha256": hashlib.sha256(task.body).hexdigest()}
-    return record | {"body_base64": b64encode(task.body).decode()} if whole else record
-
-
-def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
-    """Return a task for display, with the columns that only operators need.
-
-    One whose row is damaged has no attribute, and says under ``unreadable`` what is wrong.
-    """
-    try:
-        record = task_record(row, topic)
-    except UnreadableTask as exc:
-        record = damaged_record(row, topic, exc)
-    pending = row.status == TaskStatus.PENDING
-    return record | {
-        "biz_type": row.biz_type,
-        "slot_amount": row.slot_amount,
-        "attempt": row.attempts + 1 if pending else None,
-        "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
-    }

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections import Counter
-from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
-from toc.cli.bulk import Biz, Filters, Text, selected, show_selected
 from toc.cli.operations import made
 from toc.cli.options import JobId, Json, flag, option
-from toc.cli.output import (
-    body_record,
-    print_bytes,
-    print_job_id,
-    row_record,
-    say,
-    show,
-    show_one,
-)
+from toc.cli.output import print_bytes, print_job_id, say, show, show_one
 from toc.cli.values import attribute, biz_id, duration, file_bytes, job_number, opened
-from toc.model.errors import InvalidInput, UnknownTask
-from toc.model.task import OnConflict, TaskStatus
+from toc.model.errors import InvalidInput
+from toc.model.task import OnConflict
 from toc.model.wire import parse_instant
 from toc.observe.tracing import is_traced, trace_id
 from toc.operate.operation import Record
-from toc.operate.operations import cluster, pending
+from toc.operate.operations import cluster, pending, tasks
 from toc.operate.records import running_record
-
-if TYPE_CHECKING:
-    pass
+from toc.operate.shown import row_record
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -41,32 +32,22 @@ _MEANS = {
     "unknown": "there is no such task; finished ones are purged after their topic's retention",
 }
 """The explanation of each outcome other than the one that was asked for."""
-_FOUND = (
-    *("job_id", "topic", "biz_id", "biz_type", "status", "action_time", "due_in_seconds", "attempt"),
-    *("version", "attribute"),
-)
+_FOUND = ("job_id", "topic", "biz_id", "status", "action_time", "next_time", "ended", "attempt", "attribute")
 """The columns of found tasks."""
-_SPARE = ("biz_type", "version", "due_in_seconds", "biz_id", "attempt", "attribute")
+_SPARE = ("attribute", "attempt", "action_time", "topic")
 """Those that a narrow terminal drops."""
-_BY_TIME = ("job_id", "biz_id", "status", "next_time", "ended", "action_time", "attempt", "dedup_key")
-"""Those of tasks that are listed by time."""
-_RARE = ("expired", "tries", "expires_at", "body_length", "unreadable")
+_RARE = ("dedup_key", "expired", "tries", "expires_at", "body_length", "unreadable")
 """Further columns, each shown if some task has it."""
 
-
+Biz = Annotated[
+    str | None,
+    typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
+]
+Text = Annotated[bool, typer.Option("--text", help="Treat the biz_id as a text even if it is all digits.")]
 Delay = Annotated[str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")]
 ActionTime = Annotated[
     str | None, typer.Option(metavar="TIME", help="When: RFC 3339 with a zone, 2030-01-31T12:00:00Z.")
 ]
-
-
-class Status(StrEnum):
-    """A state of tasks, as it is typed."""
-
-    PENDING = "pending"
-    PROCESSED = "processed"
-    CANCELLED = "cancelled"
-    DEAD = "dead"
 
 
 def submit(
@@ -133,7 +114,8 @@ def get(
     body: bool = flag("--body", "Print the task's body and nothing else; with --json, in base64."),
     as_json: Json = False,
 ) -> None:
-    """Show one task, or print its body. One that runs has an owner, with its host, and since when it has it.
+    """Show one task with the error of each failed try, or print its body. One that runs has an owner, with
+    its host, and since when it has it.
 
     Examples: toc get 894573895733248
               toc get 894573895733248 --body > mail.eml
@@ -144,17 +126,21 @@ def get(
     job_id = job_number(wanted)
     with opened() as center:
         row = admin.get_row(center.store, job_id)
-        task = center.get(job_id)
-        if task is None:
-            raise UnknownTask(f"task {job_id} was purged just now")
+        topic = center.catalog.of_type(row.biz_type)
+        record = row_record(row, f"biz_type-{row.biz_type}" if topic is None else topic.name)
+        content = None
+        if row.body_length is not None and (body or "unreadable" not in record):
+            content = center.store.body_of(row)
+            digest = hashlib.sha256(content.data).hexdigest()
+            record |= {"content_type": content.content_type, "body_sha256": digest}
         if body and not as_json:
-            if task.body is None:
+            if content is None:
                 raise InvalidInput(f"task {job_id} has no body")
-            print_bytes(task.body)
+            print_bytes(content.data)
             return
-        record = row_record(row, task.topic) | body_record(task, whole=body)
+        if body and content is not None:
+            record["body_base64"] = b64encode(content.data).decode()
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
-        topic = center.catalog.known().get(task.topic)
         where = None if topic is None else where_of(center, row, topic)
         if where is not None:
             record |= running_record(where)
@@ -166,73 +152,36 @@ def get(
     show_one(record, as_json=as_json)
 
 
-def find(
-    biz: Biz = None,
-    topic: str | None = option(None, "Only tasks of this topic."),
-    text: Text = False,
-    status: Status | None = option(None, "Without --biz-id: tasks in this state. Default: pending."),
-    after: str | None = option("TIME", "Due, or ended, from this time on: RFC 3339, or an age such as 2h."),
-    before: str | None = option("TIME", "Due, or ended, before this time."),
-    error: str | None = option("TEXT", "Only tasks whose last error contains this."),
-    limit: int = option("N", "At most N tasks.", default=100, min=1, max=10_000),
-    next: str | None = option("CURSOR", "Go on where the list before ended."),  # noqa: A002 - as in the API
-    as_json: Json = False,
-) -> None:
-    """List the tasks of a biz_id, or what is due on a topic, or has ended, by time.
-
-    Examples: toc find --biz-id 42
-              toc find --topic order.close --after 2030-01-31T12:00:00Z
-              toc find --topic order.close --status processed --after 2h --before 1h
+@made(tasks.search, arguments=0, limit=replace(tasks.LIMIT, most=10_000))
+def find(record: Record, *, as_json: bool) -> None:
+    """Examples: toc find --biz-id 42
+    toc find --topic order.close --after 2030-01-31T12:00:00Z
+    toc find --topic order.close --status processed --after 2h --before 1h
     """
-    from toc.operate import admin
+    show_tasks(record, _FOUND, as_json=as_json, empty="no such tasks", spare=_SPARE)
 
-    if biz is None:
-        if topic is None:
-            raise InvalidInput("--biz-id is missing, or --topic: write `toc find --biz-id 42`")
-        filters = Filters(topic, after=after, before=before, error=error)
-        _find_by_time(status or Status.PENDING, filters, limit, next, as_json=as_json)
-        return
-    if any(one is not None for one in (status, after, before, error, next)):
-        raise InvalidInput("--status, --after, --before, --error and --next go without --biz-id")
-    with opened() as center:
-        found = admin.find_rows(center, biz_id(biz, as_text=text), topic)
-    records = [row_record(row, name) for row, name in found]
-    rare = [name for name in _RARE if any(record.get(name) for record in records)]
+
+def show_tasks(page: Record, keys: Sequence[str], *, as_json: bool, empty: str, spare: Sequence[str]) -> None:
+    """Print a page of tasks; in a table they have these ``keys``, and rare ones if a task has them."""
+    found = page["tasks"]
+    rare = [name for name in _RARE if any(one.get(name) for one in found)]
     if not as_json:
-        records = [{key: record.get(key) for key in (*_FOUND, *rare)} for record in records]
-    show(
-        records,
-        as_json=as_json,
-        empty=f"no tasks of biz_id {biz}",
-        spare=[*(one for one in rare if one != "unreadable"), *_SPARE],
-    )
+        found = [{key: one.get(key) for key in (*keys, *rare)} for one in found]
+    show(found, as_json=as_json, empty=empty, spare=(*rare, *spare))
+    more_follow(page)
 
 
-def _find_by_time(status: Status, filters: Filters, limit: int, after: str | None, *, as_json: bool) -> None:
-    from toc.store.tasks.select import cursor_text, parse_cursor
-
-    with opened() as center:
-        wanted = selected(center, TaskStatus[status.name], filters)
-        cursor = show_selected(
-            partial(center.store.selections.page, wanted),
-            limit,
-            lambda row: row_record(row, filters.topic or ""),
-            _BY_TIME,
-            parse_cursor(after),
-            as_json=as_json,
-            empty=f"no {status} tasks",
-            spare=("attempt", "dedup_key", "action_time"),
-        )
-    if cursor is not None:
-        say(f"more follow: repeat it with --next {cursor_text(cursor)}")
+def more_follow(page: Record) -> None:
+    """Tell how the list goes on, if it does."""
+    if page["next"] is not None:
+        say(f"more follow: repeat it with --next {page['next']}")
 
 
 @made(cluster.running_tasks)
 def running(record: Record, *, as_json: bool) -> None:
     """Example: toc running --topic order.close"""
     show(record["tasks"], as_json=as_json, empty="nothing runs", spare=("slot",))
-    if record["next"] is not None:
-        say(f"more follow: repeat it with --next {record['next']}")
+    more_follow(record)
 
 
 @made(pending.cancel)

@@ -19,7 +19,6 @@ from toc.model.errors import (
     UnknownTask,
     UnknownTopic,
 )
-from toc.model.sharding import BizId
 from toc.model.task import TaskRow
 from toc.model.topic import Slot, Topic, check_native, check_topic_name
 from toc.model.verdict import entry_score
@@ -127,16 +126,6 @@ def get_row(store: Store, job_id: int) -> TaskRow:
             f"there is no task {job_id}; finished ones are purged after their topic's retention"
         )
     return row
-
-
-def find_rows(center: TimeoutCenter, biz_id: int | str, topic: str | None) -> list[tuple[TaskRow, str]]:
-    """Return the rows of a biz_id, damaged ones too, oldest first, each with the name of its topic."""
-    biz = BizId.of(biz_id)
-    biz_type = None if topic is None else center.catalog.get(topic).biz_type
-    center.store.check_layout()
-    topics = {each.biz_type: each.name for each in center.store.topics.list()}
-    rows = center.store.find(biz, biz_type)
-    return [(row, topics.get(row.biz_type, f"biz_type-{row.biz_type}")) for row in rows]
 
 
 # --- the index ----------------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 from typing_extensions import TypedDict
 
 from toc.model.errors import UnreadableTask
 from toc.model.target import ATTRIBUTE as ROUTE
-from toc.model.task import TaskRow
-from toc.operate.records import task_record, without_query
+from toc.model.task import TaskRow, TaskStatus
+from toc.operate.records import damaged_record, task_record, without_query
 
 
 class TaskShown(TypedDict):
@@ -61,3 +62,21 @@ def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
         return task_shown(row, topic)
     except UnreadableTask as exc:
         return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
+
+
+def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
+    """Show a task at the command line, with the columns that only operators need.
+
+    One whose row is damaged has no attribute, and says under ``unreadable`` what is wrong.
+    """
+    try:
+        record = task_record(row, topic)
+    except UnreadableTask as exc:
+        record = damaged_record(row, topic, exc)
+    pending = row.status == TaskStatus.PENDING
+    return record | {
+        "biz_type": row.biz_type,
+        "slot_amount": row.slot_amount,
+        "attempt": row.attempts + 1 if pending else None,
+        "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
+    }

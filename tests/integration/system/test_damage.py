@@ -10,10 +10,9 @@ import pytest
 from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
-from toc.cli.output import row_record
 from toc.model.errors import UnreadableTask
 from toc.model.topic import Delivery
-from toc.operate.shown import task_shown
+from toc.operate.shown import row_record, task_shown
 from toc.pull.pulls import Pulls
 from toc.sdk import server_batcher
 from toc.sdk.batcher import Batcher

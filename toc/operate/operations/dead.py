@@ -65,10 +65,11 @@ class Counts(TypedDict, total=False):
     *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
 )  # fmt: skip
 def list_dead(doing: Doing, *, limit: int, next: str | None = None, **which: Any) -> Record:  # noqa: A002
-    """Show dead tasks, a page at a time, in the order of their deaths."""
+    """Show dead tasks, a page at a time: the latest first at the command line, otherwise the earliest."""
     if which.pop("status", "dead") != "dead":
         raise InvalidInput("dead tasks have the status dead", "status")
-    return shown(doing, page(doing, selection(doing, "dead", **which), next, limit))
+    wanted = selection(doing, "dead", **which)
+    return shown(doing, page(doing, wanted, next, limit, newest=doing.token is None))
 
 
 @operation(

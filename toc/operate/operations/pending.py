@@ -131,7 +131,6 @@ def _pending(doing: Doing, *, job_id: int | None = None, all: bool, **which: Any
     """Return the pending tasks that are meant."""
     store = doing.center.store
     if job_id is None:
-        store.check_layout()
         return store.selections.ids(selection(doing, "pending", **which))
     row = store.get(job_id)
     return [job_id] if row is not None and row.status == TaskStatus.PENDING else []

@@ -17,7 +17,7 @@ from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
-from toc.operate.shown import TaskShown, UnreadableShown, task_or_damage
+from toc.operate.shown import TaskShown, UnreadableShown, row_record, task_or_damage
 
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
@@ -61,8 +61,7 @@ class TaskPage(TypedDict):
 )  # fmt: skip
 def search(doing: Doing, *, limit: int, next: str | None = None, **which: Any) -> Record:  # noqa: A002
     """Show the tasks that match, a page at a time."""
-    found = page(doing, selection(doing, **which), next, limit)
-    return shown(doing, found)
+    return shown(doing, page(doing, selection(doing, **which), next, limit))
 
 
 def selection(
@@ -77,6 +76,10 @@ def selection(
     """Return what filters select, within what whoever asks may see. Raises InvalidInput, UnknownTopic."""
     from toc.store.tasks.select import END_OF_TIME, Selection
 
+    if error == "":
+        raise InvalidInput("error is empty; give a part of the error's text", "error")
+    if doing.token is None:
+        doing.center.store.check_layout()
     types: tuple[int, ...] | None = None
     if topic is not None:
         types = (doing.center.catalog.get(topic).biz_type,)
@@ -98,11 +101,18 @@ def selection(
     )
 
 
-def page(doing: Doing, wanted: Selection, after: str | None, limit: int) -> Page:
-    """Return a page of selected rows; ``after`` is the next of the one before. Raises InvalidInput."""
-    from toc.store.tasks.select import parse_cursor
+def page(doing: Doing, wanted: Selection, after: str | None, limit: int, *, newest: bool = False) -> Page:
+    """Return a page of selected rows; ``after`` is the next of the one before. At the command line, where
+    nobody else waits, it is empty only at the end. Raises InvalidInput."""
+    from toc.store.tasks.select import Page, parse_cursor
 
-    return doing.center.store.selections.page(wanted, parse_cursor(after), limit)
+    selections = doing.center.store.selections
+    read = selections.newest if newest else selections.page
+    found = read(wanted, parse_cursor(after), limit)
+    while doing.token is None and found.next is not None and len(found.rows) < limit:
+        more = read(wanted, found.next, limit - len(found.rows))
+        found = Page(found.rows + more.rows, more.next)
+    return found
 
 
 def topics_of(doing: Doing, rows: Iterable[TaskRow]) -> list[tuple[TaskRow, str]]:
@@ -128,7 +138,8 @@ def shown(doing: Doing, found: Page) -> Record:
     """Show a page as far as whoever asks may see it."""
     from toc.store.tasks.select import cursor_text
 
-    tasks = [task_or_damage(row, topic) for row, topic in topics_of(doing, found.rows)]
+    show = row_record if doing.token is None else task_or_damage
+    tasks = [show(row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}
 
 
