@@ -8,7 +8,6 @@ import pytest
 import typer
 
 from toc.cli.operations import made
-from toc.cli.options import Commands
 from toc.gateway.operations import call_of
 from toc.model.access import Action as Right
 from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
@@ -42,7 +41,7 @@ def test_an_operation_is_a_call_and_a_command(capsys: pytest.CaptureFixture[str]
     sent = call.body.model_validate_json('{"wait": 90, "words": ["a"]}')
     assert sent.model_dump() == {"wait": 90.0, "times": 1, "words": ["a"], "loudly": False}
 
-    app = Commands()
+    app = typer.Typer()
     app.command("greet")(made(greet)(lambda record, *, as_json: print(record, as_json)))
     command: Any = typer.main.get_command(app)
     command(["h1", "--wait", "1.5m", "--words", "a", "--loudly", "--json"], standalone_mode=False)

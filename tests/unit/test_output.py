@@ -10,8 +10,8 @@ from rich.console import Console
 
 from toc.cli.output import ago, show, show_one, table
 from toc.config import Settings
+from toc.coordination.assignment import Member
 from toc.operate.daemons import addresses
-from toc.operate.top import WorkerNow
 
 SLOTS: list[dict[str, Any]] = [
     {
@@ -68,7 +68,7 @@ def test_a_daemon_is_asked_where_it_can_be_reached_from_here(
     metrics: str, machine: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "here")
-    worker = WorkerNow("host7-0-1", "host7", 1, metrics=metrics, machine=machine)
+    worker = Member("host7-0-1", "host7", 1, metrics=metrics, machine=machine)
     assert addresses(Settings(zookeeper="z:2181"), [worker]) == [address]
 
 

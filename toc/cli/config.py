@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from toc.cli.options import Commands, Json
+import typer
+
+from toc.cli.options import Json
 from toc.cli.output import print_json, show
 from toc.cli.values import load_settings
 
-app = Commands(no_args_is_help=True, help="The settings as toc understands them.")
+app = typer.Typer(no_args_is_help=True, help="The settings as toc understands them.")
 
 
 @app.command("show")

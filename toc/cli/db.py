@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.options import Commands, Json
+from toc.cli.options import Json
 from toc.cli.output import progress_line, say, show
 from toc.cli.values import load_settings
 
-app = Commands(no_args_is_help=True, help="The schema of the task table, over every shard.")
+app = typer.Typer(no_args_is_help=True, help="The schema of the task table, over every shard.")
 
 
 @app.command()

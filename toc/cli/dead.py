@@ -7,14 +7,13 @@ from dataclasses import replace
 import typer
 
 from toc.cli.operations import command
-from toc.cli.options import Commands
 from toc.cli.output import say, show_one
 from toc.cli.task import get, show_tasks
 from toc.operate.operation import Record
 from toc.operate.operations import dead
 from toc.operate.operations.tasks import LIMIT
 
-app = Commands(no_args_is_help=True, help="Tasks that ran out of tries.")
+app = typer.Typer(no_args_is_help=True, help="Tasks that ran out of tries.")
 app.command("show")(get)
 
 _LISTED = ("job_id", "topic", "biz_id", "action_time", "failed_tries", "crashes", "ended", "last_error")

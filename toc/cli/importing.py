@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from toc.cli.options import Commands, Json, flag, option
+from toc.cli.options import Json, flag, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import load_settings, who
 from toc.model.errors import ConfigError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toc.index.foreign import ForeignRedis
     from toc.model.clock import Clock
 
-app = Commands(
+app = typer.Typer(
     no_args_is_help=True,
     help="Take over the jobs of another delay queue. Only reads from it; safe to repeat.",
 )

@@ -28,11 +28,10 @@ from toc.cli import (
     topic,
     worker,
 )
-from toc.cli.options import Commands
 from toc.cli.output import say
 from toc.model.errors import TocError, shown
 
-app = Commands(
+app = typer.Typer(
     name="toc",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.options import Commands, Json, Yes, flag, option
+from toc.cli.options import Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import attribute, biz_id, duration, job_number, opened, past, who, whole_seconds
+from toc.cli.values import attribute, biz_id, duration, job_number, number, opened, past, who, whole_seconds
 from toc.model.errors import InvalidInput
 from toc.model.wire import parse_instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
@@ -28,7 +28,7 @@ Show = Callable[..., None]
 Option = tuple[Any, Callable[[Any], Any]]
 """An option as typer has it, and the function that reads what was typed."""
 
-_TYPES: dict[Any, Any] = {Value.WHOLE: int, Value.NUMBER: float, Value.FLAG: bool}
+_TYPES: dict[Any, Any] = {Value.WHOLE: int, Value.FLAG: bool}
 """What is not here is a text to typer, but for the members of enums."""
 _TIMES: dict[Any, Callable[[str], Any]] = {
     Value.SECONDS: duration,
@@ -41,7 +41,7 @@ _READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute}
 """The functions that read texts."""
 _METAVARS: dict[Any, str] = {
     **dict.fromkeys(_TIMES, "TIME"), Value.OBJECT: "JSON", Value.TEXT: "TEXT", Value.TOPIC: "TOPIC",
-    Value.BIZ_ID: "ID",
+    Value.BIZ_ID: "ID", Value.NUMBER: "N",
 }  # fmt: skip
 """What a value is called in the help."""
 
@@ -132,13 +132,13 @@ def made(
     return declare
 
 
-def command(app: Commands, operation: Operation, **more: Any) -> Callable[[Show], Callable[..., None]]:
+def command(app: typer.Typer, operation: Operation, **more: Any) -> Callable[[Show], Callable[..., None]]:
     """Make a command of an operation, as ``made`` does, and add it to a group, by the verb."""
     name = operation.name.partition(".")[2]
     return lambda show: app.command(name)(made(operation, **more)(show))
 
 
-def commands(app: Commands, *operations: Operation) -> None:
+def commands(app: typer.Typer, *operations: Operation) -> None:
     """Declare commands that print a record as it is, a line for each value."""
     for operation in operations:
         command(app, operation)(_show)
@@ -165,7 +165,7 @@ def _declared(param: Param, own: Option | None) -> tuple[Any, Any]:
     kind: Any = param.kind if isinstance(param.kind, type) else _TYPES.get(param.kind, str)
     if kind is bool:
         return kind, flag(name, param.about)
-    bounds = {"min": param.least, "max": param.most} if kind in (int, float) else {}
+    bounds = {"min": param.least, "max": param.most} if kind is int else {}
     metavar = param.metavar or ("N" if bounds else _METAVARS.get(param.kind))
     about = f"{param.about} An age such as 2h, or RFC 3339." if param.kind is Value.PAST else param.about
     taken = option(metavar, about, name, default=param.default, **bounds)
@@ -182,6 +182,8 @@ def _read(param: Param, typed: Any, own: Option | None, *, as_text: bool) -> Any
         return biz_id(typed, as_text=as_text)
     if param.kind is Value.JOB_ID:
         return list(map(job_number, typed)) or None if param.many else job_number(typed)
+    if param.kind is Value.NUMBER and isinstance(typed, str):
+        return number(typed, param.option or f"--{param.name}", param.least, param.most)
     return _READ[param.kind](typed) if param.kind in _READ else typed
 
 

@@ -7,9 +7,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from toc.model import wire
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-Thing = TypeVar("Thing")
-
 TELL_SECONDS = 5.0
 """Seconds between two lines that tell how far a command has come, where there is no terminal."""
 _STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 """What steers a terminal: control characters, except those of tabs and lines."""
 _NEW_LINE = "\r\x1b[K"
 """Begins the present line of a terminal anew."""
-_SENTENCE = 24
+_SENTENCE = 12
 """The least width of a column of sentences, unless the terminal is too narrow."""
+_NUMBER = re.compile(r"[-+\d]")
+"""How what is a number begins, or stands for one that is not known."""
 
 
 def say(text: str) -> None:
@@ -128,97 +128,41 @@ def show(
 
 
 def table(
-    records: Sequence[Mapping[str, Any]],
-    width: int,
-    spare: Sequence[str] = (),
-    *,
-    words: Collection[str] | None = None,
-    cut: str | None = None,
+    records: Sequence[Mapping[str, Any]], width: int, spare: Sequence[str] = ()
 ) -> tuple[Table, Sequence[str]]:
-    """Return records with the same keys as a table, and the ``spare`` columns dropped to fit into ``width``.
-
-    Before it drops a column, it drops lines and gaps, and breaks titles. Columns of numbers are
-    right-aligned: all except ``words``, by default those with nothing but numbers. A value may be a styled
-    Text. ``cut`` is a column of sentences that are shortened with an ellipsis, so that each record takes one
-    line.
-    """
-    from rich.cells import cell_len
+    """Return records with the same keys as a table, and the ``spare`` columns left out to fit into ``width``:
+    no id is torn apart, and no column of sentences is narrower than _SENTENCE. Numbers are right-aligned."""
+    from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
-    texts = {key: [str(_shown(record[key])) for record in records] for key in records[0]}
-    ways = [(gap, _SENTENCE, spare[:count]) for count in range(len(spare) + 1) for gap in (2, 1)]
-    for gap, sentence, left_out in [(3, _SENTENCE, spare[:0]), *ways, (1, _SENTENCE // 2, spare)]:
-        keys = [key for key in texts if key not in left_out]
-        room = {
-            key: max(
-                _least_width(text, sentence, whole=key != cut)
-                for text in [_title(key, narrow=gap == 1), *texts[key]]
+    to = Console(width=10_000)
+    rows = [{key: _shown(value) for key, value in record.items()} for record in records]
+    for narrow, count in [(False, 0), *((True, count) for count in range(len(spare) + 1))]:
+        keys = [key for key in rows[0] if key not in spare[:count]]
+        drawn = Table(box=None, pad_edge=False, collapse_padding=narrow)
+        for key in keys:
+            cells, title = [row[key] for row in rows], key.replace("_", " ")
+            longest = max(cell.cell_len for cell in cells)
+            wraps = any(" " in cell.plain for cell in cells)
+            drawn.add_column(
+                title,
+                justify="right" if all(_NUMBER.match(cell.plain) for cell in cells) else "left",
+                width=None if wraps else max(longest, *map(len, title.split() if narrow else [title]), 0),
+                min_width=min(_SENTENCE, longest),
+                overflow="fold",
             )
-            for key in keys
-        }
-        between = gap * len(keys) + (1 if gap == 3 else -gap)  # lines are drawn at both ends, gaps are not
-        left = width - sum(room.values()) - between
-        fits = left >= 0
-        if fits:
+        for row in rows:
+            drawn.add_row(*(row[key] for key in keys))
+        if Measurement.get(to, to.options, drawn).minimum <= width:
             break
-    if words is None:
-        numeric = {
-            key for key in keys if {type(each[key]) for each in records} - {type(None)} <= {int, float, bool}
-        }
-    else:
-        numeric = set(keys) - set(words)
-    if fits and cut in room:
-        room[cut] = min(room[cut] + left, max(map(cell_len, [_title(cut), *texts[cut]])))
-    drawn = Table() if gap == 3 else Table(box=None, pad_edge=False, collapse_padding=gap == 1)
-    for key in keys:
-        # If all columns fit, only sentences share the space left, and no id is broken.
-        fixed = key == cut or (fits and all(cell_len(text) <= room[key] for text in texts[key]))
-        drawn.add_column(
-            _title(key),
-            justify="right" if key in numeric else "left",
-            width=room[key] if fixed else None,
-            # "fold": what has no room continues on the next line, and nothing is cut off
-            overflow="ellipsis" if key == cut else "fold",
-            no_wrap=key == cut,
-        )
-    for record in records:
-        drawn.add_row(*(_shown(record[key]) for key in keys))
-    return drawn, left_out
-
-
-def _title(key: str, *, narrow: bool = False) -> str:
-    """Return a column's title; if ``narrow``, its longest word, since the title may take two lines."""
-    words = key.split("_")
-    return max(words, key=len) if narrow else " ".join(words)
-
-
-def _least_width(text: str, sentence: int, *, whole: bool) -> int:
-    """Return the least width of a text: that of its longest word, and ``sentence`` if it is that long.
-
-    A text that may be cut (not ``whole``) needs half a sentence's width at most.
-    """
-    from rich.cells import cell_len
-
-    if not whole:
-        return min(cell_len(text), _SENTENCE // 2)
-    return max([min(cell_len(text), sentence), *map(cell_len, text.split())])
+    return drawn, spare[:count]
 
 
 def _shown(value: Any) -> Text:
     from rich.text import Text
 
     return value if isinstance(value, Text) else Text(_cell(value))
-
-
-def most_urgent(things: Sequence[Thing], room: int, urgency: Callable[[Thing], Any]) -> list[Thing]:
-    """Return the things that fit into ``room`` (at least 3), in their order: the most urgent ones."""
-    kept = sorted(range(len(things)), key=lambda n: urgency(things[n]), reverse=True)[: max(room, 3)]
-    return [things[n] for n in sorted(kept)]
-
-
-def and_more(count: int, what: str) -> str:
-    """Return the line that counts the rows for which there was no room."""
-    return f"and {count} more {what}, none more urgent" if count > 0 else ""
 
 
 def ago(milliseconds: float, now_ms: float) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import typer
+
 from toc.cli.operations import command, commands
-from toc.cli.options import Commands
 from toc.cli.output import print_job_id, print_json, say, show, show_one
 from toc.operate.operation import Record
 from toc.operate.operations import schedules
 
-app = Commands(no_args_is_help=True, help="Recurring tasks: by cron expression or interval.")
+app = typer.Typer(no_args_is_help=True, help="Recurring tasks: by cron expression or interval.")
 
 
 @command(app, schedules.create)

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 
 from toc.cli.operations import Option, act, command, commands
-from toc.cli.options import Commands, Json, option
+from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import duration, file_bytes, number, opened
 from toc.model.errors import InvalidTarget, shown
 from toc.operate.operation import Record
 from toc.operate.operations import targets
 
-app = Commands(no_args_is_help=True, help="Receivers of webhooks.")
-secrets = Commands(no_args_is_help=True, help="The keys that encrypt the secrets of webhook targets.")
+app = typer.Typer(no_args_is_help=True, help="Receivers of webhooks.")
+secrets = typer.Typer(no_args_is_help=True, help="The keys that encrypt the secrets of webhook targets.")
 
 MAX_FILE = 100_000
 """Bytes that a file of headers may have."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import typer
+
 from toc.cli.operations import command, commands
-from toc.cli.options import Commands
 from toc.cli.output import show, show_one
 from toc.operate.operation import Record
 from toc.operate.operations import templates
 
-app = Commands(no_args_is_help=True, help="Patterns by which doors create topics when a task is submitted.")
+app = typer.Typer(no_args_is_help=True, help="Patterns by which doors create topics when tasks come.")
 
 
 @command(app, templates.create)

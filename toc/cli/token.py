@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 
+import typer
+
 from toc.cli.operations import command, commands
-from toc.cli.options import Commands
 from toc.cli.output import print_json, say, show
 from toc.model.wire import instant
 from toc.operate.operation import Record
 from toc.operate.operations import tokens
 
-app = Commands(no_args_is_help=True, help="Access tokens of the gateway.")
+app = typer.Typer(no_args_is_help=True, help="Access tokens of the gateway.")
 
 
 @command(app, tokens.create)

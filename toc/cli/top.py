@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from toc.cli.options import Json, flag, option
-from toc.cli.output import and_more, console, most_urgent, print_json, say, screen, table
+from toc.cli.output import console, print_json, say, screen, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import address, opened
 from toc.model.errors import InvalidInput
@@ -17,7 +17,8 @@ from toc.model.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from toc.operate.top import Picture, TopicNow, WorkerNow
+    from toc.operate.operation import Record
+    from toc.operate.top import Picture
 
 
 def top(
@@ -44,7 +45,7 @@ def top(
             with screen() as (to, draw):
                 while True:
                     time.sleep(interval)
-                    draw(_drawn(view.look(), cluster, to, cut=to.is_terminal))
+                    draw(_drawn(view.look(), cluster, to))
                     end_if_lost()
         time.sleep(interval)
         picture = view.look()
@@ -60,85 +61,66 @@ def top(
             raise typer.Exit(1)
 
 
-def _drawn(picture: Picture, cluster: str, screen: Console, *, cut: bool = False) -> RenderableType:
-    """Draw a picture no wider than ``screen``, and with ``cut`` no higher either."""
+def _drawn(picture: Picture, cluster: str, screen: Console) -> RenderableType:
+    """Draw a picture no wider than ``screen``: what is out of reach and late topics first, as a terminal may
+    have no room for all lines."""
     from rich.console import Group
     from rich.text import Text
 
-    rates = [topic.ended_per_second for topic in picture.topics if topic.ended_per_second is not None]
+    rates = [topic["ended_per_second"] for topic in picture.topics if topic["ended_per_second"] is not None]
     head = Text.assemble(
         (f"toc {cluster}", "bold"),
         time.strftime("   %H:%M:%S   "),
         f"{len(picture.workers)} workers, {picture.daemons} daemons answer",
         f"   {sum(rates):,.0f} tries/s" if rates else "",
     )
-    trouble = [Text(f"! {line}", style="red") for line in picture.trouble]
-    topics, workers = picture.topics, picture.workers
-    if cut:
-        rows = screen.height - 14 - sum(len(line.wrap(screen, screen.width)) for line in trouble)
-        topics = most_urgent(topics, max(rows // 2, rows - len(workers)), _urgency)
-        workers = most_urgent(workers, rows - len(topics), lambda each: each.assigned != each.owned)
-    parts: list[RenderableType] = [head, *trouble]
-    for lines, spare, words, more in (
-        ([_topic_line(each) for each in topics], _TOPIC_SPARE, ("topic",), len(picture.topics) - len(topics)),
-        (
-            [_worker_line(each) for each in workers],
-            (),
-            ("worker", "host", ""),
-            len(picture.workers) - len(workers),
-        ),
+    parts: list[RenderableType] = [head, *(Text(f"! {line}", style="red") for line in picture.trouble)]
+    topics = sorted(picture.topics, key=_is_late, reverse=True)
+    for lines, spare in (
+        (list(map(_topic_line, topics)), _TOPIC_SPARE),
+        (list(map(_worker_line, picture.workers)), ()),
     ):
         if lines:
-            parts.append(table(lines, screen.width, spare, words=words)[0])
-        if more:
-            parts.append(and_more(more, f"{words[0]}s"))
+            parts.append(table(lines, screen.width, spare)[0])
     return Group(*parts)
 
 
 _TOPIC_SPARE = ("handler_p99", "prepared", "retries/s", "late_p50", "running", "waiting")
 
 
-def _urgency(topic: TopicNow) -> tuple[float, float]:
-    return (0.0 if topic.paused else topic.overdue, topic.ended_per_second or 0.0)
+def _is_late(topic: Record) -> bool:
+    return topic["overdue"] >= 1 and not topic["paused"]
 
 
-def _topic_line(topic: TopicNow) -> dict[str, Any]:
+def _topic_line(topic: Record) -> Record:
     from rich.text import Text
 
-    late = topic.overdue >= 1 and not topic.paused
+    paused, p99 = topic["paused"], topic["lateness_p99"]
     return {
-        "topic": Text(
-            topic.topic + (" (paused)" if topic.paused else ""), style="dim" if topic.paused else ""
-        ),
-        "tries/s": _rate(topic.ended_per_second),
-        "retries/s": _rate(topic.retried_per_second),
-        "late_p50": _seconds(topic.lateness_p50),
-        "late_p99": Text(_seconds(topic.lateness_p99), style="red" if (topic.lateness_p99 or 0) >= 1 else ""),
-        "handler_p99": _seconds(topic.handler_p99),
-        "running": _count(topic.running),
-        "waiting": _count(topic.waiting),
-        "due": _count(topic.due),
-        "overdue": Text(_seconds(topic.overdue or None), style="red" if late else ""),
-        "prepared": _count(topic.prepared),
-        "scheduled": _count(topic.scheduled),
-        "dead": Text(_count(topic.dead), style="yellow" if topic.dead else ""),
+        "topic": Text(topic["topic"] + (" (paused)" if paused else ""), style="dim" if paused else ""),
+        "tries/s": _rate(topic["ended_per_second"]),
+        "retries/s": _rate(topic["retried_per_second"]),
+        "late_p50": _seconds(topic["lateness_p50"]),
+        "late_p99": Text(_seconds(p99), style="red" if (p99 or 0) >= 1 else ""),
+        "handler_p99": _seconds(topic["handler_p99"]),
+        "running": _count(topic["running"]),
+        "waiting": _count(topic["waiting"]),
+        "due": _count(topic["due"]),
+        "overdue": Text(_seconds(topic["overdue"] or None), style="red" if _is_late(topic) else ""),
+        "prepared": _count(topic["prepared"]),
+        "scheduled": _count(topic["scheduled"]),
+        "dead": Text(_count(topic["dead"]), style="yellow" if topic["dead"] else ""),
     }
 
 
-def _worker_line(worker: WorkerNow) -> dict[str, Any]:
-    notes = [name for name, holds in (("drained", worker.drained), ("leads", worker.leader)) if holds]
-    if worker.assigned is not None and worker.assigned != worker.owned:
+def _worker_line(worker: Record) -> Record:
+    notes = [note for key, note in (("drained", "drained"), ("leader", "leads")) if worker[key]]
+    if worker["assigned"] not in (None, worker["owned"]):
         notes.append("slots are moving")
-    if worker.tables_assigned != worker.tables:
+    if worker["tables_assigned"] != worker["tables"]:
         notes.append("tables are moving")
-    return {
-        "worker": worker.worker,
-        "host": worker.host,
-        "owned": _count(worker.owned),
-        "assigned": _count(worker.assigned),
-        "tables": _count(worker.tables),
-        "": ", ".join(notes),
-    }
+    shown = {key: worker[key] for key in ("worker", "host", "owned", "assigned", "tables")}
+    return shown | {"": ", ".join(notes)}
 
 
 def _rate(value: float | None) -> str:

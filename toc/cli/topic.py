@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import typer
+
 from toc.cli.operations import command
-from toc.cli.options import Commands
 from toc.cli.output import print_json, say, show, show_one
 from toc.operate.operation import Record
 from toc.operate.operations import topics
 
-app = Commands(no_args_is_help=True, help="Create topics and change their policies.")
+app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
 
 
 @command(app, topics.create)

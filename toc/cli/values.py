@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from math import isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from toc.model.errors import (
     shown,
 )
 from toc.model.sharding import valid_job_id
-from toc.model.wire import is_number_text, is_whole_text, parse_instant
+from toc.model.wire import parse_instant
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -55,25 +55,17 @@ def duration(text: str) -> float:
     return seconds
 
 
-def whole(text: str, name: str = "", least: float | None = None, most: float | None = None) -> int:
-    """Return a whole number. Raises InvalidInput, also for one that is out of range."""
-    if not is_whole_text(text):
-        raise InvalidInput(f"{name} must be a whole number, not {shown(text)[1:-1]}")
-    return int(_within(int(text[:_MAX_DIGITS]), name, least, most))
-
-
 def number(text: str, name: str = "", least: float | None = None, most: float | None = None) -> float:
     """Return a number. Raises InvalidInput, also for one that is out of range."""
-    if not is_number_text(text):
-        raise InvalidInput(f"{name} must be a number, not {shown(text)[1:-1]}")
-    return _within(float(text), name, least, most)
-
-
-def _within(value: float, name: str, least: float | None, most: float | None) -> float:
-    if least is not None and value < least:
-        raise InvalidInput(f"{name} must be at least {least:g}, not {value:g}")
-    if most is not None and value > most:
-        raise InvalidInput(f"{name} must be at most {most:g}, not {value:g}")
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    low, high = -inf if least is None else least, inf if most is None else most
+    if not (isfinite(value) and low <= value <= high):
+        bounds = "" if least is None else f" of at least {least:g}"
+        bounds += "" if most is None else f" and at most {most:g}"
+        raise InvalidInput(f"{name} must be a number{bounds}, not {shown(text)[1:-1]}")
     return value
 
 

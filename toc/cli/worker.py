@@ -9,7 +9,7 @@ import typer
 
 from toc.cli.operations import acted, made
 from toc.cli.options import Json, flag, option
-from toc.cli.output import ago, and_more, most_urgent, print_json, say, screen, show, table
+from toc.cli.output import ago, print_json, say, screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, opened
 from toc.model.clock import to_ms
@@ -32,7 +32,7 @@ SLOT_SPARE = ("state", "dead", "since", "next_due")
 _LATE_SECONDS = 2.0
 """The daemons look at slots this often."""
 WATCH_SPARE = (*SLOT_SPARE, "prepared", "scheduled")
-"""On a watched terminal a slot has one line, so that as many as possible are shown."""
+"""The columns that a narrow terminal drops first while it is watched."""
 
 
 def worker(
@@ -208,17 +208,14 @@ def _of(owned: int, assigned: int) -> int | str:
 
 
 def _watch(center: TimeoutCenter, topic: str | None) -> None:
-    from rich.console import Group
-
+    """Draw the slots each second. Those that are late or move come first: not all may have room."""
     from toc.operate.admin import slot_views
 
     with screen() as (to, draw):
         while True:
-            views = slot_views(center, topic)
-            seen = most_urgent(views, to.height - 5, _urgency) if to.is_terminal else views
-            lines = [_in_one_line(each) for each in _slot_lines(center, seen)]
-            drawn = table(lines, to.width, WATCH_SPARE, cut="why")[0] if lines else "no topics, so no slots"
-            draw(Group(drawn, and_more(len(views) - len(seen), "slots")))
+            views = sorted(slot_views(center, topic), key=_urgency, reverse=True)
+            lines = _slot_lines(center, views)
+            draw(table(lines, to.width, WATCH_SPARE)[0] if lines else "no topics, so no slots")
             end_if_lost()
             time.sleep(1)
 
@@ -229,17 +226,11 @@ def _spare(records: list[dict[str, Any]]) -> tuple[str, ...]:
     return ("state", "why", *SLOT_SPARE[1:]) if usual else SLOT_SPARE
 
 
-def _in_one_line(record: dict[str, Any]) -> dict[str, Any]:
-    """Put the columns that are seldom filled at the start of ``why``, so that a slot takes one line."""
-    going, error = record.pop("moving_to", None), record.pop("error", None)
-    words = [error, going and f"to {going}", record["why"]]
-    return record | {"why": ": ".join(word for word in words if word) or None}
-
-
-def _urgency(view: SlotView) -> tuple[int, bool]:
-    """Sort key of what must stay on the screen: late slots, then slots without an owner or moving."""
-    late = (view.overdue_ms or 0) // 1000
-    return late, view.ownership is not None and view.ownership.state.value != "owned"
+def _urgency(view: SlotView) -> tuple[bool, bool]:
+    """Whether a slot is late; whether it has no owner or is moving."""
+    return (
+        view.overdue_ms or 0
+    ) >= 1000, view.ownership is not None and view.ownership.state.value != "owned"
 
 
 def _say_late(center: TimeoutCenter, views: list[SlotView]) -> None:

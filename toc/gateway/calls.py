@@ -10,16 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     PlainValidator,
-    ValidationInfo,
     WithJsonSchema,
-    field_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -29,7 +27,7 @@ from toc.model.access import Access, Token
 from toc.model.errors import InvalidInput
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, valid_job_id
 from toc.model.task import Request, TaskRow
-from toc.model.wire import MAX_EXACT, is_number_text, is_whole_text, parse_instant
+from toc.model.wire import MAX_EXACT, parse_instant
 from toc.pull.handed_out import HandedOut
 
 if TYPE_CHECKING:
@@ -109,24 +107,9 @@ def takes_nothing(model: type[BaseModel]) -> bool:
 
 
 class Query(BaseModel):
-    """The parameters of a query. All of them are texts; those of numbers are read as at the command line."""
+    """The parameters of a query. All of them are texts, which are read as what they stand for."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_number(cls, value: object, info: ValidationInfo) -> object:
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, str):
-            if _holds(kind, int) and not is_whole_text(value):
-                raise PydanticCustomError("int_parsing", "not a whole number")
-            if _holds(kind, float) and not is_number_text(value):
-                raise PydanticCustomError("float_parsing", "not a number")
-        return value
-
-
-def _holds(annotation: Any, kind: type) -> bool:
-    return annotation is kind or any(_holds(part, kind) for part in get_args(annotation))
 
 
 class Nothing(Query):

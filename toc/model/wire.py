@@ -62,20 +62,6 @@ def _second(second: int) -> str:
     return from_ms(second * 1000).isoformat()[:19]
 
 
-def is_whole_text(text: str) -> bool:
-    """Whether a text of a query or a command is a whole number: digits, perhaps with a sign."""
-    return _WHOLE.fullmatch(text) is not None
-
-
-def is_number_text(text: str) -> bool:
-    """Whether a text of a query or a command is a number: 5, 0.5, 1e3. Neither 1_0 nor nan is one."""
-    return _NUMBER.fullmatch(text) is not None
-
-
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-
-
 def biz_id(value: int | str) -> int | str:
     """Return a biz_id. A number beyond MAX_EXACT, which other programs might round, becomes a text: in
     requests a text of digits is that number."""

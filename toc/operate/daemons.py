@@ -19,7 +19,6 @@ from toc.operate.cluster import open_operator
 if TYPE_CHECKING:
     from toc.config import Settings
     from toc.coordination.assignment import Member
-    from toc.operate.top import WorkerNow
 
 SCRAPE_SECONDS = 2.0
 """Seconds that a daemon has to answer."""
@@ -29,7 +28,7 @@ _ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-def addresses(settings: Settings, workers: Iterable[Member | WorkerNow]) -> Sequence[str]:
+def addresses(settings: Settings, workers: Iterable[Member]) -> Sequence[str]:
     """Return the host:port at which daemons serve their numbers, as these workers announce them in ZooKeeper.
 
     Without ZooKeeper it is the one daemon, at its configured address.
@@ -41,7 +40,7 @@ def addresses(settings: Settings, workers: Iterable[Member | WorkerNow]) -> Sequ
     return [f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"] if port and int(port) else []
 
 
-def _reached(worker: Member | WorkerNow, metrics_address: str, here: str) -> str:
+def _reached(worker: Member, metrics_address: str, here: str) -> str:
     """Return the address of a worker's daemon as seen from the machine ``here``."""
     host, _, port = metrics_address.rpartition(":")
     if worker.machine == here:

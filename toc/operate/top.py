@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from toc.coordination.znodes import host_of
+from toc.coordination.assignment import Member
 from toc.index.messages import Peek
 from toc.model.errors import IndexUnavailable, StoreUnavailable, Unavailable
 from toc.observe import metrics
@@ -22,51 +22,9 @@ from toc.operate import admin
 from toc.operate.cluster import open_operator
 from toc.operate.daemons import addresses as announced
 from toc.operate.daemons import scrape
+from toc.operate.operation import Record
+from toc.operate.records import local_worker_records, worker_record
 from toc.sdk.client import TimeoutCenter
-
-
-@dataclass(frozen=True, slots=True)
-class TopicNow:
-    """A topic in one Picture. Rates are per second since the previous one; None without data.
-
-    Durations are seconds. ``due`` counts those of ``scheduled`` that are due and that no worker has taken,
-    ``waiting`` those of ``prepared`` that wait for a handler. ``overdue`` is how long the earliest unstarted
-    task has been due: as the daemons tell also one that a worker has taken.
-    """
-
-    topic: str
-    paused: bool
-    ended_per_second: float | None
-    retried_per_second: float | None
-    lateness_p50: float | None
-    lateness_p99: float | None
-    handler_p99: float | None
-    running: int | None
-    waiting: int | None
-    scheduled: int
-    due: int
-    prepared: int
-    dead: int
-    overdue: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerNow:
-    """A worker process, its slots and the tables it sweeps. None in fields that need ZooKeeper, without it.
-
-    ``metrics`` is the host:port of its daemon's /metrics, as seen from ``machine``.
-    """
-
-    worker: str
-    host: str
-    owned: int
-    assigned: int | None = None
-    tables: int | None = None
-    tables_assigned: int | None = None
-    drained: bool | None = None
-    leader: bool | None = None
-    metrics: str | None = None
-    machine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +32,8 @@ class Picture:
     """The cluster at one moment. ``seconds`` is the time since the previous Picture, None in the first."""
 
     seconds: float | None
-    topics: Sequence[TopicNow]
-    workers: Sequence[WorkerNow]
+    topics: Sequence[Record]
+    workers: Sequence[Record]
     daemons: int
     """How many daemons answered."""
     trouble: Sequence[str]
@@ -93,7 +51,8 @@ class Top:
     def __init__(self, center: TimeoutCenter, named: Sequence[str] = ()) -> None:
         self._center = center
         self._named = named
-        self._workers: Sequence[WorkerNow] = ()
+        self._workers: Sequence[Record] = ()
+        self._members: Sequence[Member] = ()
         self.workers_error: Unavailable | None = None
         """Why the workers could not be read the last time; None if they were."""
         self._at: float | None = None
@@ -108,12 +67,12 @@ class Top:
         if not topics:
             trouble.append("no topics: none has been created, or MySQL is out of reach")
         try:
-            self._workers, self.workers_error = _workers(self._center), None
+            self._workers, self._members = _workers(self._center)
+            self.workers_error = None
         except Unavailable as exc:
             self.workers_error = exc
             trouble.append(str(exc).splitlines()[0])
-        workers = self._workers
-        addresses = self._named or announced(self._center.settings, workers)
+        addresses = self._named or announced(self._center.settings, self._members)
         scraped = scrape(addresses)
         now = time.monotonic()
         seconds, self._at = None if self._at is None else now - self._at, now
@@ -141,7 +100,7 @@ class Top:
             for name, topic in sorted(topics.items())
         ]
         silent = [address for address in addresses if address not in reached]
-        return Picture(seconds, views, workers, len(reached), trouble, silent)
+        return Picture(seconds, views, self._workers, len(reached), trouble, silent)
 
     def _depths(self, trouble: list[str]) -> dict[str, list[Peek]]:
         slots = [slot for topic in self._center.catalog.known().values() for slot in topic.slots()]
@@ -157,29 +116,33 @@ class Top:
         return depths
 
 
-def _workers(center: TimeoutCenter) -> list[WorkerNow]:
-    """Return the workers, of ZooKeeper or, without it, of the claims in Redis. Raises Unavailable."""
+_OF_WORKER = (
+    "worker",
+    "host",
+    "owned",
+    "assigned",
+    "tables",
+    "tables_assigned",
+    "drained",
+    "leader",
+    "metrics",
+)
+
+
+def _workers(center: TimeoutCenter) -> tuple[list[Record], list[Member]]:
+    """Return the workers, of ZooKeeper or, without it, of the claims in Redis; then only names and slots are
+    known. Raises Unavailable."""
     settings = center.settings
+    members: list[Member] = []
     if settings.zookeeper is None:
-        owned = admin.local_workers(center.store, center.queues)
-        return [WorkerNow(name, host_of(name), len(slots)) for name, slots in sorted(owned.items())]
-    with open_operator(settings) as operator:
-        rows = operator.workers()
-    return [
-        WorkerNow(
-            row.member.worker_id,
-            row.member.host,
-            row.owned,
-            row.assigned,
-            row.tables,
-            row.tables_assigned,
-            row.drained,
-            row.leader,
-            row.member.metrics,
-            row.member.machine,
-        )
-        for row in sorted(rows, key=lambda row: row.member.worker_id)
-    ]
+        found = local_worker_records(admin.local_workers(center.store, center.queues))
+    else:
+        with open_operator(settings) as operator:
+            rows = sorted(operator.workers(), key=lambda row: row.member.worker_id)
+        found, members = [worker_record(row) for row in rows], [row.member for row in rows]
+    workers = [{key: one.get(key) for key in _OF_WORKER} for one in found]
+    machines = [member.machine for member in members] or [None] * len(workers)
+    return [one | {"machine": machine} for one, machine in zip(workers, machines, strict=True)], members
 
 
 def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]]) -> Values:
@@ -202,7 +165,14 @@ def _topic(
     current: Values | None,
     gained: Values | None,
     seconds: float,
-) -> TopicNow:
+) -> Record:
+    """Return a topic now. Rates are per second since the picture before; None without data.
+
+    Durations are seconds. ``due`` counts those of ``scheduled`` that are due and that no worker has taken,
+    ``waiting`` those of ``prepared`` that wait for a handler. ``overdue`` is how long the earliest unstarted
+    task has been due: as the daemons tell also one that a worker has taken.
+    """
+
     def part(metric: Metric, wanted: float) -> float | None:
         cells = None if gained is None else gained.get((metric.name, name))
         return None if cells is None else quantile(metric.buckets, cells, wanted)
@@ -221,22 +191,22 @@ def _topic(
         return None if number is None else int(number)
 
     overdue = [(depth.redis_now_ms - depth.next_due) / 1000 for depth in depths if depth.next_due is not None]
-    return TopicNow(
-        topic=name,
-        paused=paused,
-        ended_per_second=rate("processed", "failed", "dead", "duplicate", "overtaken"),
-        retried_per_second=rate("failed", "crashed"),
-        lateness_p50=part(metrics.LATENESS.metric, 0.5),
-        lateness_p99=part(metrics.LATENESS.metric, 0.99),
-        handler_p99=part(metrics.RUNTIME.metric, 0.99),
-        running=count(metrics.HANDLERS.metric),
-        waiting=count(metrics.WAITING.metric),
-        scheduled=sum(depth.store for depth in depths),
-        due=sum(depth.due for depth in depths),
-        prepared=sum(depth.prepared for depth in depths),
-        dead=sum(depth.dead for depth in depths),
-        overdue=max(0.0, gauge(metrics.OVERDUE.metric) or 0.0, *overdue),
-    )
+    return {
+        "topic": name,
+        "paused": paused,
+        "ended_per_second": rate("processed", "failed", "dead", "duplicate", "overtaken"),
+        "retried_per_second": rate("failed", "crashed"),
+        "lateness_p50": part(metrics.LATENESS.metric, 0.5),
+        "lateness_p99": part(metrics.LATENESS.metric, 0.99),
+        "handler_p99": part(metrics.RUNTIME.metric, 0.99),
+        "running": count(metrics.HANDLERS.metric),
+        "waiting": count(metrics.WAITING.metric),
+        "scheduled": sum(depth.store for depth in depths),
+        "due": sum(depth.due for depth in depths),
+        "prepared": sum(depth.prepared for depth in depths),
+        "dead": sum(depth.dead for depth in depths),
+        "overdue": max(0.0, gauge(metrics.OVERDUE.metric) or 0.0, *overdue),
+    }
 
 
 def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:
