@@ -132,44 +132,6 @@ def test_a_history_has_its_times_as_texts_and_its_durations_in_seconds(shared: G
     ]  # fmt: skip
 
 
-def test_operators_do_their_work_over_http(shared: Gateway) -> None:
-    made = shared.call(
-        "POST", "/v1/topics", {"name": "of.http", "biz_type": 900, "slot_amount": 2, "retries": 3}
-    )
-    assert (made.status, made.body["retries"], made.body["paused"]) == (201, 3, False)
-    assert (
-        shared.call("POST", "/v1/topics", {"name": "of.http", "biz_type": 901, "slot_amount": 2}).status
-        == 409
-    )
-    assert shared.submit("of.http", biz_id=1).status == 201
-    altered = shared.call("PATCH", "/v1/topics/of.http", {"backoff": "immediate", "slot_amount": 4})
-    assert (altered.body["backoff"], altered.body["slot_amount"]) == ("immediate", 4)
-    assert shared.call("POST", "/v1/topics/of.http:pause").body["paused"]
-    assert shared.call("GET", "/v1/topics/of.http").body["paused"]
-    assert shared.call("DELETE", "/v1/topics/of.http").body["type"] == "/docs#in-use"
-    assert shared.call("POST", "/v1/topics/of.http:resume", {"rate": 5}).body["resume_rate"] == 5
-    assert "of.http" in [one["name"] for one in shared.call("GET", "/v1/topics").body["topics"]]
-    slots = shared.call("GET", "/v1/slots?topic=of.http").body["slots"]
-    assert [one["slot"] for one in slots] == [f"of.http_{n}" for n in range(4)]
-    assert shared.call("GET", "/v1/workers").status == 200
-    assert shared.call("GET", "/v1/running?limit=2").body.keys() == {"tasks", "next"}
-    assert shared.call("GET", "/v1/running?next=x").status == 422
-    assert shared.call("POST", "/v1/cluster:rebalance", {"dry_run": True}).body["type"] == "/docs#no-cluster"
-    template = {"pattern": "of.*", "policies": {"slot_amount": 2}, "most_topics": 3}
-    assert shared.call("POST", "/v1/templates", template).status == 201
-    shown = shared.call("GET", "/v1/templates/of.*").body
-    assert (shown["policies"]["slot_amount"], shown["topics"]) == (2, ["of.http"])
-    assert shared.call("DELETE", "/v1/templates/of.*").status == 200
-    assert shared.call("GET", "/v1/templates/of.*").body["type"] == "/docs#unknown"
-    assert shared.call("GET", "/v1/audit?after=2099-01-01T00:00:00Z").body["actions"] == []
-    actions = shared.call("GET", "/v1/audit?target=of.http&after=2020-01-01T00:00:00Z").body["actions"]
-    assert [one["action"] for one in actions] == [
-        "topic.resume", "topic.delete", "topic.pause", "topic.alter", "topic.create", "topic.create",
-    ]  # fmt: skip
-    assert {one["by"] for one in actions} == {"all"}
-    assert [one["outcome"] for one in actions[1:3]] == ["failed", "done"]
-
-
 def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shared: Gateway) -> None:
     topic = Topic("of.elsewhere", 903, 2)  # as another process makes it
     shared.system.center.store.topics.create(topic)
@@ -182,26 +144,6 @@ def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shar
         assert (outside.status, outside.body["type"]) == (404, "/docs#unknown-topic")
         none = shared.call("GET", f"/v1/{path}?topic=none", token="sync-only").body
         assert outside.body == none | {"detail": none["detail"].replace("'none'", f"'{topic.name}'")}
-
-
-def test_dead_tasks_are_listed_redriven_and_purged(shared: Gateway) -> None:
-    center = shared.system.center
-    job_ids = [int(shared.submit("test.doomed", biz_id=n).body["job_id"]) for n in range(4)]
-    names = [center.store._shards.names[center.store._shards.table_of(one)] for one in job_ids]
-    for job_id, name in zip(job_ids, names, strict=True):
-        server = center.store._shards.servers[0]
-        server.run([Statement(f"UPDATE {name} SET status=4,last_error='boom' WHERE job_id={job_id}")])
-    dead = shared.call("GET", "/v1/dead?topic=test.doomed&error=boo").body["tasks"]
-    assert {int(one["job_id"]) for one in dead} == set(job_ids)
-    wanted = {"job_ids": [str(one) for one in [*job_ids[:2], 123]]}
-    assert shared.call("POST", "/v1/dead:redrive", wanted, token="sync-only").body == {"left": 3}
-    assert shared.call("POST", "/v1/dead:redrive", wanted).body["redriven"] == 2
-    assert center.store.read(job_ids[:1])[job_ids[0]].status == TaskStatus.PENDING
-    assert shared.call("POST", "/v1/dead:purge", {"job_ids": [str(job_ids[2])]}).body == {
-        "purged": 1,
-        "left": 0,
-    }
-    assert shared.call("GET", f"/v1/tasks/{job_ids[2]}").status == 404
 
 
 def test_selected_dead_tasks_are_counted_redriven_and_purged_step_by_step(shared: Gateway) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from harness.dialect import arrived, ask, port_of, receive, send
-from harness.gateway import Gateway, lose_body
+from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
 
@@ -117,48 +115,6 @@ def test_a_client_that_sends_nothing_more_is_handed_nothing_and_told_nothing(sys
             with send(to, "POST", path, body, headers) as link:
                 link.shutdown(socket.SHUT_WR)
                 assert link.recv(1000) == b""
-    finally:
-        assert gateway.stop() == 0
-
-
-def test_a_job_whose_body_is_missing_is_dead_once_it_is_popped_and_holds_up_no_other(system: System) -> None:
-    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
-    try:
-        port = port_of(gateway, "youzan")
-        for name in ("bad", "good"):
-            ask(port, "POST", "/push", {"id": name, "topic": "t", "delay": 1, "ttr": 60, "body": "b"})
-        (bad,) = [row for row in rows(system) if row.biz_key == "bad"]
-        lose_body(system.center.store, bad.job_id)
-        assert ask(port, "POST", "/get", {"id": "bad"}).json == {
-            "code": 1,
-            "message": "查询失败",
-            "data": None,
-        }
-        assert popped(YOUZAN, port)["id"] == "good"
-        assert until(lambda: system.row(bad.job_id).status == TaskStatus.DEAD)
-        assert "its body is missing" in (system.row(bad.job_id).last_error or "")
-    finally:
-        assert gateway.stop() == 0
-
-
-def test_pushes_of_one_id_that_race_leave_one_job(system: System) -> None:
-    gateway = Gateway(system, "--youzan", "127.0.0.1:0", "--processes", "2")
-    try:
-        port, barrier = port_of(gateway, "youzan"), threading.Barrier(8)
-        job = {"id": "one", "topic": "race", "delay": 2, "ttr": 60, "body": "x"}
-
-        def push(_: int) -> set[str]:
-            barrier.wait()
-            return {ask(port, "POST", "/push", job).json["message"] for _ in range(15)}
-
-        with ThreadPoolExecutor(8) as threads:
-            assert set().union(*threads.map(push, range(8))) == {"添加成功"}
-        pending = [one for one in rows(system) if one.biz_key == "one" and one.status == TaskStatus.PENDING]
-        assert len(pending) == 1
-        got = ask(port, "POST", "/pop", {"topic": "race"}).json["data"]
-        assert got["id"] == "one"
-        ask(port, "POST", "/finish", {"id": "one"})
-        assert [one.status for one in rows(system) if one.biz_key == "one"] == [TaskStatus.PROCESSED]
     finally:
         assert gateway.stop() == 0
 

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -157,28 +157,6 @@ def test_once_a_pause_is_answered_no_pull_gets_a_task_and_acks_go_on(gateway: Ga
     assert end(gateway, "ack", one(gateway)["lease"]).status == 200
 
 
-def test_what_is_wrong_in_a_request_is_named_and_nothing_is_handed_out(gateway: Gateway) -> None:
-    assert pull(gateway, "test.none").status == 404
-    handled = pull(gateway, "test.sync")
-    assert (handled.status, handled.body["field"]) == (422, "topic")
-    values: list[tuple[str, Any]] = [
-        ("max", 101),
-        ("wait", 61),
-        ("ttr", 0.5),
-        ("max", True),
-        ("wait", "1"),
-        ("x", 1),
-    ]
-    for field, value in values:
-        refused = pull(gateway, **{field: value})
-        assert (refused.status, refused.body["field"]) == (422, field), refused
-    bodies: list[dict[str, Any]] = [{}, {"lease": "a", "leases": ["a"]}, {"leases": []}]
-    for wanted in bodies:
-        assert gateway.call("POST", "/v1/leases:ack", wanted).status == 422
-    assert end(gateway, "extend", "a").status == 422
-    assert end(gateway, "ack", "nonsense").status == 404
-
-
 def test_tokens_bind_pulls_by_topic_and_answers_by_lease(gateway: Gateway) -> None:
     gateway.make_token("consumer", "consume", topics=("test.p*",))
     gateway.make_token("other", "consume", topics=("test.o*",))
@@ -233,26 +211,6 @@ def test_what_is_asked_over_tls_before_an_answer_was_read_is_answered_as_well(pu
             assert b'"attempt":1' in got
     finally:
         assert gateway.stop() == 0
-
-
-def test_what_expires_or_ends_its_last_try_does_so_although_nobody_pulls(gateway: Gateway) -> None:
-    lapsed = int(gateway.submit("test.once", delay=0.01).body["job_id"])
-    assert one(gateway, "test.once", ttr=1)["last"]
-    soon = datetime.now(UTC) + timedelta(seconds=3)
-    expired = int(gateway.submit(TOPIC, delay=0.01, expires_at=soon.isoformat()).body["job_id"])
-    rows = gateway.system.row
-    assert until(lambda: rows(expired).status == TaskStatus.CANCELLED, 20)
-    assert rows(expired).expired
-    assert until(lambda: rows(lapsed).status == TaskStatus.DEAD, 20)
-
-    def entries(topic: str) -> tuple[int, int]:
-        slots = gateway.call("GET", "/v1/slots").body["slots"]
-        ours = [slot for slot in slots if slot["slot"].startswith(topic)]
-        return sum(slot["scheduled"] for slot in ours), sum(slot["dead"] for slot in ours)
-
-    # the rows first, then the index
-    assert until(lambda: entries(TOPIC) == (0, 0))
-    assert until(lambda: entries("test.once")[1] == 1)
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "standing still"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from harness.gateway import Gateway
@@ -99,31 +98,6 @@ def test_a_preview_has_the_offsets_of_the_zone_stored_or_not(shared: Gateway) ->
     assert [fire["nominal"][19:] for fire in found] == [".500+00:00", ".000+00:00"]
     late = {"every": 86400 * 3000, "anchor": "9999-12-31T23:59:59Z"}
     assert shared.call("POST", "/v1/schedules:preview", late).body == {"fires": []}
-
-
-def test_a_trigger_runs_one_task_now_and_a_backfill_those_of_the_past(shared: Gateway) -> None:
-    made(shared, "worked", cron=None, every=3600, zone="UTC", attribute={"a": 1}, paused=True)
-    job_id = shared.call("POST", "/v1/schedules/worked:trigger", token="operate").body["job_id"]
-    task = shared.call("GET", f"/v1/tasks/{job_id}").body
-    assert (task["topic"], task["biz_id"], task["attribute"]["a"]) == ("test.sync", "worked", 1)
-
-    end = datetime.now(UTC) - timedelta(hours=1)
-    wanted = {"from": (end - timedelta(hours=5)).isoformat(), "to": end.isoformat(), "rate": 1000}
-    path = "/v1/schedules/worked:backfill"
-    dry = shared.call("POST", path, {**wanted, "dry_run": True}, token="operate")
-    assert dry.body == {
-        "occurrences": 5, "present": 0, "submitted": 5, "may_have_run": 0, "dry_run": True
-    }  # fmt: skip
-    assert len(shared.call("GET", "/v1/tasks?biz_id=worked").body["tasks"]) == 1
-    run = shared.call("POST", path, wanted, token="operate")
-    assert run.body == dry.body | {"dry_run": False}
-    assert len(shared.call("GET", "/v1/tasks?biz_id=worked").body["tasks"]) == 6
-    assert shared.call("POST", path, wanted).body == {**run.body, "present": 5, "submitted": 0}
-    newest = shared.call("GET", "/v1/audit?target=worked").body["actions"]
-    assert [one["action"] for one in newest[:3]] == [
-        "schedule.backfill", "schedule.backfill", "schedule.trigger"
-    ]  # fmt: skip
-    assert (newest[1]["result"]["submitted"], newest[2]["result"]["job_id"]) == (5, job_id)
 
 
 def test_a_backfill_of_too_many_occurrences_is_refused(shared: Gateway) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import pytest
-from fault.kit.servers import Reshard, Sentinel, caught_up, cluster_replica
+from fault.kit.servers import Reshard, Sentinel, caught_up
 from harness.patience import until
 
 from benchmarks.local import RedisCluster, RedisServer
-from toc.index.calls import ReplyLost
-from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
+from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.index.takes import Takes
 from toc.loop import Reactor
@@ -66,76 +62,6 @@ def test_keys_are_sent_to_their_node_without_a_redirection(
     assert redirected() == 0
 
 
-def test_nothing_is_lost_or_taken_twice_while_hash_slots_move(
-    cluster: Queues, clean_cluster: RedisCluster, state_of: Callable[[RedisServer], dict[str, Any]]
-) -> None:
-    slots = SLOTS[:6]
-    mover = Reshard(clean_cluster)
-    homes = {cluster.keys(slot).hash_slot: mover.owner(cluster.keys(slot).hash_slot) for slot in slots}
-    done = threading.Event()
-    failures: list[Exception] = []
-
-    def reshard() -> None:
-        try:
-            while not done.is_set():
-                for hash_slot, home in homes.items():
-                    mover.move(hash_slot, (home + 1) % 3)
-                    mover.move(hash_slot, home)
-        except Exception as exc:
-            failures.append(exc)
-
-    resharder = threading.Thread(target=reshard)
-    resharder.start()
-    handled: Counter[int] = Counter()
-    total = 0
-    try:
-        deadline = time.monotonic() + 200
-        turn = 0
-        while mover.moved_slots < 60 and not failures:
-            assert time.monotonic() < deadline
-            turn += 1
-            fresh = {
-                slot: [(turn * 10_000 + slot.number * 100 + n, 1.0) for n in range(1, 21)] for slot in slots
-            }
-            total += 20 * len(slots)
-            while fresh:
-                added = cluster.add(fresh)
-                fresh = {slot: fresh[slot] for slot, r in added.items() if isinstance(r, IndexUnavailable)}
-            drain(cluster, slots, handled)
-    finally:
-        done.set()
-        resharder.join()
-    drain(cluster, slots, handled)
-    assert not failures
-    assert mover.moved_slots >= 60  # the fault bit
-    assert len(handled) == total
-    assert set(handled.values()) == {1}
-    assert [state_of(node) for node in clean_cluster.nodes] == [{}, {}, {}]
-
-
-def drain(queues: Queues, slots: list[Slot], handled: Counter[int]) -> None:
-    """Prepare and commit until nothing is left."""
-    left = list(slots)
-    while left:
-        taken = {}
-        again = []
-        for slot, reply in queues.prepare([PrepareRequest(slot, 50, 16, 7) for slot in left]).items():
-            if isinstance(reply, IndexUnavailable):
-                assert not isinstance(reply, ReplyLost)
-                again.append(slot)
-            elif reply.entries:
-                taken[slot] = reply.entries
-        while taken:
-            committed = queues.commit(taken)
-            for slot, flags in committed.items():
-                if not isinstance(flags, IndexUnavailable):
-                    handled.update(
-                        job_id for (job_id, _), flag in zip(taken[slot], flags, strict=True) if flag
-                    )
-            taken = {slot: taken[slot] for slot, f in committed.items() if isinstance(f, IndexUnavailable)}
-        left = again
-
-
 def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
     cluster: Queues, clean_cluster: RedisCluster
 ) -> None:
@@ -160,41 +86,6 @@ def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
     assert cluster.add({slot: [(2, 1.0)]}) == {slot: 1}
     assert "errorstat_MOVED" in str(source.call("INFO", "errorstats"))
     mover.move(hash_slot, home)
-
-
-def test_a_dead_master_costs_its_own_slots_only(launch: Launch) -> None:
-    servers = launch(RedisCluster)
-    for node in servers.nodes:
-        node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
-    queues = Queues(servers.url)
-    assert queues.add({slot: [(1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
-    dead = servers.nodes[1]
-    dead.kill()
-    mixed = queues.add({slot: [(2, 1.0)] for slot in SLOTS})
-    lost = {slot for slot, result in mixed.items() if isinstance(result, IndexUnavailable)}
-    assert lost == {
-        slot for slot in SLOTS if queues.nodes.master(queues.keys(slot).hash_slot).address.port == dead.port
-    }
-    assert 0 < len(lost) < 64
-    queues.close()
-
-
-def test_a_promoted_replica_of_a_cluster_is_found(launch: Launch, tmp_path: Path) -> None:
-    servers = launch(RedisCluster)
-    queues = Queues(servers.url)
-    victim = servers.nodes[0]
-    with cluster_replica(victim, tmp_path / "replica") as replica:
-        queues.add({slot: [(1, 1.0)] for slot in SLOTS})
-        assert until(lambda: caught_up(replica, victim), 60)
-        victim.kill()
-        assert until(
-            lambda: not any(isinstance(peek, IndexUnavailable) for peek in queues.peek(SLOTS).values()), 30
-        )
-        for peek in queues.peek(SLOTS).values():
-            assert not isinstance(peek, IndexUnavailable)
-            assert peek.store == 1
-        assert replica.port in {node.address.port for node in queues.nodes.masters()}
-        queues.close()
 
 
 def test_after_a_failover_the_new_master_is_asked_of_the_sentinels(launch: Launch, tmp_path: Path) -> None:
@@ -258,24 +149,6 @@ def test_a_master_that_hangs_holds_up_no_take_of_the_others_and_its_answer_comes
     assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in answers.values())
     assert not takes.under_way
     assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)
-    queues.close()
-
-
-def test_a_master_that_hangs_for_longer_is_refused_until_it_is_back(launch: Launch) -> None:
-    servers = launch(RedisCluster)
-    queues = Queues(servers.url, read_timeout=0.3)
-    queues.add({slot: [(1, 1.0)] for slot in SLOTS})
-    hung = servers.nodes[1]
-    own = [slot for slot in SLOTS if _port(queues, slot) == hung.port]
-    hung.pause()
-    try:
-        assert until(lambda: "no answer" in str(queues.peek(own)[own[0]]), 30)
-        assert not any(isinstance(queues.peek([slot])[slot], Peek) for slot in own)
-        answers = queues.prepare([PrepareRequest(own[0], 9, 16, 7)])
-        assert not isinstance(answers[own[0]], ReplyLost), "it was never sent"
-    finally:
-        hung.resume()
-    assert until(lambda: isinstance(queues.peek(own)[own[0]], Peek), 30)
     queues.close()
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -224,10 +225,11 @@ def test_stop_ends_it_at_once_whatever_it_is_doing(
     listening.stop()
     monkeypatch.setattr(wake, "random", SimpleNamespace(uniform=lambda *_: 1200.0))
     before = len(attempts)
-    pausing = listen(Queues("redis://127.0.0.1:1"), [SLOT])
-    assert until(lambda: len(attempts) > before, 60)
-    pausing.stop()  # else it would try again after ten minutes
-    pausing.stop()
+    with closing(Queues("redis://127.0.0.1:1")) as nowhere:
+        pausing = listen(nowhere, [SLOT])
+        assert until(lambda: len(attempts) > before, 60)
+        pausing.stop()  # else it would try again after ten minutes
+        pausing.stop()
 
 
 def test_an_error_of_the_callback_is_not_swallowed(queues: Queues) -> None:
