@@ -18,7 +18,7 @@ from toc.loop import EXIT_THREAD_DIED
 APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish-0", "heartbeat", "quarantine", "alone", "reclaim"),
-    *("watch", "sweep-0", "retention", "wake", "catalog", "leases-0", "fallback-0", "dead", "beat"),
+    *("watch", "sweep-0", "retention", "wake", "catalog", "leases-0", "rows-0", "dead", "beat"),
     *("bodies-0", "schedules-0", "declared-schedules", "adopt"),
 }
 """Threads that a worker process has."""

@@ -321,7 +321,8 @@ class _Check:
             verdict.counts[TaskStatus(row.status).name.lower()] += 1
             job = jobs.pop(row.job_id, None) or _Job()
             self._job(row, job)
-            self._places(row, index.pop(row.job_id, ()))
+            if self.final.indexed:
+                self._places(row, index.pop(row.job_id, ()))
         for job_id, job in jobs.items():
             self._no_row(job_id, job)
         for job_id, places in index.items():

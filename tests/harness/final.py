@@ -42,23 +42,24 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Final:
-    """``rows`` is read once, from beginning to end; ``index`` says where each id stands."""
+    """``rows`` is read once, from beginning to end; ``index`` says where each id stands, if there is one."""
 
     topics: Mapping[int, Topic]
     rows: Iterable[Row]
     index: Mapping[int, list[Place]]
     now_ms: int
+    indexed: bool = True
 
 
 def read_final(center: TimeoutCenter) -> Final:
     """Read it all now. The index is read at once, the rows when they are asked for."""
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     index: dict[int, list[Place]] = {}
-    for topic in topics.values():
+    for topic in topics.values() if center.queues.present else ():
         for number in range(topic.slot_amount):
             for job_id, place in _entries(center.queues, Slot(topic.name, number)):
                 index.setdefault(job_id, []).append(place)
-    return Final(topics, _rows(center.settings), index, center.clock.now_ms())
+    return Final(topics, _rows(center.settings), index, center.clock.now_ms(), center.queues.present)
 
 
 def _entries(queues: Queues, slot: Slot) -> Iterator[tuple[int, Place]]:

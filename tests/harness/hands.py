@@ -24,7 +24,7 @@ from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe
 from toc.worker.entry import Entry
-from toc.worker.without_redis.index_watch import OUT_SECONDS
+from toc.worker.index_watch import OUT_SECONDS
 from toc.worker.worker import Worker
 
 TURN_SECONDS = 5.0
@@ -75,7 +75,8 @@ class WorkerAtRest:
     def own(self, slots: Iterable[Slot]) -> None:
         """Claim these slots too."""
         self.book.want(slots)
-        self.book.claim_missing()
+        if self.book.incomplete:
+            self.book.claim_missing()
 
     def entry(self, job_id: int, fence: float, *, held_seconds_ago: float = 0.0) -> Entry:
         """An entry of the task in ``SLOT``, as if it had been taken under this fence."""
@@ -252,7 +253,8 @@ class Hands(WorkerAtRest):
 
     def take_without_redis(self) -> None:
         """Take by leases what is due, where Redis is out of reach."""
-        self.worker.fallback.run_once(0)
+        self.worker.rows.look_now()
+        self.worker.rows.run_once(0)
         self.turn()
 
     def close(self) -> None:

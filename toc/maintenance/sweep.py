@@ -61,6 +61,8 @@ class Sweep:
         self._ends = Ends(store, queues)
         self.clock = clock
         self._queues = queues
+        self.indexed = queues.present
+        """Whether there is an index to complete. If not, only what is over by its row is to be ended."""
         self._catalog = catalog
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
 

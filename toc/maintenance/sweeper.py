@@ -157,7 +157,11 @@ class Sweeper:
         return RETRY_SECONDS
 
     def _rounds(self) -> Iterable[Round]:
-        """The rounds of all passes, what is urgent first."""
+        """The rounds of all passes, what is urgent first. Without an index only overdue rows matter: some are
+        over."""
+        if not self._sweep.indexed:
+            yield self._overdue
+            return
         yield self._soon
         if self._restore is not None and self._restore.lost:
             yield self._restore.rounds[0]
@@ -170,7 +174,9 @@ class Sweeper:
         """Take a step. Returns the error if the whole server has failed."""
         if not each.left:
             tables = sorted(self._tables)
-            if each is self._soon and tables:  # another thread may have taken the last one away
+            if (
+                each is next(iter(self._rounds())) and tables
+            ):  # another thread may have taken the last one away
                 self._follow_switchover(tables[0])
             each.start(now, tables)
         stepped = each.step()

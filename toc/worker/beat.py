@@ -21,9 +21,9 @@ from toc.worker.control import ControlPipe
 from toc.worker.entry import State
 from toc.worker.guards import damage
 from toc.worker.guards.silence import BEAT_SECONDS
+from toc.worker.index_watch import IndexWatch
 from toc.worker.pipeline import Pipeline
-from toc.worker.without_redis.fallback import Fallback
-from toc.worker.without_redis.index_watch import IndexWatch
+from toc.worker.take.by_rows import RowTaker
 
 STUCK_SECONDS = 120.0
 """An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
@@ -49,7 +49,7 @@ class Beat:
         store: Store,
         clock: Clock,
         pipeline: Pipeline,
-        fallback: Fallback,
+        rows: RowTaker,
         watch: IndexWatch,
         loops: Iterable[Loop],
         turn_at: Callable[[], float],
@@ -60,7 +60,7 @@ class Beat:
         self._store = store
         self._clock = clock
         self._pipeline = pipeline
-        self._fallback = fallback
+        self._rows = rows
         self._watch = watch
         self._loops: Sequence[Loop] = list(loops)
         self._turn_at = turn_at
@@ -96,8 +96,10 @@ class Beat:
 
     def _first_due(self) -> dict[str, int]:
         """By topic, when the first task was due (ms) that this process has taken and not started, or put back
-        because its row is out of reach. The StoreQueues do not tell of these."""
-        first = self._pipeline.finisher.away.since(self._clock.now_ms())
+        because its row is out of reach, or knows as due. The StoreQueues do not tell of these."""
+        first = self._rows.first_due()
+        for topic, due in self._pipeline.finisher.away.since(self._clock.now_ms()).items():
+            first[topic] = min(first.get(topic, due), due)
         for entry in self._pipeline.inflight.snapshot():
             if entry.state is State.WAITS:
                 first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)
@@ -115,7 +117,7 @@ class Beat:
         for topic in load:
             OVERDUE.of(topic).set(max(now_ms - first.get(topic, now_ms), 0) / 1000)
         UNWRITTEN.of().set(self._pipeline.finisher.unwritten)
-        WITHOUT_REDIS.of().set(self._fallback.slots)
+        WITHOUT_REDIS.of().set(self._rows.slots)
         BROKEN_SLOTS.of().set(self._watch.broken)
         INDEX_FOREIGN.of().set(self._watch.foreign)
         now = self._clock.monotonic()

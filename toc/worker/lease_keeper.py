@@ -2,9 +2,9 @@
 valid.
 
 The index arbitrates who has a task as long as every worker can reach it and it loses nothing. A worker that
-has lost its node takes tasks by leases on their rows (``fallback``). So that it does not take what another
-worker runs, every try that is held for longer than a moment has a lease too. The loop here uses only the task
-table, so it continues when Redis hangs.
+has lost its node takes tasks by leases on their rows (``take/by_rows``). So that it does not take what
+another worker runs, every try that is held for longer than a moment has a lease too. The loop here uses only
+the task table, so it continues when Redis hangs, or where there is none.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ class LeaseKeeper:
         if refused:
             self._finisher.give_back(refused)
 
-    def take(self, entries: Sequence[Entry]) -> Mapping[int, Trouble]:
-        """Take or renew leases on the rows of entries. ``lease`` says which have one afterwards.
+    def take(self, entries: Sequence[Entry], due_by: int | None = None) -> Mapping[int, Trouble]:
+        """Take or renew leases on the rows of entries. ``lease`` says which have one afterwards: none that is
+        not due by ``due_by`` (ms).
 
         Returns the job_ids whose result is unknown, with the reason. They may have a lease; it is
         requested again.
@@ -150,6 +151,7 @@ class LeaseKeeper:
             # The finisher may write the outcome at the same time: a lease after that would look like a crash.
             {entry.job_id: entry.row for entry in checked},
             {entry.job_id for entry in checked if not _in_time(entry, asked)},
+            due_by,
         )
         for entry in entries:
             if entry.job_id in ours.unanswered:
@@ -239,8 +241,8 @@ def _in_time(entry: Entry, now: float) -> bool:
     """Whether the entry may get a first lease. A lease that it has may be renewed in any case.
 
     Not without a timely heartbeat: another worker may run it by now, has no lease yet, and would be refused
-    one. And an entry taken without Redis may be in a slot that has moved to another worker. Only the fallback
-    checks that, so only it takes the first lease.
+    one. And an entry taken without Redis may be in a slot that has moved to another worker. Only who takes by
+    rows checks that, so only it takes the first lease.
     """
     # [rule: first-lease]
     return entry.fence != NO_FENCE and entry.in_time(now)

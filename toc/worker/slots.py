@@ -113,8 +113,8 @@ class SlotBook:
 
     @property
     def incomplete(self) -> bool:
-        """Whether some wanted slot has no claim yet."""
-        return len(self.wanted) > len(self.owned)
+        """Whether some wanted slot has no claim yet. Without an index there are none to draw."""
+        return self._queues.present and len(self.wanted) > len(self.owned)
 
     def claim_missing(self) -> list[OwnedSlot]:
         """Draw claim numbers for wanted slots that have none. Returns the slots that are now owned."""

@@ -25,14 +25,14 @@ from toc.worker.deliveries import Deliveries, WebhookHandlers
 from toc.worker.entry import Entry
 from toc.worker.guards.silence import BEAT_SECONDS
 from toc.worker.handover import Handover
+from toc.worker.index_watch import IndexWatch
 from toc.worker.pipeline import Pipeline
 from toc.worker.quarantine import RunsAlone
 from toc.worker.reclaim import Reclaimer
 from toc.worker.run.heartbeat import Heartbeat
 from toc.worker.slots import SlotBook
 from toc.worker.table_services import TableServices
-from toc.worker.without_redis.fallback import OWNED_SECONDS, Fallback
-from toc.worker.without_redis.index_watch import IndexWatch
+from toc.worker.take.by_rows import OWNED_SECONDS, RowTaker
 
 log = get_logger(__name__)
 
@@ -70,6 +70,7 @@ class Worker:
         self._recycling = ""
         """Why it wants a successor. Empty while it does not."""
         queues = center.queues
+        self._indexed = queues.present
         self.worker_id = worker_id
         self.book = SlotBook(queues, worker_id)
         wakes = [Wake() for _ in center.store.tables_of_server()]
@@ -144,7 +145,7 @@ class Worker:
             refuse=center.queues.refuse,
             on_change=self._index_changed,
         )
-        self.fallback = Fallback(
+        self.rows = RowTaker(
             store=center.store,
             catalog=center.catalog,
             clock=clock,
@@ -154,7 +155,7 @@ class Worker:
             finisher=self.pipeline.finisher,
             dispatcher=self.pipeline.dispatcher,
             leases=self.pipeline.leases,
-            watch=self.watch,
+            watch=self.watch if self._indexed else None,
             checker=self.pipeline.checker,
             wakes=wakes,
         )
@@ -171,15 +172,15 @@ class Worker:
             reclaimer=self.reclaimer,
             services=self.services,
         )
+        # Without an index, what looks after one does not run.
+        of_index = [self.reclaimer.loop, Loop("dead", self.dead_check.run_once), self.watch.loop]
         self.loops = [
             *self.pipeline.loops,
             self.alone.loop,
             self.heartbeat.loop,
-            self.reclaimer.loop,
-            Loop("dead", self.dead_check.run_once),
+            *(of_index if self._indexed else []),
             *self.services.loops,
-            self.watch.loop,
-            *self.fallback.loops,
+            *self.rows.loops,
             self._catalog,
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
@@ -188,7 +189,7 @@ class Worker:
             store=center.store,
             clock=clock,
             pipeline=self.pipeline,
-            fallback=self.fallback,
+            rows=self.rows,
             watch=self.watch,
             loops=self.loops,
             turn_at=lambda: self._turn_at,
@@ -218,7 +219,7 @@ class Worker:
     def _index_changed(self) -> None:
         """React to a node that is out of reach or back. Another may serve its slots now."""
         self._listener.set_slots(self.book.owned)
-        self.fallback.wake()
+        self.rows.look_now()
         self.reclaimer.look_now()
 
     def _woken(self, slot: Slot | None, due_ms: int | None) -> None:
@@ -242,7 +243,8 @@ class Worker:
         self.watch.ask_owner()
         for loop in self.loops:
             loop.start()
-        self._listening.start()
+        if self._indexed:
+            self._listening.start()
         release = {"version": version("timeout-center"), "protocol": PROTOCOL}
         self._link.send("ready", worker_id=self.worker_id, keys=self._keys, **release)
         Loop("beat", self.beat.run_once).start()  # until the process ends, which may take long
@@ -290,8 +292,10 @@ class Worker:
             self._leases.set_dead(message["workers"])
             self.book.dead = frozenset(message["workers"])
             self.reclaimer.look_now()
+            self.rows.look_now()
         elif kind == "take":
             self.handover.take(unpack(message["slots"]))
+            self.rows.look_now()
             self._catalog.wake()  # their topic may be new
         elif kind == "drop":
             self.handover.drop(unpack(message["slots"]))
@@ -319,7 +323,7 @@ class Worker:
         daemon receives ``leaving``, while our last handlers still run under our claims.
         """
         self.pipeline.poller.pause_taking()
-        self.fallback.pause_taking()
+        self.rows.pause_taking()
         self.services.end()
         owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
@@ -344,8 +348,8 @@ class Worker:
     @property
     def settled(self) -> bool:
         """Whether nothing is held nor being taken, so that this process may end."""
-        # In this order: once the fallback is settled, the entries that it took are held.
-        return self.fallback.settled and self.pipeline.settled
+        # In this order: once no row is being taken, the entries that were are held.
+        return self.rows.settled and self.pipeline.settled
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from harness import forks
+from harness.hands import SLOT, TOPIC, WorkerAtRest, in_five_minutes, meanwhile, submit_due
 from harness.system import System
 
 from benchmarks.local import RedisServer
-from toc import CancelOutcome, RescheduleOutcome, Settings, TimeoutCenter
+from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter
 from toc.index.no_index import NoIndex
 from toc.model.errors import ConfigError
 
@@ -61,6 +64,80 @@ def test_a_process_whose_settings_disagree_is_refused_by_name(
         assert "TOC_REDIS_URL is not set" in refused(*words)
     # The application that goes on meanwhile cannot know what a worker has taken by the index.
     assert alone.center.cancel(due) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_worker_runs_tasks_by_their_rows(alone: System) -> None:
+    """Each once and none early, retries and deaths as ever; what is cancelled in time never runs."""
+    alone.create_topics(backoff_base=0.01)
+    alone.start(processes=2)
+    client = alone.client
+    topics = ("test.sync", "test.async", "test.batch")
+    tasks = [NewTask(topics[n % 3], biz_id=n, delay=0.01 + n % 40 / 10) for n in range(400)]
+    job_ids = client.submit_many(tasks)
+    fails = client.submit("test.sync", biz_id=1, delay=0.5, attribute={"fail": 2})
+    dead = client.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
+    runs = client.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 3})
+    gone = [client.submit("test.sync", biz_id=n, delay=1 + n / 100) for n in range(100)]
+    assert {client.cancel(one) for one in gone} == {CancelOutcome.CANCELLED}
+    alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
+    assert client.cancel(runs) is CancelOutcome.MAY_HAVE_STARTED
+    alone.wait(lambda: not alone.pending([*job_ids, fails, dead]), "all have ended", 60)
+    assert alone.not_run_once([*job_ids, dead, runs]) == {}
+    assert [start.attempt for start in alone.starts(fails)] == [1, 2, 3]
+    assert alone.row(dead).status == TaskStatus.DEAD
+    alone.stop()
+    verdict = alone.verdict()
+    assert verdict.clean, verdict
+
+
+def test_a_cancel_after_the_due_time_and_before_the_lease_is_in_time(
+    alone: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is a reschedule: the lease is refused, and the task does not run before its new time."""
+    alone.create_topics(slots=1)
+    center = TimeoutCenter(alone.settings)
+    center.handler(TOPIC)(print)
+    center.catalog.refresh()
+    worker = WorkerAtRest(center, "a:1", [SLOT])
+    try:
+        cancelled, moved = submit_due(alone), submit_due(alone)
+        outcomes: list[object] = []
+
+        def change() -> None:
+            outcomes.append(alone.center.cancel(cancelled))
+            outcomes.append(alone.center.reschedule(moved, action_time=in_five_minutes()))
+
+        meanwhile(monkeypatch, worker.store.leases, "take", change)
+        worker.worker.rows.run_once(0)
+        worker.turn()
+        assert outcomes == [CancelOutcome.CANCELLED, RescheduleOutcome.RESCHEDULED]
+        worker.finish()
+        assert not len(worker.inflight)
+        assert alone.center.cancel(moved) is CancelOutcome.CANCELLED
+    finally:
+        worker.close()
+        center.close()
+
+
+def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> None:
+    alone.create_topics(prepare_timeout=3)
+    daemon = alone.start(processes=2)
+    job_ids = [
+        alone.client.submit("test.sync", biz_id=n, delay=0.1 + n / 50, attribute={"sleep": 0.2})
+        for n in range(200)
+    ]
+    for _ in range(3):
+        alone.wait(lambda: len(daemon.workers()) >= 2, "it has two processes", 30)
+        before = len(alone.history())
+        alone.wait(lambda: len(alone.history()) > before + 20, "tasks run", 30)  # noqa: B023 - waits
+        workers = daemon.workers()
+        with alone.recorder.fault("kill", pids=workers[:1]):
+            os.kill(workers[0], signal.SIGKILL)
+            alone.wait(lambda: workers[0] not in daemon.workers(), "it has ended", 30)  # noqa: B023 - waits
+    alone.wait(lambda: not alone.pending(job_ids), "all have ended", 60)
+    alone.stop()
+    verdict = alone.verdict()
+    assert verdict.clean, verdict
 
 
 def _soon() -> datetime:

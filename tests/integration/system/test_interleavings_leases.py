@@ -27,7 +27,7 @@ from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, Held
 from toc.worker.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
 from toc.worker.settle.flush import RETRY_SECONDS
-from toc.worker.without_redis.fallback import OWNED_SECONDS
+from toc.worker.take.by_rows import OWNED_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
 
@@ -471,13 +471,13 @@ def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
     others = {job_id for job_id in job_ids if worker.store.server_of(job_id) == 1}
     with out_of_reach(clean_redis):
         worker.miss_redis()
-        for loop in worker.worker.fallback.loops:
+        for loop in worker.worker.rows.loops:
             loop.start()
         try:
             assert until(lambda: others <= {entry.job_id for entry in worker.inflight.snapshot()}, PATIENCE)
         finally:
             release.set()
-            for loop in worker.worker.fallback.loops:
+            for loop in worker.worker.rows.loops:
                 loop.stop()
     worker.close()
     system.stop()
@@ -563,7 +563,7 @@ def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(
         leaving.miss_redis()
 
     def leave() -> None:
-        leaving.worker.fallback.pause_taking()
+        leaving.worker.rows.pause_taking()
         leaving.book.give_up([SLOT])
         settled.append(leaving.worker.settled)
 
@@ -601,7 +601,7 @@ def test_a_lease_whose_answer_was_lost_is_given_up_by_who_leaves(
         leaving.miss_redis()
         leaving.take_without_redis()
     assert other.store.read_tries([job_id])[job_id].lease > 0
-    leaving.worker.fallback.pause_taking()
+    leaving.worker.rows.pause_taking()
     leaving.take_without_redis()
     leaving.finish()
     assert leaving.worker.settled

@@ -186,7 +186,7 @@ class Batches(Tries):
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write tries that ended with their workers, except on rows that a live worker has leased.
 
-        Rows that this worker has leased are left out too: its fallback may have taken them after
+        Rows that this worker has leased are left out too: it may have taken them after
         its reclaim read them.
         """
         return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]

@@ -105,13 +105,15 @@ class Leases:
         seconds: Mapping[int, int],
         tries: Mapping[int, TryRow] | None = None,
         renew: Collection[int] = frozenset(),
+        due_by: int | None = None,
     ) -> Answers[bool]:
         """Take or renew leases of these seconds from now on pending rows that no other worker has leased.
 
         An expired lease is not taken over: first the try that ended with it is charged (``Batches.fail``).
         Nor is a row leased if the failure of the requesting try is already written: ``tries`` are the rows as
-        the tries read them. Leases of ``renew`` are only renewed, never taken anew. Returns whether this
-        worker now has each row's lease. May be repeated after a lost answer.
+        the tries read them. Leases of ``renew`` are only renewed, never taken anew. No row gets one that is
+        not due by ``due_by`` (ms), as after a reschedule. Returns whether this worker now has each row's
+        lease. May be repeated after a lost answer.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> set[int]:
@@ -123,6 +125,8 @@ class Leases:
                     key = (table, seconds[job_id], nobodys, _unfailed(row))
                     groups.setdefault(key, []).append(job_id)
 
+            due = "" if due_by is None else f" AND next_time<={server.instant(due_by)}"
+
             def since(server: DatabaseServer) -> str:  # before the others: MySQL assigns from left to right
                 now = server.from_now(0)
                 return f"CASE WHEN lease_owner={self._me:d} THEN COALESCE(lease_since,{now}) ELSE {now} END"
@@ -132,7 +136,7 @@ class Leases:
                     f"UPDATE {self._shards.names[table]} SET lease_since={since(server)},"
                     f"lease_owner={self._me:d},lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
-                    f"AND ({nobodys}lease_owner={self._me:d}){unfailed}"
+                    f"AND ({nobodys}lease_owner={self._me:d}){unfailed}{due}"
                 )
                 for (table, lasts, nobodys, unfailed), part in groups.items()
             ]

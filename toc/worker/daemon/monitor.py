@@ -168,7 +168,8 @@ class Monitor:
         values: Values = {}
         away: list[str] = []
         try:
-            away = _put_clocks(values, REDIS_UP, self._queues.clocks())
+            if self._queues.present:
+                away = _put_clocks(values, REDIS_UP, self._queues.clocks())
         except IndexUnavailable as exc:  # the servers cannot even be listed
             away.append(str(exc))
         state, topics = self._state, self._catalog.known()
@@ -176,7 +177,7 @@ class Monitor:
         unseen = 0
         for slot, depth in self._queues.depths(counted | state.moving).items():
             if isinstance(depth, IndexUnavailable):
-                unseen += slot in counted
+                unseen += slot in counted and self._queues.present
                 continue
             if slot in counted:  # moving slots are counted by one daemon; both report their lateness
                 _add_depth(values, slot.topic, depth)

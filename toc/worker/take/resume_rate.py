@@ -24,7 +24,7 @@ class ResumeRate:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.topics: dict[str, _Backlog] = {}
+        self.topics: dict[str, Backlog] = {}
         """The topics that were resumed at a rate."""
 
     def admit(
@@ -36,7 +36,7 @@ class ResumeRate:
         """
         backlog = self.topics.get(topic.name)
         if backlog is None or backlog.resumed_at != topic.resumed_at:
-            backlog = self.topics[topic.name] = _Backlog(topic.resumed_at, self._clock.monotonic())
+            backlog = self.topics[topic.name] = Backlog(topic.resumed_at, self._clock.monotonic())
         limited = [member for member in members if member.slot not in backlog.through]
         if not limited:
             return members, room, [], 0
@@ -60,7 +60,9 @@ class ResumeRate:
                 backlog.oldest[slot] = next_due
 
 
-class _Backlog:
+class Backlog:
+    """What a topic may still take of what was due before it was resumed, at ``resumed_at`` (ms)."""
+
     def __init__(self, resumed_at: int, now: float) -> None:
         self.resumed_at = resumed_at
         self.through: set[Slot] = set()
@@ -70,6 +72,7 @@ class _Backlog:
         self._filled_at = now
 
     def refill(self, rate: float, now: float) -> float:
+        """Return how many may be taken now, at ``rate`` tasks a second."""
         self.tokens = min(self.tokens + (now - self._filled_at) * rate, max(1.0, rate * BURST_SECONDS))
         self._filled_at = now
         return self.tokens

@@ -22,7 +22,7 @@ The same look finds slots with a key that toc did not write. Only these slots co
 key is gone, the slot has lost its data.
 
 A node that is at its maxmemory takes no new entries; what it has still moves. So its slots count as out of
-reach as well: the poller takes what is indexed, the fallback the rest.
+reach as well: the poller takes what is indexed; the rest is taken by rows.
 
 The watch also asks whose index this is. If workers of another task table were there first, by mistake on the
 same Redis and namespace, each side would drop the other's entries as orphans. So this worker sends nothing

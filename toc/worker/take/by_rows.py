@@ -1,0 +1,319 @@
+"""Take by rows: due tasks are read from the tables and run under leases, where no index says what is due.
+
+That is so in a cluster without an index, and in one with an index while the Redis node of a slot has not
+answered for a second. Once a second the slot's owner reads what comes due within the next moment, keeps it in
+mind and takes each task at its time: a lease is committed on the row, then its handler may start. No other
+worker runs a task with a lease, whether it reads the index, the rows, or neither. The lease is refused if the
+row has ended or is not due any more, so until then a cancel or reschedule is in time.
+
+The owner does this, not the sweeper of the table: its app handles the topic, and where there is an index it
+holds what was prepared before the outage, so it knows what not to take.
+
+    same row check, dispatcher and finisher; without a fencing token there is no move in Redis
+    a failed try: its row says when it is due again, and a later look takes it
+    the index is back: looks continue for a moment beside the poller, until the sweep has caught up
+
+If the poller prepares such a task later, ``Inflight`` finds its id. Other workers find the lease or the ended
+row. Each database server has a loop of its own: one that hangs delays no task of the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+from toc.loop import Loop, Wake
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.handler import Handler
+from toc.model.topic import Slot, Topic
+from toc.observe.log import get_logger
+from toc.observe.metrics import WITHOUT_INDEX
+from toc.store.servers.shards import Trouble
+from toc.store.store import Store
+from toc.store.tasks.scan import DueRow, Position
+from toc.worker.check import Checker
+from toc.worker.entry import NO_FENCE, Entry, Inflight
+from toc.worker.index_watch import IndexWatch
+from toc.worker.lease_keeper import LeaseKeeper
+from toc.worker.run.dispatch import Dispatcher
+from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
+from toc.worker.slots import SlotBook
+from toc.worker.take.resume_rate import PACE_MS, Backlog
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How often the tables are read."""
+AHEAD_MS = 1200
+"""How far ahead of now: until the next look, and a little longer."""
+SOON_SECONDS = 0.2
+"""When to look again for tasks whose former holder has died: its crash is charged first."""
+GATHER_SECONDS = 0.004
+"""Least time between two takes: a commit costs several times what its leases cost."""
+IDLE_SECONDS = 0.5
+OWNED_SECONDS = 1.5
+"""How long a slot must be ours where there is an index. By then its former owner has leases on what it took
+and still runs."""
+LINGER_SECONDS = 2.5
+"""How long looks continue after the index is back. By then the sweep has indexed all recent submissions."""
+MIN_PAGE = 100
+ROWS_PER_LOOK = 4000
+"""Rows that one look reads at most, about, if they are spread evenly over its tables."""
+ENOUGH = 2000
+"""While as many rows of a topic are known, no more of it are read: what they would hide comes first."""
+MAX_TAKEN = 500
+"""Most leases of one commit."""
+RETRY_SECONDS = 5.0
+"""Pause before a database server that failed is queried again."""
+START = Position(0)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is known of one database server's rows. Used by its loop alone."""
+
+    due: dict[str, list[tuple[int, int, DueRow]]] = field(default_factory=dict)
+    """By topic, a heap of our rows: their times (ms), their ids."""
+    after: dict[int, Position] = field(default_factory=dict)
+    """Tables that hold more than was read, with the position to continue from."""
+    look_at: float = float("-inf")
+    """When to read again (monotonic)."""
+    taken_at: float = float("-inf")
+    failed_until: float = float("-inf")
+    """When a server that failed is queried again (monotonic)."""
+    unsure: list[Entry] = field(default_factory=list)
+    """Entries whose leases were requested when the server failed. Held until it answers."""
+    looking: bool = False
+    heads: Mapping[str, int] = field(default_factory=dict)
+    """When the first known row of each topic is due (ms). Replaced as a whole."""
+
+
+@dataclass(kw_only=True, eq=False)
+class RowTaker:
+    """The loops that take tasks by their rows, one for each database server. ``wakes`` end their sleeps.
+
+    ``watch`` tells the slots for which no index answers; None: there is no index.
+    """
+
+    store: Store
+    catalog: TopicCatalog
+    clock: Clock
+    handlers: Mapping[str, Handler]
+    book: SlotBook
+    inflight: Inflight
+    finisher: Finisher
+    dispatcher: Dispatcher
+    leases: LeaseKeeper
+    watch: IndexWatch | None
+    checker: Checker
+    wakes: Sequence[Wake]
+
+    def __post_init__(self) -> None:
+        self._tables_of_server = self.store.tables_of_server()
+        self._lost: dict[Slot, float] = {}
+        """Slots whose index is out of reach, with the time until which they are served here (monotonic)."""
+        self._resumed: dict[str, Backlog] = {}
+        """The topics that were resumed at a rate."""
+        self._lock = threading.Lock()
+        """Held to change either."""
+        self._plans = [_Plan() for _ in self._tables_of_server]
+        self._taking = True
+        self.loops = [
+            Loop(f"rows-{number}", partial(self.run_once, number), self.wakes[number])
+            for number in range(len(self._plans))
+        ]
+
+    @property
+    def slots(self) -> int:
+        """How many slots are served from the tables now, because their Redis node is out of reach."""
+        return len(self._lost)
+
+    def first_due(self) -> dict[str, int]:
+        """By topic, when the first task was due (ms) that is known and was not taken."""
+        first: dict[str, int] = {}
+        for topic, due in chain.from_iterable(plan.heads.items() for plan in self._plans):
+            first[topic] = min(first.get(topic, due), due)
+        return first
+
+    def pause_taking(self) -> None:
+        """Take nothing more."""
+        self._taking = False
+        self.look_now()
+
+    def look_now(self) -> None:
+        """Look again now."""
+        for plan, wake in zip(self._plans, self.wakes, strict=True):
+            plan.look_at = plan.taken_at = float("-inf")
+            wake()
+
+    @property
+    def settled(self) -> bool:
+        """Whether no look is under way. If so, and ``pause_taking`` was called before, every entry
+        that was taken is held."""
+        return not any(plan.looking for plan in self._plans)
+
+    def run_once(self, server: int) -> float:
+        """Look at a database server if it is time, and take what is due. Returns the seconds until the
+        next."""
+        plan = self._plans[server]
+        plan.looking = True  # before it asks whether it may take
+        try:
+            return self._run_once(server, plan)
+        finally:
+            plan.looking = False
+
+    def _run_once(self, server: int, plan: _Plan) -> float:
+        now = self.clock.monotonic()
+        slots = self._slots(now)
+        if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
+            self.finisher.give_back_unread(plan.unsure)
+            plan.due, plan.after, plan.unsure, plan.heads = {}, {}, [], {}
+            plan.look_at = float("-inf")
+            return IDLE_SECONDS
+        if now < plan.failed_until:
+            return plan.failed_until - now
+        if now >= plan.look_at and not self._look(server, plan, slots):
+            return RETRY_SECONDS
+        if now < plan.taken_at + GATHER_SECONDS:
+            return plan.taken_at + GATHER_SECONDS - now
+        wait = self._take(plan, slots)
+        plan.heads = {name: rows[0][0] for name, rows in plan.due.items() if rows}
+        return max(min(wait, plan.look_at - self.clock.monotonic()), 0.0)
+
+    # --- what is due
+
+    def _slots(self, now: float) -> Collection[Slot]:
+        """Our slots, if there is no index; or those whose node is out of reach, or was until a moment ago."""
+        wanted = self.book.wanted
+        if self.watch is None:
+            return wanted
+        with self._lock:
+            for slot in self.watch.out_of_reach(wanted):
+                if now - wanted[slot] >= OWNED_SECONDS:  # [rule: owned-long]
+                    self._lost[slot] = now + LINGER_SECONDS
+            self._lost = {slot: until for slot, until in self._lost.items() if until > now and slot in wanted}
+            return self._lost
+
+    def _served(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of the topics whose tasks may start here."""
+        known = self.catalog.known()
+        pairs = ((known.get(name), self.handlers.get(name)) for name in names)
+        return {topic.name: topic for topic, handler in pairs if topic and handler and handler.serves(topic)}
+
+    def _look(self, server: int, plan: _Plan, slots: Collection[Slot]) -> bool:
+        """Read what comes due in a server's tables, or go on where it was more than a page. False if the
+        server did not answer."""
+        began = self.clock.monotonic()
+        served = self._served({slot.topic for slot in slots})
+        enough = {name for name, rows in plan.due.items() if len(rows) >= ENOUGH}
+        if not plan.after:
+            plan.due = {name: plan.due[name] for name in enough & served.keys()}
+        topics = {topic.biz_type: topic for name, topic in served.items() if name not in enough}
+        tables = self._tables_of_server[server]
+        starts, plan.after = plan.after or dict.fromkeys(tables, START), {}
+        plan.look_at = began + LOOK_SECONDS
+        if not topics:
+            return True
+        limit = max(MIN_PAGE, ROWS_PER_LOOK // len(tables))
+        where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.store.leases.untaken()}"
+        pages = self.store.scans.page(starts, self.clock.now_ms() + AHEAD_MS, limit, where=where)
+        if not pages and pages.unanswered:
+            self._failed(plan, pages.unanswered)
+            return False
+        plan.after = {table: page[-1].position for table, page in pages.items() if len(page) == limit}
+        for row in chain.from_iterable(pages.values()):
+            topic = topics[row.biz_type]
+            if topic.slot(row.slot_crc, row.slot_amount) in slots:
+                rows = plan.due.setdefault(topic.name, [])
+                heapq.heappush(rows, (row.next_time, row.job_id, row))
+        took = self.clock.monotonic() - began
+        # At most half of the time; much less if a look only skips what is not for us.
+        plan.look_at = began + (2 * took if plan.after else max(LOOK_SECONDS, 4 * took))
+        return True
+
+    def _failed(self, plan: _Plan, errors: Mapping[int, Trouble]) -> None:
+        plan.failed_until = self.clock.monotonic() + RETRY_SECONDS
+        log.warning("rows_not_taken", error=str(next(iter(errors.values()))))
+
+    # --- take
+
+    def _take(self, plan: _Plan, slots: Collection[Slot]) -> float:
+        """Take what is due and can start soon. Returns the seconds until more is due."""
+        if self.finisher.backlog > MAX_UNWRITTEN:
+            return SOON_SECONDS
+        entries, plan.unsure = plan.unsure, []
+        wait = LOOK_SECONDS
+        for name, topic in self._served(list(plan.due)).items():
+            rows = plan.due[name]
+            if rows and rows[0][0] <= self.clock.now_ms():
+                room = min(self.dispatcher.room(name), MAX_TAKEN - len(entries))
+                if room <= 0:
+                    self.dispatcher.want_room(name)
+                    continue
+                chosen = self._choose(topic, rows, slots, room)
+                wait = PACE_MS / 1000 if not chosen else wait
+                entries += chosen
+            if rows:
+                wait = min(wait, max(rows[0][0] / 1000 - self.clock.time(), GATHER_SECONDS))
+        if entries:
+            plan.taken_at = self.clock.monotonic()
+            self._start(plan, entries)
+        return wait
+
+    def _choose(
+        self, topic: Topic, rows: list[tuple[int, int, DueRow]], slots: Collection[Slot], room: int
+    ) -> list[Entry]:
+        """Hold those of a topic's rows that are due, those that have waited longest first."""
+        now, at = self.clock.monotonic(), self.clock.now_ms()
+        limited = topic.resume_rate > 0 and rows[0][0] < topic.resumed_at
+        tokens = self._tokens(topic, slots, now) if limited else room
+        chosen: list[Entry] = []
+        while rows and rows[0][0] <= at and len(chosen) < min(room, tokens):
+            row = heapq.heappop(rows)[2]
+            slot = topic.slot(row.slot_crc, row.slot_amount)
+            entry = Entry(row.job_id, slot, NO_FENCE, topic, self.handlers[topic.name], at, now)
+            if slot in slots and self.inflight.hold_if_free(entry):
+                chosen.append(entry)
+        if limited:
+            with self._lock:
+                self._resumed[topic.name].tokens -= len(chosen)
+        return chosen
+
+    def _tokens(self, topic: Topic, slots: Collection[Slot], now: float) -> int:
+        """How many tasks of a topic that was resumed at a rate may be taken now."""
+        with self._lock:
+            backlog = self._resumed.get(topic.name)
+            if backlog is None or backlog.resumed_at != topic.resumed_at:
+                backlog = self._resumed[topic.name] = Backlog(topic.resumed_at, now)
+            owned = sum(slot.topic == topic.name for slot in slots)
+            return int(backlog.refill(topic.resume_rate * owned / topic.slot_amount, now))
+
+    def _start(self, plan: _Plan, entries: list[Entry]) -> None:
+        """Lease the rows of entries that are held and due, and have those checked."""
+        if self.clock.monotonic() < self.inflight.shared_until:  # learned during this look
+            self.finisher.give_back_unread(entries)
+            return
+        failed = self.leases.take(entries, due_by=self.clock.now_ms())  # [rule: taken-by-lease]
+        if failed:
+            plan.unsure = [entry for entry in entries if entry.job_id in failed]
+            entries = [entry for entry in entries if entry.job_id not in failed]
+            self._failed(plan, failed)
+        # A slot may have been handed over meanwhile, and where there is an index its new owner may run what
+        # has no lease yet.
+        wanted = self.book.wanted
+        self.finisher.give_back_unread(entry for entry in entries if entry.slot not in wanted)
+        entries = [entry for entry in entries if entry.slot in wanted]
+        leased = [entry for entry in entries if entry.lease.until]
+        if len(leased) < len(entries):
+            plan.look_at = min(plan.look_at, self.clock.monotonic() + SOON_SECONDS)
+        if self.watch is not None:
+            for topic_name, count in Counter(entry.topic.name for entry in leased).items():
+                WITHOUT_INDEX.of(topic_name).add(count)
+        if entries:  # without a lease too: the crash of its former holder may have to be charged
+            self.checker.check(entries)

@@ -1,1 +1,0 @@
-"""Without Redis: how its absence and its losses are noticed, and what runs meanwhile."""
