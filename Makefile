@@ -53,8 +53,7 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 # Besides the table's: outages of Redis seen from within, which no other target runs in full.
-OUTAGES := tests/integration/system/test_split_from_redis.py tests/integration/system/test_without_redis.py \
-	tests/integration/test_webhook_receivers.py
+OUTAGES := tests/integration/system/test_without_redis.py tests/integration/test_webhook_receivers.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(OUTAGES) -m "not chaos" --measure $(ARGS)

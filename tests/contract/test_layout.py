@@ -193,18 +193,3 @@ def test_after_a_change_of_slot_amount_a_task_stays_in_the_slot_that_its_row_nam
         assert list(contract.scores(old)) == [f"c.grow_{crc(str(biz)) % 2}"]
         fresh.cancel(old)
         assert contract.scores(old) == {}
-
-
-def test_a_task_beyond_the_horizon_waits_in_mysql_only(contract: Contract) -> None:
-    created = contract.toc(
-        "topic", "create", "c.near", "--biz-type", "51", "--slots", "1", "--horizon", "3600"
-    )
-    assert created.returncode == 0, created.stderr
-    far = contract.center.submit("c.near", biz_id=1, delay=timedelta(days=2))
-    assert contract.scores(far) == {}
-    near = contract.center.submit("c.near", biz_id=1, delay=60)
-    assert list(contract.scores(near)) == ["c.near_0"]
-    contract.center.reschedule(near, action_time=datetime.now(UTC) + timedelta(days=3))
-    assert contract.scores(near) == {}, "rescheduled beyond the horizon, still in the index"
-    contract.center.reschedule(far, action_time=datetime.now(UTC) + timedelta(minutes=5))
-    assert list(contract.scores(far)) == ["c.near_0"]

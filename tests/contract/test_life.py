@@ -260,6 +260,16 @@ def test_an_entry_too_early_is_put_back_at_its_time_and_charged_nothing(running:
     assert (row["attempts"], row["status"]) == (0, 0)
 
 
+def test_an_action_time_that_was_moved_in_the_table_itself_is_kept(running: Contract) -> None:
+    """By whomever: the row decides, whatever its next_time and the index say."""
+    job_id = submit(running, "c.plain", 27, 0.5)
+    later = "action_time = action_time + INTERVAL 2000000 MICROSECOND"
+    running.query(f"UPDATE {running.table(job_id)} SET {later} WHERE job_id = %s", job_id)
+    until_status(running, job_id, 2)
+    (start,) = running.history(job_id)
+    assert start["at"] / 1e6 >= ms(running.row(job_id)["action_time"])
+
+
 def test_forged_early_entries_near_the_due_time_never_run_early(running: Contract) -> None:
     job_ids = running.center.submit_many(
         [NewTask("c.plain", biz_id=3000 + n, delay=2 + n / 1000) for n in range(200)]

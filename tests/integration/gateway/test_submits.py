@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import itertools
 import json
 import secrets
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.gateway import Gateway, Reply
-from harness.patience import until
-from harness.system import System
-
-from toc.model.sharding import BizId
 
 TASKS = "/v1/topics/test.sync/tasks"
 numbers = itertools.count(1_000_000, 1000)
@@ -243,71 +235,3 @@ def test_a_repeated_batch_stores_nothing_twice(shared: Gateway, biz: int) -> Non
     assert len({one["job_id"] for one in first.body["tasks"]}) == 30
     found = shared.call("GET", f"/v1/tasks?biz_id={biz}").body["tasks"]
     assert len(found) == 1
-
-
-def test_requests_that_race_are_done_once(shared: Gateway, biz: int) -> None:
-    keys = [secrets.token_hex() for _ in range(20)]
-    first = submit(shared, biz_id=biz, dedup_key="k", on_conflict="replace")
-
-    def one(n: int) -> str:
-        return str(
-            submit(
-                shared,
-                keys[n % 20],
-                biz_id=biz,
-                dedup_key="k",
-                on_conflict="replace",
-                attribute={"n": n % 20},
-            )
-        )
-
-    def unnamed(n: int) -> str:
-        return str(submit(shared, f"u-{keys[n % 20]}", biz_id=biz + 1, attribute={"n": n % 20}).body)
-
-    with ThreadPoolExecutor(16) as pool:
-        told = list(pool.map(one, range(100)))
-        stored = list(pool.map(unnamed, range(100)))
-    assert all("'outcome': 'replaced'" in reply for reply in told), told
-    assert shared.call("GET", f"/v1/tasks/{first.body['job_id']}").body["version"] == 20
-    assert [stored[n] == stored[n % 20] for n in range(100)] == [True] * 100
-    assert len(shared.call("GET", f"/v1/tasks?biz_id={biz + 1}").body["tasks"]) == 20
-
-
-# --- row 43 of the faults
-
-
-@pytest.fixture
-def doomed(system: System, tmp_path: Path) -> Iterator[Gateway]:
-    """A gateway one process of which dies between the commit of its first submit and the answer."""
-    gateway = Gateway(
-        system,
-        "--processes",
-        "2",
-        env={"TOC_FAILPOINT": "batch.rows-stored:1", "TOC_FAILPOINT_ONCE": str(tmp_path / "once")},
-    )
-    yield gateway
-    assert gateway.stop() == 0
-
-
-@pytest.mark.parametrize("conflict", ["keep", "replace"])
-def test_a_request_whose_answer_was_lost_with_its_process_is_repeated_and_stands_once(
-    system: System, doomed: Gateway, tmp_path: Path, conflict: str
-) -> None:
-    before = len(doomed.children())
-    task = {"biz_id": 9, "delay": 3600, "body": "b"}
-    if conflict == "replace":
-        system.center.submit("test.sync", biz_id=9, delay=60, dedup_key="k")
-        task |= {"on_conflict": "replace", "dedup_key": "k"}
-    key = {"Idempotency-Key": "one"}
-    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-        doomed.call("POST", TASKS, task, headers=key, attempts=1)
-    assert (tmp_path / "once").exists()
-    (row,) = system.center.store.find(BizId.of(9))
-    assert until(lambda: doomed.call("GET", "/v1/topics").status == 200, 10)
-    again = doomed.call("POST", TASKS, task, headers=key)
-    assert again.body["job_id"] == str(row.job_id)
-    assert again.status == (201 if conflict == "keep" else 200)
-    (now,) = system.center.store.find(BizId.of(9))
-    assert (now.job_id, now.version) == (row.job_id, int(conflict == "replace"))
-    assert body_of(doomed, again.body["job_id"])[0] == b"b"
-    assert until(lambda: len(doomed.children()) == before, 20)

@@ -10,7 +10,6 @@ import pytest
 
 from toc.index.queues import Queues
 from toc.webhooks import limiter as limiter_module
-from toc.webhooks.breaker import FAILURES
 from toc.webhooks.capacity import MIN_WAIT_SECONDS, Capacity, Full
 from toc.webhooks.limiter import Limiter
 
@@ -80,53 +79,5 @@ def test_what_one_process_no_longer_uses_another_one_has_at_once(
         finally:
             first.close()
             second.close()
-
-    asyncio.run(whole())
-
-
-def test_a_breaker_holds_for_all_processes_and_one_of_them_probes(queues: Queues) -> None:
-    down = True
-    probes = 0
-
-    async def tried(limiter: Limiter, capacity: Capacity) -> bool:
-        nonlocal probes
-        try:
-            await limiter.enter(capacity, 0)
-        except Full:
-            return False
-        probes += capacity.breaker.state == "half-open"  # others may go as soon as it is closed
-        era = capacity.breaker.era
-        await asyncio.sleep(0.3)
-        limiter.judge(capacity, era, well=not down)
-        limiter.leave(capacity, 0.3)
-        return True
-
-    async def whole() -> None:
-        nonlocal down, probes
-        processes = [Limiter(queues.permits, name, lambda: 3) for name in ("first", "second", "third")]
-        places = [(limiter, limiter.of("shop", 100, None)) for limiter in processes]
-        try:
-            first = places[0]
-            for limiter, capacity in places:
-                await limiter.enter(capacity, 0)
-                limiter.leave(capacity, 0.01)
-            for _ in range(FAILURES):
-                first[0].judge(first[1], first[1].breaker.era, well=False)
-            async with asyncio.timeout(120):  # the others learn of it without a request of their own
-                while not all(capacity.breaker.state == "open" for _, capacity in places):
-                    await asyncio.sleep(0.05)
-                for opened in (1, 2):  # the first probe fails, the second one succeeds
-                    probes, down = 0, opened == 1
-                    era = first[1].breaker.era
-                    while first[1].breaker.era == era:
-                        await asyncio.gather(*(tried(*place) for place in places * 5))
-                        await asyncio.sleep(0.05)
-                    assert probes == 1, "of many requests in three processes"
-                while not all(capacity.breaker.state == "closed" for _, capacity in places):
-                    await asyncio.gather(*(tried(*place) for place in places))
-                    await asyncio.sleep(0.05)
-        finally:
-            for limiter in processes:
-                limiter.close()
 
     asyncio.run(whole())

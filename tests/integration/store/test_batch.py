@@ -20,7 +20,6 @@ from toc.store.store import Store
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.history import LINE_CHARS
 from toc.store.tasks.plan import TRIED_BEFORE
-from toc.store.tasks.select import Selection
 
 NewRow = Callable[..., TaskRow]
 
@@ -32,14 +31,6 @@ def failure(row: TaskRow, **changes: Any) -> Failure:
         row.job_id, row.version, row.attempts, row.crashes, row.attempts + 1, 0, row.next_time + 1000, "boom"
     )
     return made._replace(**changes)
-
-
-def dead_row(store: Store, row: TaskRow) -> TaskRow:
-    insert(store, row)
-    assert store.die([failure(row)]) == {row.job_id: Guard.APPLIED}
-    found = store.get(row.job_id)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(("due", "expires"), [(60_000, 120_000), (-60_000, 60_000)])
@@ -91,11 +82,6 @@ def test_what_each_failed_try_raised_is_kept_and_the_oldest_give_way(store: Stor
     assert kept[-1].error == "the end"
     assert kept[-2].error == f"39 {'ü' * 197}"
     assert store.history(new_row().job_id) == []
-
-
-def test_ids_that_are_not_numbers_never_get_into_sql(store: Store) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        store.read(["1) OR (1=1"])  # type: ignore[list-item]
 
 
 def test_finish_names_every_case_and_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
@@ -157,31 +143,6 @@ def test_each_task_is_done_by_one_of_many_threads(store: Store, new_row: NewRow)
         assert sorted(case.value for case in cases) == ["already"] * 7 + ["done"]
 
 
-def test_a_failed_try_is_written_on_the_row(store: Store, new_row: NewRow) -> None:
-    row, other = new_row(), new_row()
-    insert_many(store, [row, other])
-
-    assert store.fail([failure(row, new_crashes=2, next_time=T0, error="é' %s \x00" + "x" * 2000)]) == {
-        row.job_id: Guard.APPLIED
-    }
-
-    after = store.get(row.job_id)
-    assert after is not None
-    expected = row._replace(
-        attempts=1, crashes=2, next_time=T0, last_error=after.last_error, gmt_modified=after.gmt_modified
-    )
-    assert after == expected
-    assert after.last_error == "é' %s \x00" + "x" * 1017
-    assert store.get(other.job_id) == other
-
-
-def test_a_timeout_that_charged_no_try_still_stops_the_late_failure(store: Store, new_row: NewRow) -> None:
-    row = new_row(attempts=15)
-    insert(store, row)
-    assert store.fail([failure(row, new_attempts=15, new_crashes=1)]) == {row.job_id: Guard.APPLIED}
-    assert store.fail([failure(row)]) == {row.job_id: Guard.LOST}
-
-
 def test_failures_of_a_batch_are_guarded_one_by_one(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(40)]
     insert_many(store, rows)
@@ -210,30 +171,6 @@ def test_the_ids_of_a_biz_id_are_read_page_by_page_and_without_the_rows(
     assert store.ids_of(BizId.of("order-7"), 7) == sorted(row.job_id for row in rows)
     assert len(sent) == 3
     assert not any("attribute" in statement.sql for statement in sent)
-
-
-def test_cancel_returns_the_row_as_it_was_and_works_once(store: Store, new_row: NewRow) -> None:
-    row = new_row()
-    insert(store, row)
-
-    assert store.cancel_many([row.job_id]) == {row.job_id: (True, row)}
-    changed, again = store.cancel_many([row.job_id])[row.job_id]
-
-    assert not changed
-    assert again is not None
-    assert (again.status, again.attempts) == (TaskStatus.CANCELLED, 0)
-    assert store.cancel_many([new_row().job_id]) == {}
-
-
-def test_cancel_leaves_processed_and_dead_rows_alone(store: Store, new_row: NewRow) -> None:
-    processed, doomed = new_row(), new_row()
-    insert(store, processed)
-    store.finish([(processed.job_id, 0)])
-    dead = dead_row(store, doomed)
-    for row in (store.get(processed.job_id), dead):
-        assert row is not None
-        assert store.cancel_many([row.job_id]) == {row.job_id: (False, row)}
-    assert store.get(dead.job_id) == dead
 
 
 def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row: NewRow) -> None:
@@ -333,21 +270,3 @@ def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own
     assert len(beaten) == times
     assert after is not None
     assert (after.version, after.action_time) == (times + 1, T0 + 9000)
-
-
-def test_reschedule_changes_only_pending_rows(store: Store, new_row: NewRow) -> None:
-    row = new_row()
-    insert(store, row)
-    store.cancel_many([row.job_id])
-    before = store.get(row.job_id)
-    assert store.reschedule(row.job_id, T0) == (False, before)
-    assert store.get(row.job_id) == before
-    assert store.reschedule(new_row().job_id, T0) == (False, None)
-
-
-# --- scanning -------------------------------------------------------------------------------------------
-
-
-def test_dead_rows_of_a_text_biz_id_are_found(store: Store, new_row: NewRow) -> None:
-    row = dead_row(store, new_row("order-é"))
-    assert row in store.selections.newest(Selection(TaskStatus.DEAD, biz=BizId.of("order-é")), None, 100).rows

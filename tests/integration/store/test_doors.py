@@ -18,7 +18,6 @@ from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
     StoreUnavailable,
-    TokensUnavailable,
     TooManyTopics,
     TopicClosed,
     TopicExists,
@@ -31,7 +30,7 @@ from toc.model.template import Template
 from toc.model.topic import Delivery, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
-from toc.operate.tokens import KEPT_SECONDS, PREFIX, TokenBook, digest, revoke_token
+from toc.operate.tokens import PREFIX, digest, revoke_token
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import OpenTasks
@@ -172,29 +171,6 @@ def test_a_name_with_a_space_behind_it_is_another_name(mysql_store: Store) -> No
     with pytest.raises(UnknownTemplate):
         mysql_store.templates.delete("spaced.* ")
     mysql_store.templates.delete("spaced.*")
-
-
-def test_known_tokens_hold_for_ten_minutes_while_the_table_is_away(
-    through_proxy: Store, mysql_store: Store, proxy: Proxy
-) -> None:
-    clock = SetClock()
-    book = TokenBook(through_proxy.tokens, clock)
-    token = Token("kept", frozenset({Role.READ}), ("*",), created=clock.now)
-    mysql_store.tokens.create(token, digest(PREFIX + "kept"))
-    book.run_once()
-    proxy.refuse()
-    clock.now += int(KEPT_SECONDS * 1000)
-    book.run_once()
-    assert book.find(PREFIX + "kept") == token
-    with pytest.raises(TokensUnavailable):
-        book.find(PREFIX + "perhaps a new one")
-    clock.now += 1
-    with pytest.raises(TokensUnavailable):
-        book.find(PREFIX + "kept")
-    mysql_store.tokens.revoke("kept")
-    proxy.accept()
-    book.run_once()
-    assert book.find(PREFIX + "kept") is None
 
 
 def test_every_change_has_its_intent_and_what_came_of_it(store: Store) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from harness.leases import taken
 from harness.patience import until
-from harness.rows import insert, insert_many
+from harness.rows import insert
 
 from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import CRASHED, Failure, after_expiry
 from toc.store.servers.server import Statement
 from toc.store.store import Store
-from toc.store.tasks.batch import Finish, Guard
+from toc.store.tasks.batch import Guard
 from toc.store.tasks.leases import RAN_OUT
 from toc.store.tasks.scan import Position
 
@@ -85,20 +84,6 @@ def test_one_of_two_takes_a_row_and_may_take_it_again(one: Store, two: Store, ro
     assert taken(two.leases, {row.job_id: 30}) == {row.job_id}
 
 
-def test_each_row_is_taken_by_one_of_many(place: Any, one: Store, new_row: NewRow) -> None:
-    rows = [new_row() for _ in range(200)]
-    insert_many(one, rows)
-    stores = [place.open() for _ in range(4)]
-    for n, store in enumerate(stores):
-        store.leases.identify(f"worker-{n}")
-    with ThreadPoolExecutor(4) as pool:
-        wanted = {row.job_id: 30 for row in rows}
-        ours = list(pool.map(lambda store: taken(store.leases, wanted), stores))
-    for store in stores:
-        store.close()
-    assert sorted(job_id for ids in ours for job_id in ids) == sorted(wanted)
-
-
 def test_a_lease_runs_out_by_the_clock_of_the_server(one: Store, two: Store, row: TaskRow) -> None:
     """The other worker's clock, an hour ahead, has no say."""
     one.leases.take({row.job_id: 30})
@@ -150,17 +135,6 @@ def test_a_failure_touches_nothing_that_another_has_leased(one: Store, two: Stor
     assert one.fail([failure(row)]) == {row.job_id: Guard.APPLIED}
     again = two.read_tries([row.job_id])[row.job_id]
     assert (again.attempts, again.lease) == (1, 0)
-
-
-def test_a_success_counts_whoever_has_the_lease(one: Store, two: Store, row: TaskRow) -> None:
-    one.leases.take({row.job_id: 30})
-    assert two.finish([(row.job_id, 0)]) == {row.job_id: Finish.DONE}
-    assert one.finish([(row.job_id, 0)]) == {row.job_id: Finish.ALREADY}
-
-
-def test_what_has_ended_is_not_leased(one: Store, row: TaskRow) -> None:
-    one.finish([(row.job_id, 0)])
-    assert taken(one.leases, {row.job_id: 30}) == set()
 
 
 def test_a_cancel_of_a_leased_row_says_that_it_was_tried(one: Store, two: Store, row: TaskRow) -> None:

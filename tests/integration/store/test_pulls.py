@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -193,55 +192,3 @@ def test_rows_are_read_with_a_clock_that_is_not_behind(store: Store, new_row: Ne
     for _ in range(100):
         before = time.time_ns() // 1_000_000
         assert store.pulls.read([row.job_id])[row.job_id].now >= before
-
-
-def test_at_the_end_of_ttr_a_lease_lives_on_or_is_handed_out_anew_never_both(
-    place: Any, store: Store, new_row: NewRow
-) -> None:
-    """Extend, nack, ack and the next hand-out meet at the same instant."""
-    rows = due_rows(store, new_row, 60)
-    first = {job_id: lease for job_id, (_, lease) in hand_out(store, rows, ttr_ms=1000).items() if lease}
-    assert len(first) == 60
-    until = max(row.next_time for row in store.pulls.read(first).values()) / 1000
-    extended, nacked, acked = rows[:20], rows[20:40], rows[40:]
-    others = [place.open() for _ in range(2)]
-    start = threading.Barrier(3)
-
-    def meet(do: Callable[[TaskRow], Any]) -> dict[int, Any]:
-        start.wait()
-        results = {}
-        for n in range(20):
-            time.sleep(max(0.0, until - 0.02 + n * 0.002 - time.time()))
-            for row in (extended[n], nacked[n], acked[n]):
-                results[row.job_id] = do(row)
-        return results
-
-    def answer(row: TaskRow) -> Any:
-        lease = first[row.job_id]
-        if row in extended:
-            return others[0].pulls.extend([(lease, 30_000, 60_000)]).whole()[row.job_id]
-        if row in nacked:
-            as_read = others[0].pulls.read([row.job_id])[row.job_id]
-            return others[0].pulls.nack([(lease, Nack(as_read, True, 0, "no"))]).whole()[row.job_id]
-        return others[0].pulls.ack([lease]).whole()[row.job_id]
-
-    with ThreadPoolExecutor(3) as pool:
-        answers = pool.submit(meet, answer)
-        taken = [pool.submit(meet, take_with(one)) for one in others]
-        again = [future.result() for future in taken]
-        told = answers.result()
-    for one in others:
-        one.close()
-    final = store.read(first)
-    for row in rows:
-        holders = [each[row.job_id] for each in again if each[row.job_id] is not None]
-        assert len(holders) <= 1
-        if row in extended:
-            assert (told[row.job_id] is None) or not holders
-        elif row in nacked:
-            assert (told[row.job_id] is None) or not holders, "dead, and handed out"
-            assert (final[row.job_id].status == TaskStatus.DEAD) is (told[row.job_id] is not None)
-        else:
-            assert told[row.job_id] in (AckOutcome.ACKED, AckOutcome.LATE)
-            assert final[row.job_id].status == TaskStatus.PROCESSED
-    assert {*(told[row.job_id] is None for row in extended)}, "both happened"

@@ -155,14 +155,6 @@ def test_an_ended_task_loses_its_name_to_a_new_one(store: Store, new_row: NewRow
     assert put(store, named(new_row, row)).put == (again.job_id, REPLACED)
 
 
-def test_a_name_holds_in_its_topic_alone(store: Store, new_row: NewRow) -> None:
-    row = new_row("id-1", dedup_key="k")
-    put(store, row)
-    other = named(new_row, row, biz_type=8)
-    assert put(store, other).put == (other.job_id, NEW)
-    assert of_name(store, row, 7, 8) == [row, other]
-
-
 # --- requests
 
 

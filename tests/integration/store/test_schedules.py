@@ -167,29 +167,6 @@ def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
     assert store.schedules.delete(stored, planned)
 
 
-def test_only_what_is_due_is_read(store: Store) -> None:
-    tables = range(4)
-    names = [f"rest{number}" for number in range(40)]
-    for number, name in enumerate(names):
-        new(store, name, now=NOW + 10**9 + number)
-    mine = [name for name in names if store.schedules.table_of(name) in tables]
-    looks = [NOW + 10**9 + int(name[4:]) for name in mine]
-    soonest, failed = store.schedules.soonest(tables)
-    assert not failed
-    for table in tables:
-        here = [
-            look for name, look in zip(mine, looks, strict=True) if store.schedules.table_of(name) == table
-        ]
-        assert soonest.get(table, 10**15) <= min(here, default=10**16)
-    due = store.schedules.due(tables, NOW + 10**9 + 20, 100)
-    found = {one.stored.name for one in due.rows if one.stored.name.startswith("rest")}
-    assert found == {name for name in mine if int(name[4:]) <= 20}
-    names_of_page = [stored.name for stored in store.schedules.page("rest", 1000)]
-    assert names_of_page == sorted(names_of_page)
-    assert set(names) <= set(names_of_page)
-    assert len(store.schedules.page("rest", 7)) == 7
-
-
 def test_what_is_not_due_by_its_server_is_not_due_and_the_time_is_the_earlier_of_both_clocks(
     store: Store,
 ) -> None:

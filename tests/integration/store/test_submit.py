@@ -30,25 +30,6 @@ from toc.store.tasks.plan import Stored
 NewRow = Callable[..., TaskRow]
 
 
-@pytest.mark.parametrize("biz_id", [0, 2**63 - 1, "order-é\\' % %s ; --", "x" * 255])
-def test_a_row_comes_back_as_it_was_inserted(store: Store, new_row: NewRow, biz_id: int | str) -> None:
-    row = new_row(
-        biz_id,
-        slot_basis="elsewhere",
-        biz_type=2**63 - 1,
-        attribute='{"a":"%s \\\\ \'; DROP TABLE x; -- 🕰"}',
-        dedup_key="k' % \\ é",
-        action_time=1_893_456_000_001,
-        gmt_create=1_700_000_000_999,
-        last_error="é\x00\n'\\",
-    )
-
-    assert insert(store, row) == row.job_id
-
-    assert store.get(row.job_id) == row
-    assert store.find(BizId.of(biz_id), row.biz_type) == [row]
-
-
 def test_a_taken_job_id_is_replaced_by_a_new_one(store: Store, new_row: NewRow) -> None:
     first = new_row()
     insert(store, first)

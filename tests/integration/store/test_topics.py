@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from toc.model.errors import InvalidTopic, TopicExists
-from toc.model.topic import Topic, TopicType
+from toc.model.topic import Topic
 from toc.store.store import Store
 
 _numbers = itertools.count(1000)
@@ -20,23 +20,6 @@ _numbers = itertools.count(1000)
 def topic() -> Topic:
     number = next(_numbers)
     return Topic(f"order.close-{number}", number, 16)
-
-
-def test_an_unknown_topic_is_none_and_names_differ_by_case(store: Store, topic: Topic) -> None:
-    store.topics.create(topic)
-    assert store.topics.get(topic.name.upper()) is None
-    assert store.topics.get("' OR 1=1 -- ") is None
-
-
-@pytest.mark.parametrize("same", ["name", "biz_type"])
-def test_a_name_or_biz_type_that_is_taken_is_refused(store: Store, topic: Topic, same: str) -> None:
-    store.topics.create(topic)
-    number = next(_numbers)
-    other = Topic(f"other-{number}", number, 8)
-    with pytest.raises(TopicExists, match=str(getattr(topic, same))):
-        store.topics.create(replace(other, **{same: getattr(topic, same)}))
-    assert store.topics.get(topic.name) == topic
-    store.topics.create(other)
 
 
 def test_of_many_hosts_that_create_a_topic_one_succeeds(store: Store, topic: Topic) -> None:
@@ -49,17 +32,6 @@ def test_of_many_hosts_that_create_a_topic_one_succeeds(store: Store, topic: Top
 
     with ThreadPoolExecutor(8) as threads:
         assert Counter(threads.map(create, [2**n for n in range(8)])) == {"created": 1, "exists": 7}
-
-
-def test_alter_changes_what_is_named_and_returns_the_topic(store: Store, topic: Topic) -> None:
-    store.topics.create(topic)
-    changed = store.topics.alter(
-        topic.name, slot_amount=32, paused=True, topic_type="instant", backoff_base=2
-    )
-    assert changed == replace(
-        topic, slot_amount=32, paused=True, topic_type=TopicType.INSTANT, backoff_base=2
-    )
-    assert store.topics.get(topic.name) == changed
 
 
 def test_two_operators_who_alter_at_once_both_have_their_way(store: Store, topic: Topic) -> None:

@@ -5,33 +5,9 @@ from __future__ import annotations
 import time
 
 from harness.system import System
-from sqlalchemy import create_engine, text
 
-from benchmarks.local import MariaDB, RedisServer
-from toc import NewTask, TaskStatus
-from toc.model.sharding import table_of_job
-
-MOVED_MS = 3000
-
-
-def test_an_action_time_that_was_moved_in_the_table_itself_is_kept(system: System, mariadb: MariaDB) -> None:
-    """By whomever: the row decides, whatever its next_time and the index say."""
-    system.create_topics()
-    center = system.center
-    job_id = center.submit("test.sync", biz_id=1, delay=0.5)
-    settings = system.settings
-    table = table_of_job(job_id, settings.tables)
-    place = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
-    engine = create_engine(mariadb.url)
-    with engine.begin() as connection:
-        moved = f"UPDATE {place} SET action_time = action_time + INTERVAL {MOVED_MS} * 1000 MICROSECOND"
-        assert connection.execute(text(moved)).rowcount == 1
-    engine.dispose()
-    system.start()
-    system.wait(lambda: bool(system.starts(job_id)), "it has run", 30)
-    assert system.starts(job_id)[0].at / 1e6 >= center.store.read([job_id])[job_id].action_time
-    system.wait(lambda: center.store.read([job_id])[job_id].status == TaskStatus.PROCESSED, "it is done", 10)
-    assert len(system.starts(job_id)) == 1
+from benchmarks.local import RedisServer
+from toc import NewTask
 
 
 def test_a_worker_whose_handlers_are_all_busy_does_not_ask_for_more(

@@ -6,7 +6,6 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
-from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -488,33 +487,6 @@ def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
     bench.clock.ms += 86_400_000
     assert {line.server for line in examine(bench.center, topics)} == {"altered", "resumed", "every"}
     assert all("--topic TOPIC" in line.do for line in examine(bench.center, []))
-
-
-def test_thousands_of_schedules_of_one_topic_make_none_of_another_late(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toc.maintenance.scheduler.TABLES_PER_STEP", 1)
-    monkeypatch.setattr("toc.maintenance.scheduler.ROWS_PER_STEP", 4)
-    table = bench.center.store.schedules
-
-    def names(topic: str, number: int) -> Iterator[str]:
-        """Those that are in the table of this number."""
-        return (name for n in range(10_000) if table.table_of(name := f"{topic}-{n}") == number)
-
-    for topic, count in (("test.sync", 60), ("test.async", 1)):  # the one comes last, in each of two tables
-        for number in (0, 1):
-            for name in islice(names(topic, number), count):
-                definition = Definition(name, topic, every=timedelta(seconds=1), attribute={"topic": name})
-                table.create(definition, new_state(definition, count + number, bench.clock.ms))
-            bench.clock.ms += 1
-    damage = f"UPDATE {table._shards.schedule_names[0]} SET definition='{{' WHERE name=%s"
-    table._shards.server_of[0].run([Statement(damage, [next(names("test.sync", 0))])])
-    bench.clock.ms += 2000
-    scheduler = bench.worker()
-    for _ in range(4):  # asks the tables; then each of the two, once
-        scheduler.run_once()
-    made = {row.biz_key for row in bench.rows()}
-    assert len([name for name in made if name.startswith("test.async")]) == 2
 
 
 def test_schedules_at_rest_are_not_read(bench: Bench) -> None:

@@ -298,22 +298,6 @@ def test_a_change_of_a_target_is_answered_when_every_sender_goes_by_it(hook: Hoo
         gateway.stop()
 
 
-def test_without_the_key_only_webhooks_wait(hook: Hook, receive: Receive) -> None:
-    receiver = receive()
-    hooked = hook(receiver)
-    hooked.center.targets.create("shop", receiver.url())
-    key = hooked.env.pop("TOC_SECRET_KEY")
-    hooked.start(host="locked")
-    job_id = hooked.submit(1, target="shop")
-    system = hooked.system
-    system.wait(lambda: system.row(job_id).next_time > system.row(job_id).action_time, "it waits", 10)
-    system.daemons[0].stop()
-    assert not receiver.got
-    hooked.env["TOC_SECRET_KEY"] = key
-    hooked.start()
-    assert hooked.ended(job_id).status == TaskStatus.PROCESSED
-
-
 def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_wait(
     hook: Hook, receive: Receive
 ) -> None:
