@@ -58,6 +58,7 @@ DRIVERS = {
     "uvloop": "gateway",
     "aiohttp": "webhooks",
     "cryptography": "store",
+    "msgpack": "dialects",
 }
 
 

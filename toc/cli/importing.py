@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,12 +12,10 @@ import typer
 from toc.cli.options import Json, flag, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import load_settings, who
-from toc.model.errors import ConfigError
+from toc.model.errors import NotInstalled
 
 if TYPE_CHECKING:
     from toc.dialects.importing.takeover import Original, Report
-    from toc.index.foreign import ForeignRedis
-    from toc.model.clock import Clock
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,12 +46,10 @@ def youzan(
 
     Example: toc import youzan --redis redis://10.0.0.7:6379/1 --dry-run
     """
-
-    def original(redis: ForeignRedis, clock: Clock) -> Original:
+    with _installed():
         from toc.dialects.importing.youzan import YouzanOriginal
 
-        return YouzanOriginal(redis, clock, buckets=buckets, queues=queues)
-
+    original = YouzanOriginal(buckets=buckets, queues=queues)
     _import("youzan", redis, original, dry_run=dry_run, as_json=as_json)
 
 
@@ -65,18 +61,21 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
 
     Example: toc import lmstfy --redis redis://10.0.0.7:6379
     """
-
-    def original(redis: ForeignRedis, clock: Clock) -> Original:
+    with _installed():
         from toc.dialects.importing.lmstfy import LmstfyOriginal
 
-        return LmstfyOriginal(redis, clock)
-
-    _import("lmstfy", redis, original, dry_run=dry_run, as_json=as_json)
+    _import("lmstfy", redis, LmstfyOriginal(), dry_run=dry_run, as_json=as_json)
 
 
-def _import(
-    what: str, url: str, original: Callable[[ForeignRedis, Clock], Original], *, dry_run: bool, as_json: bool
-) -> None:
+@contextmanager
+def _installed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as exc:
+        raise NotInstalled(f"the dialects need {exc.name}", "dialects") from exc
+
+
+def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: bool) -> None:
     from toc.dialects.importing.takeover import Importing
     from toc.index.foreign import ForeignRedis
     from toc.operate.audit import audited
@@ -85,31 +84,26 @@ def _import(
     settings = load_settings()
     settings.need_database_urls()
     began = time.monotonic()
-    try:
-        with (
-            TimeoutCenter(settings) as center,
-            closing(ForeignRedis(url)) as redis,
-            progress_line("reading", lines=True) as bar,
-        ):
+    with (
+        TimeoutCenter(settings) as center,
+        closing(ForeignRedis(url)) as redis,
+        progress_line("reading", lines=True) as bar,
+    ):
 
-            def tell(report: Report) -> None:
-                bar(
-                    0.0,
-                    f"{report.found.total()} jobs found, {report.imported} imported, "
-                    f"{report.there} there before, {report.checked} checked",
-                )
+        def tell(report: Report) -> None:
+            bar(
+                0.0,
+                f"{report.found.total()} jobs found, {report.imported} imported, "
+                f"{report.there} there before, {report.checked} checked",
+            )
 
-            importing = Importing(center, original(redis, center.clock), tell, by=who())
-            if dry_run:
-                report = importing.survey()
-            else:
-                with audited(center.store, who(), f"import.{what}", what) as record:
-                    report = importing.run()
-                    record.update(_record(report))
-    except ImportError as exc:
-        raise ConfigError(
-            f"the dialects need {exc.name}, which is not installed: pip install 'timeout-center[dialects]'"
-        ) from exc
+        importing = Importing(center, redis, original, tell, by=who())
+        if dry_run:
+            report = importing.survey()
+        else:
+            with audited(center.store, who(), f"import.{what}", what) as record:
+                report = importing.run()
+                record.update(_record(report))
     show_one({**_record(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
     if not report.complete:
         say("some jobs cannot be taken over, see refused and different; it is safe to run this again")

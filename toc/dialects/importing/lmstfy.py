@@ -12,26 +12,18 @@ little-endian. In the timer: namespace, queue, tries left, id. In a list: tries 
 from __future__ import annotations
 
 import struct
-import time
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of, paged
+from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of
 from toc.dialects.lmstfy_tasks import task_of, template_of
 from toc.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, ForeignRedis
-from toc.model.clock import Clock
 from toc.model.documents import parse_object
 from toc.model.template import Template
 from toc.sdk.submission import LATEST_MS
 
-VALUES = 100
-"""How many bodies are read at once."""
-SETTLE_SECONDS = 0.2
-"""How long to wait for the entry of a job, whose body is written first."""
-
-EXPIRED = "it has expired, or was deleted"
 UNREADABLE = "its entry or its body cannot be read"
 LATE = "it would expire before it is due"
 
@@ -51,13 +43,18 @@ class Entry(NamedTuple):
         """Return the key of its body."""
         return f"j/{self.namespace}/{self.queue}/{self.job_id}"
 
+    @property
+    def raw(self) -> bytes:
+        """Return it as Redis has it."""
+        return self.key.encode()
+
 
 class LmstfyOriginal:
     """The jobs of one pool."""
 
-    def __init__(self, redis: ForeignRedis, clock: Clock) -> None:
-        self._redis = redis
-        self._clock = clock
+    values = "j/*"
+
+    def __init__(self) -> None:
         self._namespaces: set[str] = set()
         self._new: list[str] = []
 
@@ -66,48 +63,26 @@ class LmstfyOriginal:
         new, self._new = self._new, []
         return [template_of(namespace) for namespace in new]
 
-    def read(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
-        """Yield all jobs, first those with an entry."""
-        yield from self._placed(known)
-        strays = {
-            key.decode(errors="replace")
-            for page in self._redis.keys("j/*", "string")
-            for key in page
-            if key.decode(errors="replace") not in known
-        }
-        if not strays:
-            return
-        time.sleep(SETTLE_SECONDS)
-        yield from self._placed(known)  # again: an entry may have been written or moved meanwhile
-        for part in paged(sorted(strays - known.keys()), VALUES):
-            yield self._jobs([_stray(key) for key in part])
-
-    def _placed(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
-        for page in self._entries():
-            for part in paged(
-                [one for one in page if isinstance(one, Passed) or one.key not in known], VALUES
-            ):
-                yield self._jobs(part)
-
-    def _entries(self) -> Iterator[list[Entry | Passed]]:
-        for members in self._redis.scores("timer_set"):
+    def places(self, redis: ForeignRedis) -> Iterator[list[Entry | Passed]]:
+        """Yield the jobs that have an entry."""
+        for members in redis.scores("timer_set"):
             yield [_timed(member, score) for member, score in members]
         for pattern, state in (("q/*", "ready"), ("d/*", "dead")):
-            for keys in self._redis.keys(pattern, "list"):
+            for keys in redis.keys(pattern, "list"):
                 for key in keys:
-                    for items in self._redis.items(key):
+                    for items in redis.items(key):
                         yield [_listed(key, item, state) for item in items]
 
-    def _jobs(self, entries: Iterable[Entry | Passed]) -> list[Found | Passed]:
-        placed = [one for one in entries if isinstance(one, Entry)]
-        jobs: list[Found | Passed] = [one for one in entries if isinstance(one, Passed)]
-        values = self._redis.values([one.key.encode() for one in placed])
-        now = self._clock.now_ms()
-        for one, value in zip(placed, values, strict=True):
-            jobs.append(Passed(one.key, EXPIRED) if value is None else self._job(one, *value, now))
-        return jobs
+    def stray(self, key: bytes) -> Entry | Passed:
+        """Return the place of a body without an entry: its consumer took the job and ended before noting
+        that."""
+        parts = key.decode(errors="replace").split("/")
+        if len(parts) != 4:
+            return Passed("/".join(parts), UNREADABLE, lost=True)
+        return Entry(parts[1], parts[2], parts[3], 1, None, "stray")
 
-    def _job(self, one: Entry, stored: bytes | None, ttl: int, now: int) -> Found | Passed:
+    def job(self, one: Entry, stored: bytes | None, ttl_ms: int, now: int) -> Found | Passed:
+        """Return a job, or why it is none."""
         try:
             body, attributes = _content(one.job_id, stored)
         except ValueError:
@@ -118,7 +93,7 @@ class LmstfyOriginal:
             return Passed(one.key, NEVER, lost=True)
         # An entry in the timer without tries left belongs to a job whose last try is running.
         dead = one.state == "dead" or not one.tries
-        expires_at = 0 if dead or ttl == FOREVER else min(now + ttl, LATEST_MS)
+        expires_at = 0 if dead or ttl_ms == FOREVER else min(now + ttl_ms, LATEST_MS)
         if expires_at and expires_at < due:
             return Passed(one.key, LATE)
         if one.namespace not in self._namespaces:
@@ -163,14 +138,6 @@ def _listed(key: bytes, item: bytes, state: str) -> Entry | Passed:
     if at != len(item):
         return Passed(repr((key, item)), UNREADABLE, lost=True)
     return Entry(namespace, queue, job_id, tries, None, state)
-
-
-def _stray(key: str) -> Entry | Passed:
-    """Return the place of a body without an entry: its consumer took the job and ended before noting that."""
-    parts = key.split("/")
-    if len(parts) != 4:
-        return Passed(key, UNREADABLE, lost=True)
-    return Entry(parts[1], parts[2], parts[3], 1, None, "stray")
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:

@@ -9,13 +9,15 @@ task.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from toc.failpoint import failpoint
+from toc.index.foreign import ForeignRedis
 from toc.model.clock import from_ms
 from toc.model.errors import DedupConflict, InvalidInput, NameTaken
 from toc.model.task import NewTask, TaskRow, TaskStatus
@@ -32,6 +34,11 @@ LATER_MS = 86_400_000
 """How much later than now a dead letter is due until it is marked as dead: nobody may get it before that."""
 BURIED = "it was a dead letter when it was imported"
 NEVER = "it is never due"
+GONE = "it has expired, or was deleted"
+VALUES = 100
+"""How many jobs are read at once."""
+SETTLE_SECONDS = 0.2
+"""How long to wait for the place of a job, which the other queue writes after the job itself."""
 
 
 def instant_of(score: float) -> int:
@@ -63,13 +70,23 @@ class Passed(NamedTuple):
 
 
 class Original(Protocol):
-    """A queue to take jobs from."""
+    """How another queue keeps its jobs. A place is where one stands: it has the job's ``key``, that key as
+    Redis has it (``raw``), and a ``state``; or it is Passed."""
+
+    values: str
+    """The pattern of the keys of jobs."""
 
     def templates(self) -> Iterable[Template]:
         """Return the templates that the topics of the jobs found so far need."""
 
-    def read(self, known: Mapping[str, int]) -> Iterator[list[Found | Passed]]:
-        """Yield its jobs in pages, perhaps also those with a ``known`` key. Never writes."""
+    def places(self, redis: ForeignRedis) -> Iterable[list[Any]]:
+        """Yield the places of jobs, in pages."""
+
+    def stray(self, key: bytes) -> Any:
+        """Return the place of a job that has none."""
+
+    def job(self, place: Any, stored: bytes | None, ttl_ms: int, now: int) -> Found | Passed:
+        """Return the job of a place, given what its key holds (None: no string)."""
 
 
 @dataclass
@@ -108,10 +125,17 @@ class Importing:
     """One import. ``tell`` is called after every page."""
 
     def __init__(
-        self, center: TimeoutCenter, original: Original, tell: Callable[[Report], object], *, by: str
+        self,
+        center: TimeoutCenter,
+        redis: ForeignRedis,
+        original: Original,
+        tell: Callable[[Report], object],
+        *,
+        by: str,
     ) -> None:
         self.report = Report()
         self._center = center
+        self._redis = redis
         self._original = original
         self._tell = tell
         self._by = by
@@ -143,7 +167,7 @@ class Importing:
 
     def _pages(self) -> Iterator[tuple[list[Template], list[Found]]]:
         """Yield what is new in each page, with the templates of its topics."""
-        for page in self._original.read(self._taken):
+        for page in self._read():
             found: dict[str, Found] = {}
             for one in page:
                 if isinstance(one, Passed):
@@ -154,6 +178,32 @@ class Importing:
                     found.setdefault(one.key, one)
             self.report.found.update(one.state for one in found.values())
             yield list(self._original.templates()), list(found.values())
+
+    def _read(self) -> Iterator[list[Found | Passed]]:
+        """Yield all jobs, first those that have a place."""
+        yield from self._placed()
+        strays = {key for page in self._redis.keys(self._original.values, "string") for key in page}
+        places = [self._original.stray(key) for key in sorted(strays)]
+        if any(one.key not in self._taken for one in places):
+            time.sleep(SETTLE_SECONDS)
+            yield from self._placed()  # again: a place may have been written or changed meanwhile
+            yield from self._jobs(places)
+
+    def _placed(self) -> Iterator[list[Found | Passed]]:
+        for page in self._original.places(self._redis):
+            yield from self._jobs(page)
+
+    def _jobs(self, places: Sequence[Any]) -> Iterator[list[Found | Passed]]:
+        """Yield the jobs of places, perhaps again those that were taken over meanwhile. Never writes."""
+        for part in paged([one for one in places if one.key not in self._taken], VALUES):
+            there = [one for one in part if not isinstance(one, Passed)]
+            jobs: list[Found | Passed] = [one for one in part if isinstance(one, Passed)]
+            values = self._redis.values([one.raw for one in there])
+            now = self._center.clock.now_ms()
+            for one, value in zip(there, values, strict=True):
+                gone = Passed(f"{one.state} {one.key}", GONE)
+                jobs.append(gone if value is None else self._original.job(one, *value, now))
+            yield jobs
 
     def _make_template(self, template: Template) -> None:
         if template.pattern not in self._templates:
