@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from toc.dialects import json_fields
 from toc.dialects.delay_task import ADD, DelayTask, SecondFull
-from toc.dialects.dialect_tasks import DialectTasks, place_to_wait
+from toc.dialects.dialect_tasks import DialectTasks
 from toc.dialects.lmstfy_tasks import template_of as lmstfy_template
 from toc.dialects.names import key_for, topic_for
 from toc.dialects.port import Guard, Request
 from toc.dialects.registry import DIALECTS
+from toc.gateway.exchange import CURRENT
 from toc.model.errors import (
     InvalidTopic,
     StoreUnavailable,
@@ -188,7 +189,7 @@ def test_only_a_pull_that_waits_takes_a_place_among_those_that_wait() -> None:
         places.append("given back")
 
     async def pull(wait: float) -> None:
-        place_to_wait.set(place)
+        CURRENT.set(SimpleNamespace(waiting=place))  # type: ignore[arg-type]
         catalog = SimpleNamespace(known=dict)
         service: Any = SimpleNamespace(center=SimpleNamespace(catalog=catalog), pulls=None, stopping=True)
         assert await DialectTasks(service, "youzan", []).pull(["youzan.t"], 1.0, wait=wait) == []

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
+from contextlib import nullcontext
 from functools import partial
+from typing import TypeVar
 
-from toc.dialects.lines import Lines
+from toc.gateway.exchange import CURRENT
 from toc.gateway.pull_calls import BODY_MISSING, MAX_BODY_BYTES
 from toc.gateway.service import Service
 from toc.model.body import Content
@@ -23,19 +23,19 @@ from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
 from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
+from toc.operate.operation import Place
 from toc.pull.handed_out import HandedOut, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.store.tasks.bodies import bounded
 
+R = TypeVar("R")
+
 MAX_TEMPLATES = 100
 """How many templates a dialect makes unasked: one for each of its namespaces, if it has any."""
+MAX_IN_LINE = 5_000
+"""Most calls that wait for a thread of one server: the protocols have no answer that means "try later"."""
 MAX_TOPICS = 1000
 """Most topics that a pull of a dialect names."""
-place_to_wait: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
-    "place_to_wait", default=nullcontext
-)
-"""Takes the current request's place among those that wait for tasks. Only pulls that wait need one, so that
-however many wait, the other calls are answered."""
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
 
@@ -45,11 +45,8 @@ class DialectTasks:
 
     def __init__(self, service: Service, name: str, templates: Sequence[Template]) -> None:
         self._service = service
-        self._lines = Lines(service)
         self.name = name
         self._templates = templates
-        self._made = asyncio.Event()
-        """Set, and replaced, when this process has created a topic."""
 
     # --- topics
 
@@ -69,10 +66,8 @@ class DialectTasks:
         topic = best_of(self._templates, name).topic(name, 0)
         for task in tasks:
             await self._service.batcher.checked(task, max_delay=max_delay, topic=topic, by_dialect=True)
-        await self._service.at_topics(self._make_templates)
+        await self._service.within(Place.FIRST, self._make_templates)
         await self._service.ensure_topic(name, self.name)
-        self._made.set()
-        self._made = asyncio.Event()
 
     def _make_templates(self) -> None:
         center = self._service.center
@@ -100,7 +95,9 @@ class DialectTasks:
         Works like ``Pulls.pull``. A topic that does not exist yet is not created,
         but its tasks are handed out if another call creates it during the wait.
         """
-        with place_to_wait.get()() if wait else nullcontext():
+        # Only pulls that wait take a place among those that do: however many wait, other calls are answered.
+        exchange = CURRENT.get(None)
+        with exchange.waiting() if wait and exchange is not None else nullcontext():
             return await self._pull(list(dict.fromkeys(topics)), ttr, wait, most)
 
     async def _pull(
@@ -119,7 +116,7 @@ class DialectTasks:
                 if got or step >= left:
                     return got
             elif left and not self._service.stopping:
-                await self._news(step)
+                await asyncio.sleep(step)
             if self._service.stopping or loop.time() >= end:
                 return []
 
@@ -127,13 +124,6 @@ class DialectTasks:
         """Return a pulled topic of its own that this process knows: for polls."""
         topic = self._service.center.catalog.known().get(name) if self.fits(name) else None
         return topic if topic is not None and topic.delivery is Delivery.PULL else None
-
-    async def _news(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._made.wait()
-        except TimeoutError:
-            return
 
     # --- own tasks
 
@@ -152,7 +142,7 @@ class DialectTasks:
         """Return its tasks of a biz_id, with this dedup_key or any, oldest first. Raises StoreUnavailable."""
         biz, store = BizId.of(biz_id), self._service.center.store
         look = partial(store.find, biz, dedup_key=dedup_key)
-        rows = await self._lines.at_server(store.server_of_biz(biz), look)
+        rows = await self._at_server(store.server_of_biz(biz), look)
         if (error := await self._service.read_through(rows)) is not None:
             raise error
         return [row for row in rows if self.topic_of(row) is not None]
@@ -185,7 +175,11 @@ class DialectTasks:
         if self.topic_of(row) is None:
             return CancelOutcome.UNKNOWN
         center = self._service.center
-        return await self._lines.at_server(center.store.server_of(row.job_id), center.cancel, row.job_id)
+        return await self._at_server(center.store.server_of(row.job_id), partial(center.cancel, row.job_id))
+
+    async def _at_server(self, server: int, do: Callable[[], R]) -> R:
+        """Run what asks a database server, on threads of all dialects: no other door waits for them."""
+        return await self._service.at_server(server, do, "line", most=MAX_IN_LINE)
 
     # --- bodies
 
@@ -201,7 +195,7 @@ class DialectTasks:
                 raise BodyGone(f"the body of task {of.job_id} is gone: the task was purged or replaced")
             return content
 
-        return (await self._lines.at_server(store.server_of(of.job_id), read)).data
+        return (await self._at_server(store.server_of(of.job_id), read)).data
 
     async def bodies(self, got: Sequence[HandedOut]) -> list[tuple[HandedOut, bytes]]:
         """Return tasks that were handed out with their bodies, the first ones, as many as one answer holds.

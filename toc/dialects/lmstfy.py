@@ -18,9 +18,8 @@ from toc.dialects.lmstfy_replies import (
 )
 from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, ascending, task_of, template_of, topic_of
 from toc.dialects.lmstfy_wire import Call, Query, Refused, Route
-from toc.dialects.port import Dialect, Reply, Request
+from toc.dialects.port import ALL, LONG, Dialect, Reply, Request
 from toc.gateway.service import Service
-from toc.model import access
 from toc.model.access import Access, Token
 from toc.model.errors import (
     BodyGone,
@@ -42,22 +41,8 @@ MAX_BYTES = 16 << 20
 PAGE = 500
 MAX_NAMESPACES = 1000
 
-NO_TOKEN_NEEDED = frozenset({Call.SIZE, Call.DEAD_SIZE})
 RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
 """The calls that count against a token's rate, and the word for each of them in a refusal."""
-_ACCESS = {
-    Call.PUBLISH: access.Action.SUBMIT,
-    Call.BULK: access.Action.SUBMIT,
-    Call.REPUBLISH: access.Action.SUBMIT,
-    Call.CONSUME: access.Action.PULL,
-    Call.PEEK: access.Action.GET_BODY,
-    Call.PEEK_JOB: access.Action.GET_BODY,
-    Call.DELETE: access.Action.END_LEASE,
-    Call.DESTROY: access.Action.PURGE,
-    Call.PEEK_DEAD: access.Action.READ_DEAD,
-    Call.RESPAWN: access.Action.REDRIVE,
-    Call.DELETE_DEAD: access.Action.PURGE,
-}
 
 
 class QueueRequest(NamedTuple):
@@ -81,21 +66,6 @@ class Lmstfy(Dialect):
         super().__init__(service)
         self._tasks: dict[str, DialectTasks] = {}
         """By namespace."""
-        self._calls: dict[Call, Callable[[QueueRequest], Awaitable[Reply]]] = {
-            Call.PUBLISH: self._publish,
-            Call.REPUBLISH: self._publish,
-            Call.BULK: self._bulk,
-            Call.CONSUME: self._consume,
-            Call.PEEK: self._peek,
-            Call.PEEK_JOB: self._peek_job,
-            Call.DELETE: self._delete,
-            Call.DESTROY: self._destroy,
-            Call.SIZE: self._size,
-            Call.PEEK_DEAD: self._peek_dead,
-            Call.RESPAWN: self._respawn,
-            Call.DELETE_DEAD: self._delete_dead,
-            Call.DEAD_SIZE: self._dead_size,
-        }
 
     @property
     def most_bytes(self) -> int:
@@ -109,7 +79,8 @@ class Lmstfy(Dialect):
             return reply({"error": "api not found"}, 404)
         topic = topic_of(where.namespace, where.queue)
         on_queue = QueueRequest(where, Query(request.query), request, self._tasks_of(where.namespace), topic)
-        return await self._calls[where.call](on_queue)
+        do: Callable[[QueueRequest], Awaitable[Reply]] = getattr(self, f"_{where.call.name.lower()}")
+        return await do(on_queue)
 
     def _tasks_of(self, namespace: str) -> DialectTasks:
         tasks = self._tasks.get(namespace)
@@ -134,7 +105,8 @@ class Lmstfy(Dialect):
         pool, secret = wire.token(request.headers, Query(request.query))
         if pool != "default":
             raise Refused(404, "pool not found")
-        if where.call in NO_TOKEN_NEEDED:
+        right = where.call.right
+        if right is None:
             return None
         if not secret:
             raise Refused(401, "token not found")
@@ -143,7 +115,7 @@ class Lmstfy(Dialect):
         if len(queues) > MAX_TOPICS:
             raise Refused(400, "invalid queue name(s)")
         topics = [topic_of(where.namespace, queue) for queue in queues]
-        if token is None or not all(_may(token, where.call, topic) for topic in topics):
+        if token is None or not all(token.may(right, topic) is Access.ALLOWED for topic in topics):
             raise Refused(401, "invalid token")
         action = RATED.get(where.call)
         if action is not None and self.service.book.wait(token):
@@ -161,6 +133,8 @@ class Lmstfy(Dialect):
             raise Refused(413, "body too large")
         (job_id,) = await self._store(on_queue, wanted, [on_queue.request.body])
         return reply({"msg": "published", "job_id": job_id}, 201, on_queue.where.call)
+
+    _republish = _publish
 
     async def _bulk(self, on_queue: QueueRequest) -> Reply:
         wanted = wire.publishing(on_queue.query)
@@ -258,7 +232,9 @@ class Lmstfy(Dialect):
     async def _purge(self, dead: Sequence[TaskRow]) -> int:
         """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
         ids = [row.job_id for row in dead]
-        counts = await self.lines.at_length(bulk.last_counts, bulk.purge_dead(self.service.center, ids))
+        counts = await self.service.within(
+            LONG, partial(bulk.last_counts, bulk.purge_dead(self.service.center, ids))
+        )
         if counts["left"]:
             raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
         return counts["purged"]
@@ -295,7 +271,7 @@ class Lmstfy(Dialect):
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(on_queue, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.lines.at_length(bulk.last_counts, bulk.cancel(self.service.center, ids))
+            await self.service.within(LONG, partial(bulk.last_counts, bulk.cancel(self.service.center, ids)))
         return reply(None, 204, on_queue.where.call)
 
     async def _peek_dead(self, on_queue: QueueRequest) -> Reply:
@@ -318,7 +294,7 @@ class Lmstfy(Dialect):
             if not dead:
                 break
             now = center.clock.now_ms()
-            done = await self.lines.at_length(
+            redrive = partial(
                 admin.redrive,
                 center.store,
                 center.queues,
@@ -328,6 +304,7 @@ class Lmstfy(Dialect):
                 tries=1,
                 expires_at=min(now + 1000 * ttl, LATEST_MS) if ttl else 0,
             )
+            done = await self.service.within(LONG, redrive)
             count += done.tasks
         return reply({"msg": "respawned", "count": count}, 200, on_queue.where.call)
 
@@ -375,7 +352,7 @@ class Lmstfy(Dialect):
             return []
         selections, cursor = self.service.center.store.selections, None
         while True:
-            page = await self.lines.at_all(selections.page, wanted, cursor, limit)
+            page = await self.service.within(ALL, partial(selections.page, wanted, cursor, limit))
             if page.rows or page.next is None:
                 return page.rows
             cursor = page.next
@@ -384,7 +361,7 @@ class Lmstfy(Dialect):
         wanted = await self._selection(on_queue, status)
         if wanted is None:
             return 0
-        return await self.lines.at_all(self.service.center.store.selections.count, wanted)
+        return await self.service.within(ALL, partial(self.service.center.store.selections.count, wanted))
 
     async def _job(self, on_queue: QueueRequest, row: TaskRow) -> wire.Job:
         now, said = self.service.center.clock.now_ms(), decode_attribute(row.attribute)
@@ -397,10 +374,6 @@ class Lmstfy(Dialect):
         job_id, left = id_of(row), max(0, row.tries - row.attempts)
         names = on_queue.where.namespace, on_queue.where.queue
         return wire.Job(*names, job_id, data, ttl, wire.elapsed(job_id, now), left, attributes_of(said))
-
-
-def _may(token: Token, call: Call, topic: str) -> bool:
-    return token.may(_ACCESS[call], topic) is Access.ALLOWED
 
 
 def _names(on_queue: QueueRequest) -> dict[str, object]:

@@ -7,7 +7,6 @@ import binascii
 import re
 import secrets
 from base64 import b64decode
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar
@@ -17,7 +16,7 @@ from toc.dialects.lmstfy_replies import refusal, reply, secret_of
 from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, PREFIX, names_of, prefix_of, topic_of
 from toc.dialects.lmstfy_wire import Query, Refused
 from toc.dialects.names import is_hash
-from toc.dialects.port import BESIDE_BYTES, Dialect, Reply, Request
+from toc.dialects.port import ALL, BESIDE_BYTES, Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model import access
 from toc.model.access import Access, Role, Token
@@ -26,6 +25,7 @@ from toc.model.task import TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate.audit import audited
+from toc.operate.operation import Place
 from toc.operate.tokens import LONGEST, create_token, revoke_token
 from toc.store.tasks.select import Selection
 
@@ -128,7 +128,7 @@ class LmstfyAdmin(Dialect):
             with suppress(Unavailable):
                 for status in TaskStatus:
                     wanted = Selection(status, biz_type=topic.biz_type, dedup_key=DEDUP_KEY)
-                    for row in (await self.lines.at_all(page, wanted, None, 1)).rows:
+                    for row in (await self.service.within(ALL, partial(page, wanted, None, 1))).rows:
                         if (names := names_of(row.attribute)) and topic_of(*names) == topic.name:
                             self._told[topic.name] = names
                             return names
@@ -137,7 +137,7 @@ class LmstfyAdmin(Dialect):
     async def _list(self, namespace: str, query: Query, _: Request, giver: Token) -> Reply:
         """List the names of the tokens of a namespace, each with what it is for."""
         _pool(query.get("pool"))
-        every = await self.service.at_topics(self.service.center.store.tokens.list)
+        every = await self.service.within(Place.FIRST, self.service.center.store.tokens.list)
         now = self.service.center.clock.now_ms()
         mine = [
             one
@@ -166,7 +166,9 @@ class LmstfyAdmin(Dialect):
         if len(secret_of(given)) > LONGEST:
             raise Refused(400, "the user token was too long")
         try:
-            secret = await self._change(partial(self._make, namespace, description, given, giver))
+            secret = await self.service.within(
+                Place.FIRST, partial(self._make, namespace, description, given, giver)
+            )
         except NameTaken:
             raise Refused(400, "token has already existed") from None
         await asyncio.sleep(EVERYWHERE_SECONDS)
@@ -179,18 +181,15 @@ class LmstfyAdmin(Dialect):
         _pool(pool)
         token = self.service.book.find(secret_of(secret))
         name = token.name if token is not None else secret
-        every = await self.service.at_topics(self.service.center.store.tokens.list)
+        every = await self.service.within(Place.FIRST, self.service.center.store.tokens.list)
         pattern = f"{prefix_of(namespace)}*"
         if any(one.name == name and one.topics == (pattern,) for one in every):
             with suppress(UnknownToken):  # it allows more than the giver's, or was just revoked
-                await self._change(partial(self._revoke, name, giver))
+                await self.service.within(Place.FIRST, partial(self._revoke, name, giver))
             await asyncio.sleep(EVERYWHERE_SECONDS)
         return reply(None, 204)._replace(name="delete")
 
     # --- inside
-
-    async def _change(self, do: Callable[[], str]) -> str:
-        return await self.service.at_topics(do)
 
     def _make(self, namespace: str, description: str, given: str, giver: Token) -> str:
         center = self.service.center

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
+from toc.model.access import Action
 from toc.model.documents import check_depth
 from toc.model.errors import InvalidInput
 
@@ -46,24 +47,30 @@ class Refused(InvalidInput):
 
 
 class Call(Enum):
-    """What a request wants: its method, and what its path has after the queue."""
+    """What a request wants: its method, what its path has after the queue, and the right that it needs."""
 
-    PUBLISH = ("PUT", "")
-    BULK = ("PUT", "bulk")
-    REPUBLISH = ("PUT", "job/")
-    CONSUME = ("GET", "")
-    PEEK = ("GET", "peek")
-    PEEK_JOB = ("GET", "job/")
-    DELETE = ("DELETE", "job/")
-    DESTROY = ("DELETE", "")
-    SIZE = ("GET", "size")
-    PEEK_DEAD = ("GET", "deadletter")
-    RESPAWN = ("PUT", "deadletter")
-    DELETE_DEAD = ("DELETE", "deadletter")
-    DEAD_SIZE = ("GET", "deadletter/size")
+    PUBLISH = ("PUT", "", Action.SUBMIT)
+    BULK = ("PUT", "bulk", Action.SUBMIT)
+    REPUBLISH = ("PUT", "job/", Action.SUBMIT)
+    CONSUME = ("GET", "", Action.PULL)
+    PEEK = ("GET", "peek", Action.GET_BODY)
+    PEEK_JOB = ("GET", "job/", Action.GET_BODY)
+    DELETE = ("DELETE", "job/", Action.END_LEASE)
+    DESTROY = ("DELETE", "", Action.PURGE)
+    SIZE = ("GET", "size", None)
+    PEEK_DEAD = ("GET", "deadletter", Action.READ_DEAD)
+    RESPAWN = ("PUT", "deadletter", Action.REDRIVE)
+    DELETE_DEAD = ("DELETE", "deadletter", Action.PURGE)
+    DEAD_SIZE = ("GET", "deadletter/size", None)
+
+    @property
+    def right(self) -> Action | None:
+        """What a token must allow; None: no token is needed."""
+        right: Action | None = self.value[2]
+        return right
 
 
-_CALLS = {call.value: call for call in Call}
+_CALLS = {call.value[:2]: call for call in Call}
 _NAME = re.compile(r"[-_A-Za-z0-9]+")
 _NAMES = re.compile(r"[-_,A-Za-z0-9]+")
 

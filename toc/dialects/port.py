@@ -17,8 +17,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from toc.dialects.dialect_tasks import DialectTasks, place_to_wait
-from toc.dialects.lines import Lines
+from toc.dialects.dialect_tasks import DialectTasks
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, client_address
 from toc.gateway.exchange import ESCAPED, Exchange, Headers, Memory, Receive, Scope, Send
@@ -39,6 +38,8 @@ ACK_AGAIN_SECONDS = 0.25
 pause between two attempts, in seconds."""
 BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
+ALL, LONG = "line-all", "line-long"
+"""Threads for what asks all servers, and for what takes many steps, at the ports of dialects alone."""
 
 
 class Request(NamedTuple):
@@ -87,7 +88,6 @@ class Dialect(ABC):
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.lines = Lines(service)
         self.tasks = DialectTasks(service, self.name, self.templates)
 
     @property
@@ -143,7 +143,6 @@ class Port:
                 body = await exchange.body(self._dialect.most_bytes)
                 request = request._replace(body=body, token=token)
                 exchange.begin(*(() if token is None else (f"token {token.name}",)))
-                place_to_wait.set(exchange.waiting)
                 reply = await self._dialect.answer(request)
             handed = reply.handed
             if handed:

@@ -122,7 +122,7 @@ async def _with_bodies(asked: Asked, got: Sequence[HandedOut]) -> list[tuple[Han
     contents: dict[int, Content] = {}
     if wanted:
         read = asked.service.center.store.bodies.read
-        found = await asked.service.at_bodies(lambda: read(wanted))
+        found = await asked.service.within("bodies", lambda: read(wanted))
         if not found and found.unanswered:
             raise next(iter(found.unanswered.values()))
         contents = dict(found)

@@ -9,26 +9,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TypeVar
 
 from toc.gateway.exchange import CURRENT
 from toc.gateway.lines import Line
 from toc.model.errors import SchemaBehind, StoreUnavailable, TocError, UnknownTopic
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native
+from toc.operate.operation import Place
 from toc.operate.templates import ensure_topic, topic_to_be
 from toc.operate.tokens import TokenBook
 from toc.pull.pulls import Pulls
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
 
-if TYPE_CHECKING:
-    pass
-
 SMALL_TEXT = 64 << 10
 """Bytes of JSON that are parsed on the event loop."""
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -47,36 +44,21 @@ class Service:
 
     # --- work that waits for servers
 
-    async def at_task(self, job_id: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks the server that holds a task."""
-        return await self.at_server(self.center.store.server_of(job_id), do, *args, **kwargs)
-
-    async def at_server(self, server: int, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks one database server, by number."""
+    async def at_server(self, server: int, do: Callable[[], R], line: str = "server", **bounds: int) -> R:
+        """Run what asks one database server, by number, in a line of its own. Raises StoreUnavailable."""
         self.check_there(server)
-        return await self._run(f"server-{server}", do, *args, **kwargs)
+        return await self.within(f"{line}-{server}", do, **bounds)
 
     def check_there(self, server: int) -> None:
         """Raise StoreUnavailable if a database server, by number, is known to be away."""
         if (error := self.center.store.away(server)) is not None:
             raise StoreUnavailable(str(error))
 
-    async def at_topics(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what asks the first database, briefly: topics, templates, tokens, the audit."""
-        return await self._run("first", do, *args, **kwargs)
-
-    async def at_bodies(self, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run what reads the bodies of tasks that are handed out, so that no waiting search holds it up."""
-        return await self._run("bodies", do, *args, **kwargs)
-
     async def parsed(self, data: bytes, parse: Callable[[], R]) -> R:
         """Parse the body of a request: what is large off the event loop, one after the other."""
         if len(data) <= SMALL_TEXT:
             return parse()
         return await self.within("parse", parse, threads=1)
-
-    async def _run(self, pool: str, do: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.within(pool, partial(do, *args, **kwargs))
 
     async def within(self, pool: str, do: Callable[[], R], **more: int) -> R:
         """Run it on one of the threads of a pool, when it is the turn of who sent the current request.
@@ -121,7 +103,7 @@ class Service:
         """Run what concurrent submits to the same new topic share."""
         making = self._making.get((do, name))
         if making is None:
-            making = self._loop.create_task(self.at_topics(do, self.center, name, **more))
+            making = self._loop.create_task(self.within(Place.FIRST, partial(do, self.center, name, **more)))
             self._making[do, name] = making
             making.add_done_callback(lambda _: self._making.pop((do, name)))
         return await asyncio.shield(making)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import Field, Json
 from typing_extensions import TypedDict
@@ -25,9 +25,12 @@ from toc.gateway.calls import (
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
 from toc.model.access import MATRIX, Action
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
-from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission
+from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskRow
 from toc.model.topic import Topic
 from toc.operate.shown import TaskShown, task_shown
+from toc.store.store import Store
+
+R = TypeVar("R")
 
 MAX_IN_BATCH = 1000
 BATCH_BYTES = 16 << 20
@@ -198,13 +201,19 @@ async def _checked_batch(asked: Asked, topic: Topic) -> list[tuple[NewTask, Subm
     return found
 
 
+async def _at_task(asked: Asked, row: TaskRow, do: Callable[[Store], R]) -> R:
+    """Run what asks the server that holds a task."""
+    store = asked.service.center.store
+    return await asked.service.at_server(store.server_of(row.job_id), partial(do, store))
+
+
 async def body(asked: Asked) -> Answer:
     """Download the body of a task, with the content type that it was given."""
     row, _ = await asked.row()
     if row.body_length is None:
         raise Problem(NO_BODY, "the task has no body")
     asked.service.hold(row.body_length)
-    content = await asked.service.at_task(row.job_id, asked.service.center.store.body_of, row)
+    content = await _at_task(asked, row, lambda store: store.body_of(row))
     return Answer(content.data, media_type=content.content_type, headers=_DOWNLOAD)
 
 
@@ -224,7 +233,7 @@ async def get(asked: Asked) -> Answer:
 async def history(asked: Asked) -> Answer:
     """Show the failed tries of a task."""
     row, _ = await asked.row()
-    tries = await asked.service.at_task(row.job_id, asked.service.center.store.history, row.job_id)
+    tries = await _at_task(asked, row, lambda store: store.history(row.job_id))
     return Answer({"tries": [one.shown() for one in tries]})
 
 
@@ -249,7 +258,7 @@ class Changed(TypedDict):
 async def cancel(asked: Asked) -> Answer:
     """Cancel a pending task."""
     row, _ = await asked.row(outcome="unknown")
-    outcome = await asked.service.at_task(row.job_id, asked.service.center.cancel, row.job_id)
+    outcome = await _at_task(asked, row, lambda _: asked.service.center.cancel(row.job_id))
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 
 
@@ -266,8 +275,8 @@ async def reschedule(asked: Asked) -> Answer:
     else:
         at = body.action_time
     try:
-        outcome = await asked.service.at_task(
-            row.job_id, partial(center.reschedule, action_time=at, expires_at=body.expires_at), row.job_id
+        outcome = await _at_task(
+            asked, row, lambda _: center.reschedule(row.job_id, action_time=at, expires_at=body.expires_at)
         )
     except (InvalidDelay, NotInFuture) as exc:
         raise Problem(INVALID, str(exc), field="delay" if body.delay is not None else "action_time") from exc

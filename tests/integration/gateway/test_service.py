@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,12 +53,12 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                     assert {type(one) for one in found} == {Busy}, found
                 for _ in range(THREADS + MAX_WAITING):
                     with pytest.raises(Busy, match="thread"):
-                        await service.at_topics(done.append, 1)
+                        await service.within("first", partial(done.append, 1))
             finally:
                 threading.stack_size(0)
             async with asyncio.timeout(60):
                 await asyncio.gather(*map(many.put, keyed))
-                await service.at_topics(done.append, 2)
+                await service.within("first", partial(done.append, 2))
             assert done == [2], "what was refused was done nevertheless"
         finally:
             async with asyncio.timeout(60):
