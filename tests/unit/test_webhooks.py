@@ -292,26 +292,31 @@ def test_the_text_of_an_answer_is_bounded_and_printable() -> None:
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:
     breaker = Breaker()
+
+    def judged(now: float, *, well: bool) -> bool:
+        return breaker.judge(now, breaker.era, well=well)
+
     for _ in range(FAILURES - 1):
-        assert breaker.begin(0.0, alone=True)
-        assert not breaker.failed(0.0, breaker.era)
-    breaker.succeeded()
+        assert breaker.begin(0.0)
+        assert not judged(0.0, well=False)
+    judged(0.0, well=True)
     for number in range(FAILURES):
-        assert breaker.begin(1.0, alone=True)
-        assert breaker.failed(1.0, breaker.era) == (number == FAILURES - 1)
-    assert breaker.state == "open"
-    assert not breaker.begin(1.0 + FIRST_SECONDS - 0.01, alone=True)
+        assert breaker.begin(1.0)
+        assert judged(1.0, well=False) == (number == FAILURES - 1)
+    assert not breaker.begin(1.0 + FIRST_SECONDS - 0.01)
     assert breaker.blocked(1.0) == FIRST_SECONDS
-    assert breaker.begin(1.0 + FIRST_SECONDS, alone=True)
-    assert breaker.state == "half-open"
-    assert not breaker.begin(1.0 + FIRST_SECONDS, alone=True), "there is one probe"
-    assert breaker.failed(4.0, breaker.era)
+    assert not breaker.judge(1.0, breaker.era - 1, well=False), "it began before"
+    assert breaker.begin(1.0 + FIRST_SECONDS)
+    assert not breaker.begin(1.0 + FIRST_SECONDS), "there is one probe"
+    breaker.judge(4.0, breaker.era, well=None)
+    assert breaker.begin(4.0), "it was broken off"
+    assert judged(4.0, well=False)
     assert breaker.blocked(4.0) == 2 * FIRST_SECONDS
-    assert breaker.begin(4.0 + 2 * FIRST_SECONDS, alone=True)
-    breaker.succeeded()
-    assert breaker.state == "closed"
-    assert breaker.begin(9.0, alone=True)
-    assert breaker.begin(9.0, alone=True)
+    assert breaker.begin(4.0 + 2 * FIRST_SECONDS)
+    judged(9.0, well=True)
+    assert not breaker.opened
+    assert breaker.begin(9.0)
+    assert breaker.begin(9.0)
 
 
 # --- postponing

@@ -189,10 +189,6 @@ class PermitRequest(NamedTuple):
     rate: float = 0.0
     burst: float = 0.0
     asked: int = 0
-    era: int = 0
-    opened: int = 0
-    left_ms: int = 0
-    probe: int = 0
 
 
 class Permits(NamedTuple):
@@ -200,17 +196,13 @@ class Permits(NamedTuple):
 
     ``granted``: how many requests may be in flight. ``begin``: how many may begin now.
     ``pause_ms``: how long until the next one may begin. ``holders``: how many processes send to
-    that target. The rest is the state of its breaker, as in permits.lua.
+    that target.
     """
 
     granted: int
     begin: int
     pause_ms: int
     holders: int
-    era: int = 0
-    opened: int = 0
-    left_ms: int = 0
-    probe: int = 0
 
     @classmethod
     def of(cls, reply: list[int]) -> Permits:

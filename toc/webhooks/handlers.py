@@ -50,6 +50,8 @@ request may take. The wait alone never exceeds max_runtime. A request that takes
 the target's breaker counts it."""
 LOOK_SECONDS = 1.0
 """How soon a task whose target is paused, unknown or locked is tried again, if few wait."""
+MIN_WAIT_SECONDS = 0.25
+"""How soon one is that waits for a breaker, a place or a rate."""
 MAX_LOOKS = 100.0
 """How many of them are tried in a second, in one process, if many wait."""
 MAX_LOOK_SECONDS = 300.0
@@ -154,21 +156,21 @@ class Webhooks:
         bound = self._bound(task)
         capacity = self._limiter.of(bound.name, *bound.limits)
         max_runtime = self._catalog.known()[task.topic].max_runtime
-        waiting = self._waits.waiting(bound.label, "concurrency")
         try:
-            await self._limiter.enter(capacity, waiting, WAITS * max_runtime)
+            await self._limiter.enter(capacity, WAITS * max_runtime)
         except Full as full:
-            self._postpone(bound.label, full.reason, full.seconds)
-        era = capacity.breaker.era
+            spread = self._retry_in(bound.label, full.reason, MIN_WAIT_SECONDS)
+            self._postpone(bound.label, full.reason, full.seconds + spread)
+        breaker, era = capacity.breaker, capacity.breaker.era
         answer: Response | None = None
         try:
             bound = self._as_it_is(task, bound)
             answer = await self._send(task, bound, SENDS * max_runtime)
         finally:
-            if self._limiter.judge(capacity, era, well=None if answer is None else not answer.unwell):
-                closed = capacity.breaker.blocked(asyncio.get_running_loop().time())
-                log.warning("webhook_breaker_opened", target=bound.label, seconds=round(closed))
-            self._limiter.leave(capacity, None if answer is None else answer.ms / 1000)
+            now = asyncio.get_running_loop().time()
+            if breaker.judge(now, era, well=None if answer is None else not answer.unwell):
+                log.warning("webhook_breaker_opened", target=bound.label, seconds=round(breaker.blocked(now)))
+            self._limiter.leave(capacity, answered=answer is not None)
         failpoint("webhook.answered")
         return await self._judge(task, bound, answer)
 
@@ -220,9 +222,9 @@ class Webhooks:
             raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
         return Bound(url, name, name, target, opened, opened.headers, path)
 
-    def _retry_in(self, target: str, why: str) -> float:
+    def _retry_in(self, target: str, why: str, least: float = LOOK_SECONDS) -> float:
         seconds = min(self._waits.waiting(target, why) / MAX_LOOKS, MAX_LOOK_SECONDS)
-        return max(LOOK_SECONDS, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
+        return max(least, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
 
     def _postpone(self, target: str, why: str, seconds: float) -> NoReturn:
         until = self._clock.now_ms() + max(round(seconds * 1000), 1)

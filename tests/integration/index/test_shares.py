@@ -9,19 +9,19 @@ from contextlib import suppress
 import pytest
 
 from toc.index.queues import Queues
-from toc.webhooks import limiter as limiter_module
-from toc.webhooks.capacity import MIN_WAIT_SECONDS, Capacity, Full
+from toc.webhooks.capacity import Capacity, Full
+from toc.webhooks.handlers import MIN_WAIT_SECONDS
 from toc.webhooks.limiter import Limiter
 
 
 async def _send(limiter: Limiter, capacity: Capacity, seconds: float) -> bool:
     """Stand for one try: False if it was postponed."""
     try:
-        await limiter.enter(capacity, 0)
+        await limiter.enter(capacity)
     except Full:
         return False
     await asyncio.sleep(seconds)
-    limiter.leave(capacity, seconds)
+    limiter.leave(capacity, answered=True)
     return True
 
 
@@ -62,12 +62,8 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
     assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
 
 
-def test_what_one_process_no_longer_uses_another_one_has_at_once(
-    queues: Queues, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_process_no_longer_uses_another_one_has_in_a_moment(queues: Queues) -> None:
     """A burst in one, then a burst in the other: nobody is put off for a target that can take all."""
-    monkeypatch.setattr(limiter_module, "RENEW_SECONDS", 3600.0)
-    monkeypatch.setattr(limiter_module, "LIFE_SECONDS", 7200.0)
 
     async def whole() -> None:
         first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
