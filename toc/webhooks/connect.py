@@ -7,8 +7,7 @@ from a cache.
 A look-up that hangs keeps a thread, and nothing ends it. So that names which hang hold up no others,
 
     each name is looked up once at a time, and its last good answer serves meanwhile
-    YOUNG names are looked up at once; one that takes longer than HUNG_SECONDS gives its turn to another
-    a name that took so long goes last the next time: SLOW of these are looked up at once
+    MAX_LOOKUPS names are looked up at once, but of those that took longer than HUNG_SECONDS before, MAX_SLOW
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toc.webhooks.addresses import Allowed, refusal
 
-YOUNG, SLOW, MAX_LOOKUPS = 64, 8, 128
+MAX_LOOKUPS, MAX_SLOW = 120, 8
 HUNG_SECONDS = 0.5
 NAMES_SECONDS = 10.0
 """After this time a name is looked up again."""
@@ -70,13 +68,10 @@ class Name:
     infos: Infos = ()
     """The last good answer, of ``at``."""
     at: float = float("-inf")
-    answer: asyncio.Future[Infos] | None = None
+    look_up: asyncio.Task[Infos] | None = None
     """The look-up that waits or is under way."""
-    began: float = 0.0
     slow: bool = False
     """Whether its last look-up took longer than HUNG_SECONDS."""
-    young: asyncio.TimerHandle | None = None
-    """Ends its turn, while it has one."""
 
 
 class Resolver(AbstractResolver):
@@ -86,10 +81,8 @@ class Resolver(AbstractResolver):
         self._allowed = allowed
         self._lookup = lookup
         self._names: dict[str, Name] = {}
-        self._waiting: dict[bool, deque[str]] = {False: deque(), True: deque()}
-        """Names whose turn has not come, by whether they are slow."""
-        self._young = self._slow = self._all = 0
-        """Look-ups under way: those of the last HUNG_SECONDS, those of slow names, and all."""
+        self._turns = {False: asyncio.Semaphore(MAX_LOOKUPS), True: asyncio.Semaphore(MAX_SLOW)}
+        """By whether the name is slow."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -127,83 +120,67 @@ class Resolver(AbstractResolver):
         name = self._names.get(host)
         if name is None:
             if len(self._names) >= MAX_NAMES:
-                self._names = {host: one for host, one in self._names.items() if one.answer is not None}
+                self._names = {host: one for host, one in self._names.items() if one.look_up is not None}
             name = self._names[host] = Name()
         if now - name.at < NAMES_SECONDS:
             return name.infos
-        if name.answer is None:
-            name.answer = asyncio.get_running_loop().create_future()
-            name.answer.add_done_callback(asyncio.Future.exception)  # perhaps nobody waits for it
-            self._waiting[name.slow].append(host)
-            self._start()
-        answer = name.answer
+        if name.look_up is None:
+            name.look_up = asyncio.create_task(self._look_up(host, name))
+            name.look_up.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # nobody may wait
+        look_up = name.look_up
         if now - name.at < LAST_GOOD_SECONDS:
-            await asyncio.wait([answer], timeout=PATIENCE_SECONDS)
+            await asyncio.wait([look_up], timeout=PATIENCE_SECONDS)
             if name.infos:
                 return name.infos
-        return await asyncio.shield(answer)
+        return await asyncio.shield(look_up)
 
-    def _start(self) -> None:
-        """Begin look-ups whose turn it is."""
-        while self._all < MAX_LOOKUPS:
-            slow = self._young >= YOUNG or not self._waiting[False]
-            if not self._waiting[slow] or (slow and self._slow >= SLOW):
-                return
-            self._begin(self._waiting[slow].popleft(), slow=slow)
-
-    def _begin(self, host: str, *, slow: bool) -> None:
-        loop, name = asyncio.get_running_loop(), self._names[host]
-
-        def look_up() -> None:
-            infos: Infos = ()
-            error: Exception | None = None
+    async def _look_up(self, host: str, name: Name) -> Infos:
+        """Look a name up when its turn has come."""
+        loop = asyncio.get_running_loop()
+        async with self._turns[name.slow]:
+            began, answer = loop.time(), loop.create_future()
             try:
-                infos = self._lookup(host, 0, type=socket.SOCK_STREAM)
-            except Exception as exc:
-                error = exc
-            with suppress(RuntimeError):  # the loop may be closed by now
-                loop.call_soon_threadsafe(self._end, name, infos, error, slow)
+                threading.Thread(
+                    target=self._ask, args=[host, loop, answer], name="toc-name", daemon=True
+                ).start()
+                name.infos = await answer
+                name.at = loop.time()
+            except socket.gaierror as exc:
+                if exc.errno not in _PASSING:
+                    name.infos, name.at = (), float("-inf")
+                raise
+            except RuntimeError as exc:  # can't start new thread
+                raise OSError(str(exc)) from exc
+            finally:
+                name.slow = loop.time() - began > HUNG_SECONDS
+                name.look_up = None
+        return name.infos
 
-        name.began = loop.time()
-        self._all += 1
-        if slow:
-            self._slow += 1
-        else:
-            self._young += 1
-            name.young = loop.call_later(HUNG_SECONDS, self._give_turn, name)
+    def _ask(self, host: str, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Infos]) -> None:
+        def give() -> None:
+            if not answer.done():
+                answer.set_exception(found) if isinstance(found, Exception) else answer.set_result(found)
+
+        found: Infos | Exception
         try:
-            threading.Thread(target=look_up, name="toc-name", daemon=True).start()
-        except RuntimeError as exc:  # can't start new thread
-            self._end(name, (), OSError(str(exc)), slow)
-
-    def _give_turn(self, name: Name) -> None:
-        """Let others be looked up beside a name that takes long."""
-        name.young = None
-        self._young -= 1
-        self._start()
-
-    def _end(self, name: Name, infos: Infos, error: Exception | None, slow: int) -> None:
-        now = asyncio.get_running_loop().time()
-        self._all -= 1
-        self._slow -= slow
-        if name.young is not None:
-            name.young.cancel()
-            name.young = None
-            self._young -= 1
-        name.slow = now - name.began > HUNG_SECONDS
-        answer, name.answer = name.answer, None
-        assert answer is not None  # noqa: S101 - for the type checker
-        if error is None:
-            name.infos, name.at = infos, now
-            answer.set_result(infos)
-        else:
-            if isinstance(error, socket.gaierror) and error.errno not in _PASSING:
-                name.infos, name.at = (), float("-inf")
-            answer.set_exception(error)
-        self._start()
+            found = self._lookup(host, 0, type=socket.SOCK_STREAM)
+        except Exception as exc:
+            found = exc
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(give)
 
 
-def connector(allowed: Allowed, resolver: Resolver, opened: WeakSet[socket.socket]) -> TCPConnector:
+def _seen(done: asyncio.Task[Infos]) -> None:
+    """Take note of an error for which perhaps nobody waits."""
+    if not done.cancelled():
+        done.exception()
+
+
+def connector(
+    allowed: Allowed, resolver: Resolver, opened: WeakSet[socket.socket], *, keep: bool
+) -> TCPConnector:
     """Return what makes connections, and keeps them for a while. Their sockets are in ``opened`` until they
     are closed."""
 
@@ -220,5 +197,6 @@ def connector(allowed: Allowed, resolver: Resolver, opened: WeakSet[socket.socke
         use_dns_cache=False,
         resolver=resolver,
         socket_factory=guarded,
-        keepalive_timeout=KEEP_SECONDS,
+        force_close=not keep,
+        keepalive_timeout=KEEP_SECONDS if keep else None,
     )

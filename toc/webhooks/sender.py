@@ -15,7 +15,6 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -34,6 +33,8 @@ MAX_URLS = 2000
 """How many URLs are remembered as checked."""
 MAX_AGE_SECONDS = 60.0
 """After this age no connection is used again, however busy: its name may lead elsewhere by now."""
+MAX_TIMEOUT_SECONDS = 300.0
+"""No request takes longer: no target's time-out is."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Only the time-out of the whole request counts."""
@@ -41,15 +42,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What could end a header."""
 _OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 """Headers that aiohttp adds unless it is told not to."""
-
-
-@dataclass(eq=False, slots=True)
-class Connections:
-    """Connections that may be used again ``until`` (loop time), by ``requests`` at present."""
-
-    session: aiohttp.ClientSession
-    until: float
-    requests: int = 0
 
 
 class Sender:
@@ -66,9 +58,10 @@ class Sender:
         self._resolver = Resolver(allow.address, lookup)
         self._checked: dict[str, URL] = {}
         """URLs that may be sent to, by their text. This depends only on the allow-list."""
-        self._present: Connections | None = None
-        self._open: set[Connections] = set()
-        """The present ones, and former ones that have requests."""
+        self._kept: list[tuple[aiohttp.ClientSession, float]] = []
+        """What keeps connections, and since when: the last one is used, the others may have requests."""
+        self._single: aiohttp.ClientSession | None = None
+        """What keeps none."""
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Response:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
@@ -79,7 +72,7 @@ class Sender:
             async with asyncio.timeout(seconds):
                 reused = SimpleNamespace(reused=False)
                 try:
-                    return await self._exchange(self._current(), to, headers, body, began, reused)
+                    return await self._exchange(await self._current(), to, headers, body, began, reused)
                 except (
                     aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientResponseError
                 ):  # fmt: skip
@@ -87,43 +80,37 @@ class Sender:
                     # rest of the answer before: this costs no try.
                     if not reused.reused:
                         raise
-                return await self._exchange(self._new(), to, headers, body, began, reused)
+                return await self._exchange(self._new_each(), to, headers, body, began, reused)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
             return Response(None, reason(exc, seconds), _ms(began))
 
     async def close(self) -> None:
         """Close the connections."""
-        for connections in list(self._open):
-            await connections.session.close()
-        self._open.clear()
+        sessions = [session for session, _ in self._kept]
+        for session in sessions if self._single is None else [*sessions, self._single]:
+            await session.close()
+        self._kept, self._single = [], None
         await self._resolver.close()
 
     async def _exchange(
         self,
-        over: Connections,
+        over: aiohttp.ClientSession,
         to: URL,
         headers: Mapping[str, str],
         body: bytes,
         began: float,
         reused: SimpleNamespace,
     ) -> Response:
-        over.requests += 1
         data = io.BytesIO(body) if len(body) > MAX_BYTES else body  # which is not written as a whole
         text = bytearray()
+        answer = await over.post(
+            to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
+        )
         try:
-            answer = await over.session.post(
-                to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
-            )
-            try:
-                while len(text) < MAX_BYTES and (part := await answer.content.read(MAX_BYTES - len(text))):
-                    text += part
-            finally:
-                answer.close()  # if it has ended, its connection is kept already
+            while len(text) < MAX_BYTES and (part := await answer.content.read(MAX_BYTES - len(text))):
+                text += part
         finally:
-            over.requests -= 1
-            for former in [one for one in self._open if one is not self._present and not one.requests]:
-                self._open.discard(former)
-                await former.session.close()
+            answer.close()  # if it has ended, its connection is kept already
         return Response(
             answer.status,
             excerpt(answer.status, bytes(text)),
@@ -132,17 +119,27 @@ class Sender:
             no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",
         )
 
-    def _current(self) -> Connections:
-        """Return connections that may have been used before, if there are not too many already."""
+    async def _current(self) -> aiohttp.ClientSession:
+        """Return what may use a connection again, if there are not too many already."""
         if len(self._sockets) >= self._most:
-            return self._new()
-        if self._present is None or asyncio.get_running_loop().time() > self._present.until:
-            self._present = self._new()
-        return self._present
+            return self._new_each()
+        now = asyncio.get_running_loop().time()
+        if not self._kept or now - self._kept[-1][1] > MAX_AGE_SECONDS:
+            self._kept.append((self._session(), now))
+            while now - self._kept[0][1] > MAX_AGE_SECONDS + MAX_TIMEOUT_SECONDS:
+                session, _ = self._kept.pop(0)
+                await session.close()
+        return self._kept[-1][0]
 
-    def _new(self) -> Connections:
-        session = aiohttp.ClientSession(
-            connector=connector(self._allow.address, self._resolver, self._sockets),
+    def _new_each(self) -> aiohttp.ClientSession:
+        """Return what makes a connection for each request."""
+        if self._single is None:
+            self._single = self._session(keep=False)
+        return self._single
+
+    def _session(self, *, keep: bool = True) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector(self._allow.address, self._resolver, self._sockets, keep=keep),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=_NO_TIMEOUT,
             auto_decompress=False,
@@ -150,9 +147,6 @@ class Sender:
             skip_auto_headers=_OURS,
             trace_configs=[_tracing()],
         )
-        made = Connections(session, asyncio.get_running_loop().time() + MAX_AGE_SECONDS)
-        self._open.add(made)
-        return made
 
     def _check(self, url: str) -> URL:
         """Return a URL that may be sent to. Raises InvalidTarget, ValueError or AddressRefused."""
