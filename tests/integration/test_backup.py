@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 
 import pymysql
+import pytest
 from conftest import Launch
 from harness.system import System
 from sqlalchemy.engine import make_url
@@ -94,6 +95,7 @@ def ended(system: System, job_ids: list[int]) -> bool:
     return all(row.status != TaskStatus.PENDING for row in system.center.store.read(job_ids).values())
 
 
+@pytest.mark.slow
 def test_a_lost_database_server_comes_back_as_the_page_says(launch: Launch, tmp_path: Path) -> None:
     lost = launch(MariaDB, config=["log-bin=binlog", "server-id=1"])
     index = launch(RedisServer)

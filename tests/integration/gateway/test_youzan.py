@@ -239,8 +239,10 @@ def test_the_largest_of_everything_is_taken(youzan: Client) -> None:
 
 
 def test_odd_texts_come_back_as_they_were(youzan: Client) -> None:
-    for job_id in ("a\nb", "h-" + "0" * 32, "'; DROP TABLE x; --", "%s%d", "ключ", "a\u2028b", "a\x00b"):
+    texts = ("a\nb", "h-" + "0" * 32, "'; DROP TABLE x; --", "%s%d", "ключ", "a\u2028b", "a\x00b")
+    for job_id in texts:
         youzan.push(job_id, topic=job_id, delay=1, body=f"of {job_id}")
+    for job_id in texts:
         assert youzan.get(job_id)["topic"] == job_id.strip()
         assert youzan.pop(job_id) == {"id": job_id.strip(), "body": f"of {job_id}"}
         assert_is(youzan("/finish", {"id": job_id}), DONE)

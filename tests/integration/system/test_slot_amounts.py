@@ -32,7 +32,7 @@ def test_rows_that_are_stamped_otherwise_than_their_topic_run_and_the_topic_stay
     stamped: dict[int, str | None] = {}
     for topic, amount, event in STAMPED:
         for n in range(8):
-            job_id = system.center.submit(topic, biz_id=n, delay=10)
+            job_id = system.center.submit(topic, biz_id=n, delay=6)
             table = store._shards.names[store._shards.table_of(job_id)]
             server.run([Statement(f"UPDATE {table} SET slot_amount={amount:d} WHERE job_id={job_id}")])
             stamped[job_id] = event

@@ -93,6 +93,7 @@ def ready(daemon: DaemonProcess, since: int = 0) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_schema_then_host_after_host_and_nothing_is_lost_doubled_or_burned(
     cluster: System, later: Path
 ) -> None:

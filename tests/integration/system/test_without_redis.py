@@ -36,6 +36,7 @@ def outage(redis: RedisServer) -> Iterator[None]:
         redis.start()
 
 
+@pytest.mark.slow
 def test_ten_seconds_without_redis_under_load(running: System, clean_redis: RedisServer) -> None:
     """Every submit succeeds; what is due runs once, meanwhile; failures, deaths and cancels are as ever."""
     center = running.center
