@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toc.model.documents import MAX_DEPTH, check_depth, check_values, is_bounded, parse, parse_object
+from toc.model.documents import MAX_DEPTH, check_depth, check_values, parse, parse_object
 from toc.model.errors import InvalidDocument
 
 
@@ -25,7 +25,6 @@ def depth_of(value: Any) -> int:
 def test_what_is_nested_as_deep_as_allowed_is_read(depth: int) -> None:
     value = parse(nested(depth))
     assert depth_of(value) == depth
-    assert is_bounded(value)
 
 
 @pytest.mark.parametrize("depth", [65, 66, 300, 3000, 1_000_000])
@@ -51,7 +50,6 @@ def test_the_depth_of_any_document_is_told_as_the_parser_has_it() -> None:
 
     for _ in range(300):
         value = grown(chance.randrange(50, 80))
-        assert is_bounded(value) == (depth_of(value) <= MAX_DEPTH)
         data = json.dumps(value, indent=chance.choice([None, 1])).encode()
         if depth_of(value) <= MAX_DEPTH:
             check_depth(data)
@@ -88,17 +86,6 @@ def test_what_is_allowed_by_its_reader() -> None:
     for text in ("[]", "1", "null", '"{}"'):
         with pytest.raises(InvalidDocument, match="not a JSON object"):
             parse_object(text)
-
-
-def test_values_in_a_circle_are_not_bounded() -> None:
-    circle: list[Any] = []
-    circle.append({"a": circle})
-    wide: Any = 1
-    for _ in range(60):
-        wide = [wide, wide]
-    assert not is_bounded(circle)
-    assert is_bounded(wide)
-    assert is_bounded("text")
 
 
 @pytest.mark.parametrize(

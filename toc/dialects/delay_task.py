@@ -14,7 +14,7 @@ from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
 from toc.model.documents import check_values, parse_object
-from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists
+from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists, UnreadableTask
 from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
 from toc.model.template import Template
@@ -159,7 +159,7 @@ class DelayTask(Dialect):
             return _answer("pull", 1, UNKNOWN, content="")
         try:
             content = (await self.tasks.body(row)).decode(errors="replace")
-        except BodyGone:  # the task was purged: its retention is over
+        except (BodyGone, UnreadableTask):  # the task was purged: its retention is over
             return _answer("pull", 1, UNKNOWN, content="")
         return _answer("pull", content=content)
 

@@ -13,20 +13,18 @@ from functools import partial
 from typing import TypeVar
 
 from toc.gateway.exchange import CURRENT
-from toc.gateway.pull_calls import BODY_MISSING, MAX_BODY_BYTES
+from toc.gateway.pull_calls import with_bodies
 from toc.gateway.service import Service
-from toc.model.body import Content
-from toc.model.errors import BodyGone, NameTaken, TocError, TooManyTopics
+from toc.model.errors import NameTaken, TocError, TooManyTopics
 from toc.model.pattern import matches
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease
 from toc.model.sharding import BizId
-from toc.model.task import CancelOutcome, NewTask, Put, Task, TaskRow, TaskStatus
+from toc.model.task import CancelOutcome, NewTask, Put, TaskRow, TaskStatus
 from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
 from toc.operate.operation import Place
 from toc.pull.handed_out import HandedOut, TtrOf
 from toc.pull.pulls import MAX_HOLD_SECONDS
-from toc.store.tasks.bodies import bounded
 
 R = TypeVar("R")
 
@@ -183,38 +181,14 @@ class DialectTasks:
 
     # --- bodies
 
-    async def body(self, of: TaskRow | Task) -> bytes:
-        """Return the body of a task, empty without one. Raises BodyGone or StoreUnavailable."""
-        if of.body_length is None:
+    async def body(self, row: TaskRow) -> bytes:
+        """Return the body of a task, empty without one. Raises BodyGone, UnreadableTask, StoreUnavailable."""
+        if row.body_length is None:
             return b""
         store = self._service.center.store
-
-        def read() -> Content:
-            content = store.bodies.one(of.job_id, of.version)
-            if content is None:
-                raise BodyGone(f"the body of task {of.job_id} is gone: the task was purged or replaced")
-            return content
-
-        return (await self._at_server(store.server_of(of.job_id), read)).data
+        return (await self._at_server(store.server_of(row.job_id), partial(store.body_of, row))).data
 
     async def bodies(self, got: Sequence[HandedOut]) -> list[tuple[HandedOut, bytes]]:
-        """Return tasks that were handed out with their bodies, the first ones, as many as one answer holds.
-
-        Takes back the rest, uncharged. Those whose body is missing are left out: they are dead, or have
-        another version. Raises Busy or StoreUnavailable, and takes back all.
-        """
-        part = next(bounded(((one, one.row.body_length) for one in got), MAX_BODY_BYTES), [])
-        service = self._service
-        found: list[tuple[HandedOut, bytes]] = []
-        try:
-            service.hold(sum(one.task.body_length or 0 for one in part))
-            for one in part:
-                try:
-                    found.append((one, await self.body(one.task)))
-                except BodyGone:
-                    await service.pulls.bury([one], BODY_MISSING)
-        except BaseException:
-            service.pulls.release(got)
-            raise
-        service.pulls.release(got[len(part) :])
-        return found
+        """Return tasks that were handed out with their bodies, as ``with_bodies`` does."""
+        found = await with_bodies(self._service, got, "line-bodies", most=MAX_IN_LINE)
+        return [(one, b"" if content is None else content.data) for one, content in found]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.dialects.names import key_for, topic_for
-from toc.gateway.pull_calls import BODY_MISSING
 from toc.gateway.service import Service
 from toc.model.clock import from_ms, to_ms
-from toc.model.errors import BodyGone, InvalidBizId, UnreadableTask
+from toc.model.errors import BodyGone, InvalidBizId
 from toc.model.pull import PullRow
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
@@ -108,17 +108,11 @@ class Jobs:
 
     async def get(self, job_id: str) -> Job | None:
         """Return a job that has not ended. Raises UnreadableTask or StoreUnavailable."""
-        seen: tuple[int, int] | None = None
         while rows := await self._pending(job_id):
             row = rows[-1]
-            try:
+            with suppress(BodyGone):  # replaced between the two reads, or ended
                 body = await self._tasks.body(row)
-            except BodyGone:  # replaced between the two reads, or ended
-                if seen == (row.job_id, row.version):
-                    raise UnreadableTask(row.job_id, BODY_MISSING) from None
-                seen = row.job_id, row.version
-                continue
-            return _job(decode_attribute(row.attribute), body, row.action_time)
+                return _job(decode_attribute(row.attribute), body, row.action_time)
         return None
 
     async def _pending(self, job_id: str) -> list[TaskRow]:

@@ -26,6 +26,7 @@ from toc.model.errors import (
     IndexUnavailable,
     InvalidBizId,
     TocError,
+    UnreadableTask,
 )
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus, decode_attribute
@@ -368,7 +369,7 @@ class Lmstfy(Dialect):
         try:
             expired = 0 < row.expires_at < now and row.status == TaskStatus.PENDING
             data = None if expired else await on_queue.tasks.body(row)
-        except BodyGone:
+        except (BodyGone, UnreadableTask):
             data = None
         ttl = 0 if data is None or row.status == TaskStatus.DEAD else wire.seconds_left(row.expires_at, now)
         job_id, left = id_of(row), max(0, row.tries - row.attempts)

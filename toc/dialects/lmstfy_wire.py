@@ -238,21 +238,17 @@ def _elements(text: str) -> list[str]:
         space = _SPACE.match(text, at)
         return at if space is None else space.end()
 
-    if text.strip(" \t\r\n") == "null":
-        return []
-    at = skip(0)
-    if text[at : at + 1] != "[":
-        raise ValueError
+    text = text.strip(" \t\r\n")
     found: list[str] = []
-    at = skip(at + 1)
-    while text[at : at + 1] != "]" or found:
+    at = 0
+    while text.startswith("," if found else "[", at):
+        at = skip(at + 1)
+        if not found and text[at:] == "]":
+            break
         _, end = _DECODER.raw_decode(text, at)
         found.append(text[at:end])
         at = skip(end)
-        if text[at : at + 1] != ",":
-            break
-        at = skip(at + 1)
-    if text[at : at + 1] != "]" or skip(at + 1) != len(text):
+    if text != "null" and (text[at:] != "]" or not at):
         raise ValueError
     return found
 

@@ -9,10 +9,10 @@ Every failure is answered as a problem, never with a trace. Queries, headers and
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from math import ceil
 from typing import Any, get_args
@@ -26,7 +26,17 @@ from toc.gateway import (
     pull_calls,
     tasks,
 )
-from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, Nothing, Query, forbidden, takes_nothing
+from toc.gateway.calls import (
+    Answer,
+    Asked,
+    HttpCall,
+    Model,
+    NoFields,
+    Nothing,
+    Query,
+    forbidden,
+    takes_nothing,
+)
 from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import ESCAPED, Exchange, Memory, Receive, Scope, Send
 from toc.gateway.operations import call_of
@@ -44,11 +54,10 @@ from toc.gateway.problems import (
     Problem,
     problem_of,
 )
-from toc.gateway.service import SMALL_TEXT, Service
-from toc.model import documents
+from toc.gateway.service import Service
 from toc.model.access import Access, Token
-from toc.model.documents import check_values, repeated_name
-from toc.model.errors import BodyTooLarge, InvalidDocument, TocError, shown
+from toc.model.documents import check_values, parse
+from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
@@ -302,7 +311,7 @@ def _without(query: type[Query]) -> Any:
         raise _invalid(exc, query) from None
 
 
-def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
+def _parsed(model: type[Model], data: bytes, most: int) -> Model:
     """Return the body of a request. No body counts as one without fields. Raises Problem."""
     if not data and takes_nothing(model):
         data = b"{}"
@@ -314,36 +323,15 @@ def _parsed(model: type[BaseModel], data: bytes, most: int) -> BaseModel:
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
-            return _with_surrogates(model, data, first["msg"].partition(": ")[2])
+            if model.surrogates and b"\\u" in data:
+                with suppress(InvalidDocument, ValidationError):
+                    return model.model_validate(parse(data, most=len(data), surrogates=True))
+            why = first["msg"].partition(": ")[2]
+            raise Problem(SYNTAX, f"the body is not JSON: {why}") from None
         if not first["loc"] and first["type"] == "model_type":
             raise Problem(SYNTAX, "the body is not a JSON object") from None
         raise _invalid(exc, model) from None
-    if len(data) <= SMALL_TEXT and (name := repeated_name(data)) is not None:
-        raise Problem(INVALID, f"{shown(name)} is given twice in one object", field=name)
     return found
-
-
-def _with_surrogates(model: type[BaseModel], data: bytes, why: str) -> BaseModel:
-    """Return a body that is JSON but for lone surrogates, if the fields with them may. Raises Problem."""
-    try:
-        if b"\\u" not in data:
-            raise Problem(SYNTAX, f"the body is not JSON: {why}")
-        found = model.model_validate(documents.parse(data, most=len(data), surrogates=True))
-    except InvalidDocument:
-        raise Problem(SYNTAX, f"the body is not JSON: {why}") from None
-    except ValidationError as exc:
-        raise _invalid(exc, model) from None
-    for name, value in found.__dict__.items():
-        try:
-            json.dumps(value, ensure_ascii=False, default=_plain).encode()
-        except UnicodeEncodeError:
-            detail = f"{name} has a lone surrogate, which UTF-8 cannot encode"
-            raise Problem(INVALID, detail, field=name) from None
-    return found
-
-
-def _plain(value: object) -> object:
-    return value.__dict__ if isinstance(value, BaseModel) else str(value)
 
 
 def _invalid(error: ValidationError, model: type[BaseModel]) -> Problem:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -88,8 +88,12 @@ def meant(value: str, *, text: bool) -> int | str:
 
 
 class Model(BaseModel):
-    """What a request may hold. Anything else is refused; texts are never taken for numbers."""
+    """What a request may hold. Anything else is refused; texts are never taken for numbers.
 
+    ``surrogates``: lone ones are no mistake, and its fields replace them.
+    """
+
+    surrogates: ClassVar[bool] = False
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
     def given(self) -> dict[str, Any]:
@@ -211,7 +215,7 @@ class HttpCall:
     handler: Handler
     summary: str
     query: type[Query] = Nothing
-    body: type[BaseModel] | None = None
+    body: type[Model] | None = None
     gives: Any = dict[str, Any]
     status: int = 200
     most_bytes: int = SMALL_BYTES

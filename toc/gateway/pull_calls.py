@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, NotRequired
 
 from pydantic import BeforeValidator, Field
@@ -21,6 +22,7 @@ from toc.gateway.problems import (
     problem_of,
     unknown_topic,
 )
+from toc.gateway.service import Service
 from toc.model.access import Action
 from toc.model.body import Content
 from toc.model.clock import to_ms
@@ -94,41 +96,48 @@ async def pull(asked: Asked) -> Answer:
     if not asked.still_valid():  # it may have been revoked during the wait
         pulls.release(got)
         raise Problem(UNAUTHENTICATED, "the access token has expired or was revoked")
-    try:
-        tasks = await _with_bodies(asked, got)
-    except BaseException:
-        pulls.release(got)
-        raise
-    if len(tasks) < len(got):
-        shown = {one.key.job_id for one, _ in tasks}
-        pulls.release(one for one in got if one.key.job_id not in shown)
+    tasks = await with_bodies(asked.service, got, "bodies")
     return Answer(
         {"tasks": [_shown(one, content) for one, content in tasks]}, handed=[one for one, _ in tasks]
     )
 
 
-async def _with_bodies(asked: Asked, got: Sequence[HandedOut]) -> list[tuple[HandedOut, Content | None]]:
-    """Return tasks with their bodies, as many as one answer holds.
+async def with_bodies(
+    service: Service, got: Sequence[HandedOut], line: str, **bounds: int
+) -> list[tuple[HandedOut, Content | None]]:
+    """Return tasks that were handed out with their bodies, as many as one answer holds.
 
-    Tasks whose body is missing end as dead. The caller must release the others: their bodies are out of
-    reach, or do not fit.
+    Takes back the others, uncharged: those whose bodies are out of reach or do not fit. Those whose body is
+    missing end as dead. Raises Busy or StoreUnavailable, and takes back all. ``line`` and ``bounds`` are
+    those of ``Service.within``.
     """
+    found: list[tuple[HandedOut, Content | None]] = []
+    try:
+        found = await _with_bodies(service, got, line, **bounds)
+    finally:
+        shown = {one.key.job_id for one, _ in found}
+        service.pulls.release(one for one in got if one.key.job_id not in shown)
+    return found
+
+
+async def _with_bodies(
+    service: Service, got: Sequence[HandedOut], line: str, **bounds: int
+) -> list[tuple[HandedOut, Content | None]]:
     sizes = [(one, one.row.body_length) for one in got]
     if all(length < 0 for _, length in sizes):
         return [(one, None) for one in got]
     part = next(bounded(sizes, MAX_BODY_BYTES), [])
-    asked.service.hold(sum(max(length, 0) for _, length in sizes[: len(part)]))
+    service.hold(sum(max(length, 0) for _, length in sizes[: len(part)]))
     wanted = {one.key.job_id: one.key.version for one in part if one.row.body_length >= 0}
     contents: dict[int, Content] = {}
     if wanted:
-        read = asked.service.center.store.bodies.read
-        found = await asked.service.within("bodies", lambda: read(wanted))
+        found = await service.within(line, partial(service.center.store.bodies.read, wanted), **bounds)
         if not found and found.unanswered:
             raise next(iter(found.unanswered.values()))
         contents = dict(found)
         missing = wanted.keys() - found.keys() - found.unanswered.keys()
         if missing:
-            await asked.service.pulls.bury([one for one in part if one.key.job_id in missing], BODY_MISSING)
+            await service.pulls.bury([one for one in part if one.key.job_id in missing], BODY_MISSING)
     return [
         (one, contents.get(one.key.job_id))
         for one in part
@@ -186,6 +195,7 @@ def _encodable(value: object) -> object:
 class Nack(Leases):
     """How the tries have failed."""
 
+    surrogates = True
     delay: float | None = Field(
         None, ge=0, le=MAX_RETRY_SECONDS, allow_inf_nan=False,
         description="Seconds until the next try; by default the topic's backoff.",

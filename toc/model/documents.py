@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -102,40 +100,6 @@ def _values(data: bytes, most: int) -> int:
         return most + 1
     outside = b"".join(data.split(b'"')[::2])
     return outside.count(b",") + outside.count(b"[") + outside.count(b"{")
-
-
-def repeated_name(data: bytes) -> str | None:
-    """Return a name that an object of a JSON text has twice, None if there is none. Takes some microseconds
-    for a small text, and as long as ``parse`` for one of several objects of the same names."""
-    names = [name for name, colon in _NAME.findall(data) if colon]
-    if len(set(names)) == len(names) and b"\\" not in b"".join(names):
-        return None
-    found: list[str] = []
-
-    def look(pairs: list[tuple[str, Any]]) -> None:
-        if len(pairs) > len(dict(pairs)):
-            found.append(
-                next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            )
-
-    json.loads(data, object_pairs_hook=look, parse_int=str, parse_float=str)
-    return found[0] if found else None
-
-
-_NAME = re.compile(rb'"((?:[^"\\]++|\\.)*+)"\s*+(:?)')
-"""A string, and the colon behind it if it is a name."""
-
-
-def is_bounded(value: object) -> bool:
-    """Whether dicts, lists and tuples are within each other at most MAX_DEPTH deep. Those in a circle are
-    not."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = list({id(each): each for each in level if isinstance(each, (Mapping, list, tuple))}.values())
-        if not level:
-            return True
-        level = [child for each in level for child in (each.values() if isinstance(each, Mapping) else each)]
-    return False
 
 
 def _refuse(_: str) -> NoReturn:

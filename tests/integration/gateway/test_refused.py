@@ -318,11 +318,6 @@ REQUESTS: dict[tuple[str, str], tuple[Any, int, str, str | None]] = {
     ("PATCH", "/v1/targets/t"): ({}, 422, "invalid", None),
     ("PATCH", "/v1/topics/test.async"): ({"retries": True}, 422, "invalid", "retries"),
     ("PATCH", "/v1/topics/test.batch"): ({"retries": "5"}, 422, "invalid", "retries"),
-    ("PATCH", "/v1/tasks/1"): (b'{"delay":1,"delay":2}', 422, "invalid", "delay"),
-    ("PATCH", "/v1/tasks/2"): (b'{"delay":1,"\\u0064elay":2}', 422, "invalid", "delay"),
-    ("POST", "/v1/topics/test.sync/tasks?"): (
-        b'{"biz_id":1,"delay":60,"attribute":{"a":[{"b":1,"c":":","b":2}]}}', 422, "invalid", "b",
-    ),
     ("POST", "/v1/topics/test.none:pull"): ({"wait": 0}, 404, "unknown-topic", None),
     ("POST", "/v1/topics/test.sync:pull"): ({"wait": 0}, 422, "invalid", "topic"),
     ("POST", "/v1/topics/test.pulled:pull"): ({"max": 101}, 422, "invalid", "max"),
