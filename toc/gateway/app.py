@@ -165,7 +165,8 @@ class App:
             if is_raw:
                 raw = data
             else:
-                body = await self._service.parsed(data, partial(_parsed, model, data, call.most_values))
+                found = await self._service.parsed(data, partial(_parsed, model, data, call.most_values))
+                body = None if call.body is None else found
             del data  # it may be much longer than what was read of it
         exchange.begin(f"token {token.name}")
         asked = Asked(self._service, call, token, path, query, body, raw, content_type, request)

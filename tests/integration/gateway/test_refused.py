@@ -16,6 +16,7 @@ from harness.gateway import Gateway
 from harness.refused import TASKS
 
 from toc.gateway.app import CALLS
+from toc.gateway.calls import HttpCall
 from toc.gateway.openapi import document
 from toc.gateway.problems import KINDS
 
@@ -246,6 +247,20 @@ PLACES = {
 
 def path_of(path: str) -> str:
     return path.format(**PLACES)
+
+
+@pytest.mark.parametrize("call", [one for one in CALLS if one.body is None], ids=lambda call: call.name)
+def test_an_empty_object_is_no_body_where_none_is_taken(shared: Gateway, call: HttpCall) -> None:
+    path = call.path.format(**{**PLACES, "topic": "not.there"})
+    without, empty = (shared.call(call.method, path, body).status for body in (None, b"{}"))
+    assert empty == without
+
+
+def test_a_query_counts_beside_an_empty_object(shared: Gateway) -> None:
+    job_id = shared.submit(biz_id="beside").body["job_id"]
+    shared.submit(biz_id="another")
+    found = shared.call("GET", "/v1/tasks?biz_id=beside", {}).body["tasks"]
+    assert [one["job_id"] for one in found] == [job_id]
 
 
 @pytest.mark.parametrize("call", TAKE, ids=lambda call: call.name)
