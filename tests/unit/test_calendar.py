@@ -65,7 +65,7 @@ EXPRESSIONS = st.tuples(
 ).map(" ".join)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(EXPRESSIONS, st.sampled_from(ZONES), st.data(), st.booleans())
 def test_it_fires_when_debians_cron_does(expression: str, zone: str, data: st.DataObject, skip: bool) -> None:
     try:

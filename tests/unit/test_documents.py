@@ -48,7 +48,7 @@ def test_the_depth_of_any_document_is_told_as_the_parser_has_it() -> None:
         children = [grown(depth - 1), *(grown(chance.randrange(min(depth, 3))) for _ in range(2))]
         return children if chance.random() < 0.5 else {f"{n}[": one for n, one in enumerate(children)}
 
-    for _ in range(300):
+    for _ in range(100):
         value = grown(chance.randrange(50, 80))
         data = json.dumps(value, indent=chance.choice([None, 1])).encode()
         if depth_of(value) <= MAX_DEPTH:

@@ -12,8 +12,6 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "toc"
 
 PLAIN = {"model", "observe", "config", "failpoint", "loop", "sockets"}  # what everybody may use
@@ -135,48 +133,6 @@ def test_every_part_is_in_the_rules() -> None:
     parts = {part_of(file.relative_to(PACKAGE).with_suffix("").parts) for file in PACKAGE.rglob("*.py")}
     assert parts - {"dev.__init__"} == {*MAY_IMPORT, *TOP, *PUBLIC}  # toc.dev itself is a docstring
     assert {file for file in COMPOSERS if not (PACKAGE / file).exists()} == set()
-
-
-@pytest.mark.parametrize(
-    ("file", "source", "verdict"),
-    [
-        ("index/connections.py", "import hiredis", None),
-        ("store/engine.py", "from sqlalchemy import create_engine", None),
-        ("index/keys.py", "from toc.model.topic import Slot", None),
-        ("index/calls.py", "from toc.index import keys", None),
-        ("sdk/client.py", "from toc.store import Store", None),
-        ("sdk/client.py", "if TYPE_CHECKING:\n    from sqlalchemy import Connection", None),
-        ("worker/daemon/supervisor.py", "from toc.coordination import local", None),
-        ("dev/demo/app.py", "from toc import TimeoutCenter", None),
-        ("sdk/client.py", "from sqlalchemy import Connection", "only toc.store imports sqlalchemy"),
-        ("worker/take/poll.py", "def f():\n    import hiredis", "only toc.index imports hiredis"),
-        ("dev/local/servers.py", "import pymysql", "only toc.store imports pymysql"),
-        ("worker/link.py", "from kazoo.client import KazooClient", "only toc.coordination imports kazoo"),
-        ("index/calls.py", "from toc import store", "toc.index must not import toc.store"),
-        ("store/tasks.py", "import toc.coordination", "toc.store must not import toc.coordination"),
-        ("model/task.py", "from toc.sdk.client import Center", "toc.model must not import toc.sdk"),
-        ("model/task.py", "from toc.observe.log import log", "toc.model must not import toc.observe"),
-        ("maintenance/sweep.py", "from toc.sdk import client", "toc.maintenance must not import toc.sdk"),
-        ("maintenance/sweep.py", "from toc.worker import loop", "toc.maintenance must not import toc.worker"),
-        ("dev/local/embedded.py", "from toc.store import Store", "toc.dev.local must not import toc.store"),
-        ("store/store.py", "from toc.dev.local import cluster", "toc.store must not import toc.dev.local"),
-        ("worker/take/poll.py", "from toc.sdk.client import Center", "toc.worker must not import toc.sdk"),
-        ("worker/process.py", "from toc.sdk.client import Center", None),
-        ("worker/process.py", "from toc.cli import main", "toc.worker must not import toc.cli"),
-        ("worker/process.py", "from toc import Task", "toc.worker must not import toc.__init__"),
-    ],
-)  # fmt: skip
-def test_an_import_is_judged_by_who_imports_what(
-    tmp_path: Path, file: str, source: str, verdict: str | None
-) -> None:
-    package = tmp_path / "toc"
-    for part in (*MAY_IMPORT, *TOP):
-        (package / part.replace(".", "/")).mkdir(parents=True, exist_ok=True)
-        (package / part.replace(".", "/") / "__init__.py").touch()
-    (package / file).parent.mkdir(parents=True, exist_ok=True)
-    (package / file).write_text(source)
-    found = [line.partition(": ")[2] for line in violations(package)]
-    assert found == ([] if verdict is None else [verdict])
 
 
 def name(distribution: str) -> str:

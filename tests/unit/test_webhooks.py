@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 import standardwebhooks
 
-from toc.model.body import Body, Content
 from toc.model.errors import InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
 from toc.model.target import Allow, literal
@@ -32,7 +30,7 @@ from toc.webhooks.breaker import (
     Breaker,
 )
 from toc.webhooks.connect import MAX_SLOW, Resolver
-from toc.webhooks.request import body_of, headers_of, plain
+from toc.webhooks.request import plain
 from toc.webhooks.sender import Sender, check_headers, reason
 from toc.webhooks.signature import signature, webhook_id
 
@@ -193,33 +191,6 @@ def test_the_reference_library_of_python_accepts_signatures_also_during_a_rotati
 # --- requests
 
 
-def test_the_headers_name_the_task() -> None:
-    body, kind = body_of(task(attribute={"a": "ü", "toc-webhook": {"target": "shop"}}))
-    assert (json.loads(body), kind) == ({"a": "ü"}, "application/json")
-    headers = headers_of(
-        task(biz_id="Bestellung 7"), body, kind, keys=[SECRETS[0]], timestamp=5, traceparent="00-1-2-00",
-        own={"X-Key": "1"},
-    )  # fmt: skip
-    assert headers["webhook-id"] == "42_0"
-    assert headers["webhook-timestamp"] == "5"
-    assert headers["webhook-signature"].startswith("v1,")
-    assert headers["toc-topic"] == "order.close"
-    assert headers["toc-attempt"] == "2"
-    assert headers["toc-action-time"] == "2026-01-02T03:04:05.678Z"
-    assert headers["toc-biz-id"] == "Bestellung%207"
-    assert headers["traceparent"] == "00-1-2-00"
-    assert headers["Accept-Encoding"] == "identity"
-    assert headers["X-Key"] == "1"
-    assert "webhook-signature" not in headers_of(
-        task(), body, kind, keys=(), timestamp=5, traceparent="x", own={}
-    )
-
-
-def test_a_body_is_sent_as_it_is() -> None:
-    with_body = task(stored_body=Body(2, Content("text/plain", b"\x00\xff")))
-    assert body_of(with_body) == (b"\x00\xff", "text/plain")
-
-
 def test_a_biz_id_cannot_inject_a_header() -> None:
     assert plain("7") == "7"
     assert plain("order:7/a") == "order:7/a"
@@ -324,14 +295,6 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() ->
 
 ROW = TryRow(1, 2, 3, TaskStatus.PENDING, 1000, 2000, 5, 1, 2, 0, None, "{}")
 TOPIC = Topic("t", 1, 1, retries=2)
-
-
-def test_a_postponed_try_uses_up_nothing() -> None:
-    error = raised(Postponed(9000, "target shop: paused"))
-    failure, dead = after_failure(ROW, TOPIC, error, 3000)
-    assert not dead
-    assert (failure.new_attempts, failure.new_crashes, failure.next_time) == (1, 2, 9000)
-    assert failure.error is None, "nothing is written to the history, and no last error"
 
 
 def test_a_task_that_expires_while_it_is_postponed_is_looked_at_then() -> None:
