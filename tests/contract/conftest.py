@@ -30,6 +30,24 @@ def contract(
             one.stop()
 
 
+@pytest.fixture(scope="module", params=["with an index", "the database alone"])
+def either(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDB
+) -> Iterator[Contract]:
+    """A system with one daemon that runs every topic, on each rung of the ladder."""
+    if request.param == "with an index":
+        yield request.getfixturevalue("running")
+        return
+    prefix = request.getfixturevalue("module_database_prefix").replace("toc_", "toc_alone_")
+    one = Contract(tmp_path_factory.mktemp("alone"), None, mariadb, prefix)
+    try:
+        one.create_topics()
+        one.start()
+        yield one
+    finally:
+        one.stop()
+
+
 @pytest.fixture(scope="module")
 def running(contract: Contract) -> Contract:
     """The same with one daemon that runs every topic."""

@@ -38,7 +38,12 @@ class Contract:
     """A system of its own database prefix on shared servers; ``settings`` are some more of its own."""
 
     def __init__(
-        self, directory: Path, redis_server: RedisServer, mariadb: MariaDB, prefix: str, **settings: object
+        self,
+        directory: Path,
+        redis_server: RedisServer | None,
+        mariadb: MariaDB,
+        prefix: str,
+        **settings: object,
     ) -> None:
         self.directory = directory
         self.prefix = prefix
@@ -46,7 +51,9 @@ class Contract:
         self.settings, self.center = self.system.settings, self.system.center
         self.namespace = self.settings.namespace
         self.env = {**self.system.env, "PYTHONPATH": str(HERE), "NO_COLOR": "1", "COLUMNS": "200"}
-        self.redis: redis.Redis = redis.Redis.from_url(admin_url(redis_server), decode_responses=True)
+        self.redis: redis.Redis = redis.Redis.from_url(
+            "redis://none" if redis_server is None else admin_url(redis_server), decode_responses=True
+        )
         self.mysql_url = root_url(mariadb)
         self.mysql = self.connect()
 
@@ -130,7 +137,9 @@ class Contract:
 
     def scores(self, job_id: int) -> dict[str, float]:
         """Every sorted set that holds the id, with its score."""
-        found = {}
+        found: dict[str, float] = {}
+        if not self.center.queues.present:
+            return found
         for key in self.redis.scan_iter("*"):
             if self.redis.type(key) == "zset":
                 score = self.redis.zscore(key, str(job_id))

@@ -145,6 +145,7 @@ class System:
         }
         make_tables(self.settings)
         self.center = TimeoutCenter(self.settings)
+        self.center.store.identity.get()  # as `toc db upgrade` does: it says whether there is an index
         self._reader = Reader(self.history_directory)
         self.recorder = History(self.history_directory)
         """Where tests declare the faults that they do."""

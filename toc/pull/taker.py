@@ -7,6 +7,8 @@ for one slot, the script decides; if two hold one task, the row decides.
 So claim numbers mean nothing here, and each process draws one at random. An entry normally stays prepared for
 some milliseconds. One that stays longer was left by a gateway that died or is paused, and the row will
 judge that gateway's hand-out. The gateway that waits for such a slot gives the entry back as due, uncharged.
+
+Where Redis does not answer, or there is no index, due rows are read instead.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import floor
 
 from toc.failpoint import failpoint
@@ -35,7 +38,7 @@ from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.store.store import Store
-from toc.store.tasks.scan import Position
+from toc.store.tasks.scan import DueRow, Position
 
 log = get_logger(__name__)
 
@@ -54,12 +57,12 @@ LEFT_SECONDS = 2
 LINGER_SECONDS = 30.0
 """How long the slots of a topic are watched after its last pull."""
 ROWS_SECONDS = 0.25
-"""How often due rows are read while Redis does not answer."""
+"""How often due rows are read while Redis does not answer, or where there is no index."""
 ROWS_LINGER_SECONDS = 2.5
 """For how long after the last failure of a Redis node due rows are read as well."""
 ROWS_PAGE = 100
 ROWS_ON_SECONDS = 0.05
-"""Pause before reading on where a table has more due rows than a page."""
+"""Pause before reading on where a table has more due rows than a page; least time between two reads."""
 SURPLUS = 100
 """Least entries to take while a server of the task table does not answer: otherwise its tasks could be the
 only ones taken, although those of other servers can be handed out."""
@@ -82,6 +85,7 @@ class Taker:
         self._catalog = catalog
         self._clock = clock
         self._waiting = waiting
+        self._indexed = queues.present
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
         self._news: dict[Slot | None, int] = {}
@@ -91,6 +95,8 @@ class Taker:
         """Topics of which a Redis node did not answer, with the time until which to read rows as well."""
         self._peeked_at = float("-inf")
         self._to_peek: list[Slot] = []
+        self._read_at = float("-inf")
+        """When rows were last read (monotonic)."""
         self._places: dict[int, Position] = {}
         """Tables that have more due rows than were read, with the place from which to read on."""
         self._tables = [table for tables in store.tables_of_server() for table in tables]
@@ -119,7 +125,8 @@ class Taker:
             thread.start()
         self._take_loop.start()
         self._watch_loop.start()
-        self._listens.start()
+        if self._indexed:
+            self._listens.start()
 
     def stop(self, seconds: float) -> None:
         """Take nothing more, hand out what was taken, and end."""
@@ -128,12 +135,14 @@ class Taker:
         self._take_loop.stop(seconds)
         for thread in self._threads:
             thread.stop(seconds)
-        self._listens.join(seconds)
+        if self._indexed:
+            self._listens.join(seconds)
 
     def wake(self) -> None:
         """Pulls have come, or wait again."""
-        self._take_loop.wake()
-        if self._resting:
+        if self._indexed:
+            self._take_loop.wake()
+        if self._resting or not self._indexed:
             self._watch_loop.wake()
 
     def note_due(self, slot: Slot | None, due: int) -> None:
@@ -157,6 +166,8 @@ class Taker:
 
     def take(self) -> float:
         """One round. Returns the seconds until the next."""
+        if not self._indexed:
+            return IDLE_SECONDS
         now = self._clock.now_ms()
         self._hear()
         names = self._waiting.topics()
@@ -308,6 +319,8 @@ class Taker:
 
     def watch(self) -> float:
         """Find what was missed or left behind; read the rows where Redis does not answer."""
+        if not self._indexed:
+            return self._read_rows(self._waiting.topics())
         self._resting = True  # set before the check: a pull that comes after the check must end the rest
         names, now = set(self._waiting.topics()), self._clock.monotonic()
         # A pull that does not wait has mostly left before it is seen here.
@@ -320,8 +333,7 @@ class Taker:
             self._peek()
         failing = [name for name, until in list(self._failing.items()) if until > now and name in names]
         if failing:
-            self._read_rows(failing)
-            return ROWS_ON_SECONDS if self._places else ROWS_SECONDS
+            return self._read_rows(failing)
         return PEEK_SECONDS if self._to_peek else PEEK_AGAIN_SECONDS
 
     def _read_topics(self, names: Iterable[str]) -> None:
@@ -379,31 +391,54 @@ class Taker:
             for slot in backs:
                 self.note_due(slot, UNKNOWN)
 
-    def _read_rows(self, names: Sequence[str]) -> None:
-        """Hand out due rows of these topics, as if Redis were not there: the row alone decides.
+    def _read_rows(self, names: Sequence[str]) -> float:
+        """Hand out due rows of these topics, as if Redis were not there: the row alone decides. Returns the
+        seconds until the next read.
 
         One call reads a page of each table. The next reads on, so that no topic waits forever behind the
-        rows of others, and begins anew at the end.
+        rows of others, and begins anew at the end. What comes due before the next is read at its time.
         """
+        if not names:
+            return IDLE_SECONDS
+        began = self._clock.monotonic()
+        if began < self._read_at + ROWS_ON_SECONDS:
+            return self._read_at + ROWS_ON_SECONDS - began
+        self._read_at = began
+        hasty, whole = self._waiting.hasty(), not self._places
         known = self._catalog.known()
         topics = {known[name].biz_type: known[name] for name in names if _served(known.get(name))}
-        types = ",".join(str(biz_type) for biz_type in topics)
-        if not types:
-            return
         now = self._clock.now_ms()
-        starts = {table: self._places.get(table, Position(0)) for table in self._tables}
-        pages = self._store.scans.page(starts, now + 1, ROWS_PAGE, where=f" AND biz_type IN ({types})")
-        self._places = {table: page[-1].position for table, page in pages.items() if len(page) == ROWS_PAGE}
+        rows: list[DueRow] = []
+        if topics:
+            types = f" AND biz_type IN ({','.join(map(str, topics))})"
+            starts = {table: self._places.get(table, Position(0)) for table in self._tables}
+            ahead = now + int(1000 * ROWS_SECONDS)
+            pages = self._store.scans.page(starts, ahead, ROWS_PAGE, where=types)
+            self._places = {
+                table: page[-1].position
+                for table, page in pages.items()
+                if len(page) == ROWS_PAGE and page[-1].next_time <= now
+            }
+            whole = whole and not self._places and not pages.unanswered
+            rows = sorted(chain.from_iterable(pages.values()), key=lambda row: row.next_time)
         found: dict[str, list[Candidate]] = {}
-        rows = sorted((row for page in pages.values() for row in page), key=lambda row: row.next_time)
         for row in rows:
+            if row.next_time > now:
+                break
             topic = topics[row.biz_type]
             entry = Candidate(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
+            some = found.setdefault(topic.name, [])
             if not self._thread_of(entry).busy:  # else it may be under way there
-                found.setdefault(topic.name, []).append(entry)
+                some.append(entry)
         due = set(found)
         for name, entries in found.items():
             self._dispatch(name, entries, due)
+        if whole and not self._indexed:
+            self._waiting.close_hasty(set(names) - due, hasty)
+        if self._places:
+            return ROWS_ON_SECONDS
+        following = next((row.next_time for row in rows if row.next_time > now), None)
+        return ROWS_SECONDS if following is None else max(following / 1000 - self._clock.time(), 0.0)
 
 
 def _due(score: float) -> int:

@@ -163,10 +163,17 @@ class WaitingPulls:
             self._unqueue(pull)
             return pull.got
 
-    def close_hasty(self, empty: Collection[str]) -> None:
-        """Answer the pulls that want only what is due now and whose topics are all ``empty``."""
+    def hasty(self) -> set[WaitingPull]:
+        """The pulls that want only what is due now."""
         with self._lock:
-            idle = [w for w in self._hasty if not w.in_transit and all(name in empty for name in w.topics)]
+            return set(self._hasty)
+
+    def close_hasty(self, empty: Collection[str], known: Collection[WaitingPull] | None = None) -> None:
+        """Answer the pulls that want only what is due now and whose topics are all ``empty``; of those
+        ``known`` alone, if given."""
+        with self._lock:
+            hasty = self._hasty if known is None else self._hasty.intersection(known)
+            idle = [w for w in hasty if not w.in_transit and all(name in empty for name in w.topics)]
             for pull in idle:
                 pull.closed = True
                 self._unqueue(pull)

@@ -13,7 +13,7 @@ where tasks may be due, ``let_go`` tells the adopter what did not start, ``press
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from toc.index.queues import Queues
 from toc.index.takes import Takes
@@ -35,14 +35,15 @@ from toc.worker.slots import SlotBook
 from toc.worker.take.adopt import Adopter
 from toc.worker.take.agenda import Agenda
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import Inbox, LetGo, Pressure
+from toc.worker.take.feedback import Inbox, LetGo, Pressure, Returned
 from toc.worker.take.poll import Poller
 
 
 class Pipeline:
     """The stages of one process, and the objects that they share.
 
-    ``on_room`` are woken, like the poller, when there is room for more. ``recycle`` asks, with a reason, for
+    ``on_room`` wake who takes by rows, by database server: like the poller, when there is room for more, and
+    when a task is due again. ``recycle`` asks, with a reason, for
     a successor of this process; ``name_suspects`` tells the daemon which tasks may run only alone.
     ``coroutines``: handlers that are coroutines may come later.
     """
@@ -59,7 +60,7 @@ class Pipeline:
         threads: int,
         async_limit: int,
         max_crashes: int,
-        on_room: Iterable[Wake],
+        on_room: Sequence[Wake],
         recycle: Callable[[str], None],
         name_suspects: Callable[[Sequence[Suspect]], None],
         coroutines: bool = False,
@@ -71,8 +72,14 @@ class Pipeline:
         self.early = EarlyEntries(wake)
         self.pressure = Pressure()
         self.inflight = Inflight()
+        self.returned = Returned(store.server_of, on_room)
         self.finisher = Finisher(
-            store=store, queues=queues, inflight=self.inflight, clock=clock, pressure=self.pressure
+            store=store,
+            queues=queues,
+            inflight=self.inflight,
+            clock=clock,
+            pressure=self.pressure,
+            returned=self.returned,
         )
         self.bodies = BodyReader(store, self.finisher, self.inflight, clock)
         self.dispatcher = Dispatcher(

@@ -157,6 +157,7 @@ class Worker:
             leases=self.pipeline.leases,
             watch=self.watch if self._indexed else None,
             checker=self.pipeline.checker,
+            returned=self.pipeline.returned,
             wakes=wakes,
         )
         self._listener = center.queues.listener()

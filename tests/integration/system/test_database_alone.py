@@ -6,16 +6,21 @@ import os
 import signal
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from harness import forks
+from harness.gateway import Gateway
 from harness.hands import SLOT, TOPIC, WorkerAtRest, in_five_minutes, meanwhile, submit_due
+from harness.hooked import Hooked
+from harness.receiver import Receiver
 from harness.system import System
 
 from benchmarks.local import RedisServer
-from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter
+from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.index.no_index import NoIndex
 from toc.model.errors import ConfigError
+from toc.model.topic import Backoff, Delivery
 
 
 def test_the_row_alone_answers(alone: System) -> None:
@@ -142,3 +147,47 @@ def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> No
 
 def _soon() -> datetime:
     return datetime.now(UTC) + timedelta(milliseconds=50)
+
+
+def test_gateways_consumers_webhooks_and_schedules_need_no_index(alone: System) -> None:
+    pulled = {"backoff": Backoff.IMMEDIATE, "delivery": Delivery.PULL, "retries": 2}
+    alone.center.store.topics.create(Topic("test.pulled", 90, 4, **pulled))  # type: ignore[arg-type]
+    alone.create_topics()
+    receiver = Receiver()
+    hooked = Hooked(alone, receiver)
+    gateway = Gateway(alone)
+    try:
+        hooked.center.targets.create("shop", receiver.url("/hook"))
+        hooked.start(app="harness.app:center")
+
+        def pull(**wanted: object) -> list[dict[str, Any]]:
+            answer = gateway.call("POST", "/v1/topics/test.pulled:pull", {"max": 10, **wanted})
+            assert answer.status == 200, answer
+            tasks: list[dict[str, Any]] = answer.body["tasks"]
+            return tasks
+
+        assert pull() == [], "nothing is due, and it is said at once"
+        job_ids = [gateway.submit("test.pulled", biz_id=n, delay=0.3).body["job_id"] for n in range(3)]
+        got: list[dict[str, Any]] = []
+        while len(got) < 3:
+            got += pull(wait=20, ttr=30)
+        assert sorted(task["job_id"] for task in got) == sorted(job_ids)
+        acked = gateway.call("POST", "/v1/leases:ack", {"leases": [got[0]["lease"]]})
+        assert acked.body["leases"][0]["outcome"] == "acked", acked
+        gateway.call("POST", "/v1/leases:nack", {"leases": [task["lease"] for task in got[1:]]})
+        again: list[dict[str, Any]] = []
+        while len(again) < 2:  # their leases end unanswered: this try is the last
+            again += pull(wait=20, ttr=1)
+        assert {task["attempt"] for task in again} == {2}
+        hook = hooked.submit(target="shop")
+        assert hooked.ended(hook).status == TaskStatus.PROCESSED
+        alone.center.schedules.create("tick", topic="test.sync", every=1)
+        alone.wait(lambda: len(alone.history()) >= 6, "it has fired three times", 30)
+        dead = [int(task["job_id"]) for task in again]
+        alone.wait(lambda: {alone.row(one).status for one in dead} == {TaskStatus.DEAD}, "they are dead", 30)
+        assert gateway.call("POST", "/v1/dead:redrive", {"job_ids": [str(dead[0])]}).status == 200
+        assert [task["job_id"] for task in pull(wait=20)] == [str(dead[0])]
+    finally:
+        hooked.center.close()
+        gateway.stop()
+        receiver.close()

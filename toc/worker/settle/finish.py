@@ -21,7 +21,7 @@ from toc.store.store import Store
 from toc.worker.entry import Entry, Inflight
 from toc.worker.settle.flush import Flusher
 from toc.worker.settle.moves import EntryMover, Move, move_by_row, tell_unwritten
-from toc.worker.take.feedback import Pressure
+from toc.worker.take.feedback import Pressure, Returned
 
 MAX_UNMOVED = 2000
 """Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
@@ -65,10 +65,11 @@ class Finisher:
     inflight: Inflight
     clock: Clock
     pressure: Pressure
+    returned: Returned
 
     def __post_init__(self) -> None:
         self.away = PutAway()
-        mover = EntryMover(self.store, self.queues, self.inflight, self.clock)
+        mover = EntryMover(self.store, self.queues, self.inflight, self.clock, self.returned)
         self.flushers = [
             Flusher(f"finish-{number}", self.store, mover, self.clock, self.pressure)
             for number in range(len(self.store.tables_of_server()))

@@ -18,7 +18,8 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
-from toc.worker.entry import NO_LEASE, Entry, Inflight
+from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Inflight
+from toc.worker.take.feedback import Returned
 
 log = get_logger(__name__)
 
@@ -43,11 +44,14 @@ def move_by_row(entry: Entry, row: TryRow | None) -> Move:
 class EntryMover:
     """Makes moves in Redis. Thread-safe."""
 
-    def __init__(self, store: Store, queues: Queues, inflight: Inflight, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, queues: Queues, inflight: Inflight, clock: Clock, returned: Returned
+    ) -> None:
         self._store = store
         self._queues = queues
         self._inflight = inflight
         self._clock = clock
+        self._returned = returned
         self._step = StepTimer("commit")
 
     def make(self, moves: Sequence[Move]) -> list[Move]:
@@ -69,6 +73,10 @@ class EntryMover:
         going = self._inflight.depart(move.entry for move in moves)
         try:
             departed = set(going)
+            now = self._clock.now_ms()
+            for move in moves:
+                if move.entry.fence == NO_FENCE and move.to is Place.STORE_QUEUE:
+                    self._returned.put(move.entry, due_ms(move.score), now)
             return self._send([move for move in moves if move.entry in departed])
         finally:
             self._inflight.arrived(going)

@@ -10,7 +10,7 @@ The owner does this, not the sweeper of the table: its app handles the topic, an
 holds what was prepared before the outage, so it knows what not to take.
 
     same row check, dispatcher and finisher; without a fencing token there is no move in Redis
-    a failed try: its row says when it is due again, and a later look takes it
+    a failed try: its row says when it is due again; if soon, no look is needed (``Returned``)
     the index is back: looks continue for a moment beside the poller, until the sweep has caught up
 
 If the poller prepares such a task later, ``Inflight`` finds its id. Other workers find the lease or the ended
@@ -36,7 +36,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import WITHOUT_INDEX
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
-from toc.store.tasks.scan import DueRow, Position
+from toc.store.tasks.scan import Position
 from toc.worker.check import Checker
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.index_watch import IndexWatch
@@ -44,14 +44,13 @@ from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Dispatcher
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.slots import SlotBook
+from toc.worker.take.feedback import AHEAD_MS, Returned
 from toc.worker.take.resume_rate import PACE_MS, Backlog
 
 log = get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 """How often the tables are read."""
-AHEAD_MS = 1200
-"""How far ahead of now: until the next look, and a little longer."""
 SOON_SECONDS = 0.2
 """When to look again for tasks whose former holder has died: its crash is charged first."""
 GATHER_SECONDS = 0.004
@@ -78,8 +77,8 @@ START = Position(0)
 class _Plan:
     """What is known of one database server's rows. Used by its loop alone."""
 
-    due: dict[str, list[tuple[int, int, DueRow]]] = field(default_factory=dict)
-    """By topic, a heap of our rows: their times (ms), their ids."""
+    due: dict[str, list[tuple[int, int, Slot]]] = field(default_factory=dict)
+    """By topic, a heap of the rows of our slots: when each is due (ms), its job_id, its slot."""
     after: dict[int, Position] = field(default_factory=dict)
     """Tables that hold more than was read, with the position to continue from."""
     look_at: float = float("-inf")
@@ -112,6 +111,7 @@ class RowTaker:
     leases: LeaseKeeper
     watch: IndexWatch | None
     checker: Checker
+    returned: Returned
     wakes: Sequence[Wake]
 
     def __post_init__(self) -> None:
@@ -171,11 +171,14 @@ class RowTaker:
     def _run_once(self, server: int, plan: _Plan) -> float:
         now = self.clock.monotonic()
         slots = self._slots(now)
+        returned = self.returned.take(server)
         if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
             self.finisher.give_back_unread(plan.unsure)
             plan.due, plan.after, plan.unsure, plan.heads = {}, {}, [], {}
             plan.look_at = float("-inf")
             return IDLE_SECONDS
+        for due in returned:
+            heapq.heappush(plan.due.setdefault(due[2].topic, []), due)
         if now < plan.failed_until:
             return plan.failed_until - now
         if now >= plan.look_at and not self._look(server, plan, slots):
@@ -228,10 +231,9 @@ class RowTaker:
             return False
         plan.after = {table: page[-1].position for table, page in pages.items() if len(page) == limit}
         for row in chain.from_iterable(pages.values()):
-            topic = topics[row.biz_type]
-            if topic.slot(row.slot_crc, row.slot_amount) in slots:
-                rows = plan.due.setdefault(topic.name, [])
-                heapq.heappush(rows, (row.next_time, row.job_id, row))
+            slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
+            if slot in slots:
+                heapq.heappush(plan.due.setdefault(slot.topic, []), (row.next_time, row.job_id, slot))
         took = self.clock.monotonic() - began
         # At most half of the time; much less if a look only skips what is not for us.
         plan.look_at = began + (2 * took if plan.after else max(LOOK_SECONDS, 4 * took))
@@ -267,7 +269,7 @@ class RowTaker:
         return wait
 
     def _choose(
-        self, topic: Topic, rows: list[tuple[int, int, DueRow]], slots: Collection[Slot], room: int
+        self, topic: Topic, rows: list[tuple[int, int, Slot]], slots: Collection[Slot], room: int
     ) -> list[Entry]:
         """Hold those of a topic's rows that are due, those that have waited longest first."""
         now, at = self.clock.monotonic(), self.clock.now_ms()
@@ -275,9 +277,8 @@ class RowTaker:
         tokens = self._tokens(topic, slots, now) if limited else room
         chosen: list[Entry] = []
         while rows and rows[0][0] <= at and len(chosen) < min(room, tokens):
-            row = heapq.heappop(rows)[2]
-            slot = topic.slot(row.slot_crc, row.slot_amount)
-            entry = Entry(row.job_id, slot, NO_FENCE, topic, self.handlers[topic.name], at, now)
+            _, job_id, slot = heapq.heappop(rows)
+            entry = Entry(job_id, slot, NO_FENCE, topic, self.handlers[topic.name], at, now)
             if slot in slots and self.inflight.hold_if_free(entry):
                 chosen.append(entry)
         if limited:
