@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from toc.cli.main import main
-from toc.cli.values import attribute, biz_id, duration, number, past, who, whole_seconds
+from toc.cli.values import attribute, biz_id, number, past, who, whole_seconds
 from toc.model.clock import to_ms
+from toc.model.duration import parse_duration
 from toc.model.errors import InvalidAttribute, InvalidDelay, InvalidInput
 from toc.model.wire import parse_instant
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("nothing_outside")
     ],
 )
 def test_durations_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_durations_are_seconds_or_have_a_unit(text: str, seconds: float) -> None
 )
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(InvalidDelay):
-        duration(text)
+        parse_duration(text)
 
 
 def test_policies_in_whole_seconds_refuse_a_fraction() -> None:

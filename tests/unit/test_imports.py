@@ -35,8 +35,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "pull", "worker"},
     "dialects": PLAIN - {"config"} | {"store", "index", "sdk", "operate", "pull", "gateway"},
     "dev.local": {"model"},
+    "testing": PLAIN | {"store", "index", "sdk", "maintenance", "worker"},
 }
-TOP = {"__main__", "cli", "dev.demo"}
+TOP = {"__main__", "cli", "dev.demo", "pytest_plugin"}
 PUBLIC = {"__init__": {"sdk", "config", "model"}}  # the public names
 
 # Of the worker, these put objects together: they build on settings and on what the application has made.
@@ -156,6 +157,7 @@ def imported_packages() -> set[str]:
 def test_whatever_is_imported_is_declared() -> None:
     known, installed = set().union(*declared().values()), packages_distributions()
     found = {root: {name(one) for one in installed.get(root, [])} for root in imported_packages()}
+    del found["pytest"]  # it loads its plugin; nothing else imports that
     assert {root: of for root, of in found.items() if not known & of} == {}
 
 
@@ -190,6 +192,15 @@ def in_base(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_application_that_submits_needs_no_extra() -> None:
     done = in_base("import toc; toc.TimeoutCenter().close()")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_application_that_is_tested_needs_no_extra() -> None:
+    done = in_base(
+        "from toc import TimeoutCenter\nfrom toc.testing import Toc\ncenter = TimeoutCenter()\n"
+        "center.handler('order.close')(print)\nwith Toc() as toc:\n"
+        "    center.submit('order.close', biz_id=1, delay=60)\n    assert toc.advance('1m') == 1"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

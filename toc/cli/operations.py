@@ -15,7 +15,8 @@ import typer
 
 from toc.cli.options import Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import attribute, biz_id, duration, job_number, number, opened, past, who, whole_seconds
+from toc.cli.values import attribute, biz_id, job_number, number, opened, past, who, whole_seconds
+from toc.model.duration import parse_duration
 from toc.model.errors import InvalidInput
 from toc.model.wire import parse_instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
@@ -31,7 +32,7 @@ Option = tuple[Any, Callable[[Any], Any]]
 _TYPES: dict[Any, Any] = {Value.WHOLE: int, Value.FLAG: bool}
 """What is not here is a text to typer, but for the members of enums."""
 _TIMES: dict[Any, Callable[[str], Any]] = {
-    Value.SECONDS: duration,
+    Value.SECONDS: parse_duration,
     Value.WHOLE_SECONDS: whole_seconds,
     Value.INSTANT: parse_instant,
     Value.MOMENT: parse_instant,

@@ -9,7 +9,8 @@ import typer
 from toc.cli.operations import Option, act, command, commands
 from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import duration, file_bytes, number, opened
+from toc.cli.values import file_bytes, number, opened
+from toc.model.duration import parse_duration
 from toc.model.errors import InvalidTarget, shown
 from toc.operate.operation import Record
 from toc.operate.operations import targets
@@ -95,7 +96,7 @@ def _show_altered(record: Record, *, as_json: bool) -> None:
 
 
 KEEP = option("TIME", "How long the former secret also signs; 0: not at all.", default="1d")
-command(app, targets.rotate, keep=(KEEP, duration))(_show_secret)
+command(app, targets.rotate, keep=(KEEP, parse_duration))(_show_secret)
 
 
 @command(app, targets.send_test)

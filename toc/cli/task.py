@@ -14,7 +14,8 @@ import typer
 from toc.cli.operations import made
 from toc.cli.options import JobId, Json, flag, option
 from toc.cli.output import print_bytes, print_job_id, say, show, show_one
-from toc.cli.values import attribute, biz_id, duration, file_bytes, job_number, opened
+from toc.cli.values import attribute, biz_id, file_bytes, job_number, opened
+from toc.model.duration import parse_duration
 from toc.model.errors import InvalidInput
 from toc.model.task import OnConflict
 from toc.model.wire import parse_instant
@@ -86,7 +87,7 @@ def submit(
         job_id = center.submit(
             topic,
             biz_id=biz_id(biz, as_text=text),
-            delay=None if delay is None else duration(delay),
+            delay=None if delay is None else parse_duration(delay),
             action_time=None if action_time is None else parse_instant(action_time),
             attribute=attribute(attribute_json),
             dedup_key=dedup_key,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import from_ms
 from toc.model.documents import parse
+from toc.model.duration import parse_duration
 from toc.model.errors import (
     InvalidAttribute,
     InvalidDelay,
@@ -32,27 +33,11 @@ if TYPE_CHECKING:
 
 OLDEST = 36_525 * 86_400.0
 """The greatest age that is accepted: a hundred years, in seconds."""
-_DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)", re.IGNORECASE)
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _MAX_DIGITS = 25
 """Digits that are read of a whole number: with more it is out of range just the same."""
-
-
-def duration(text: str) -> float:
-    """Return seconds: ``90``, ``0.5``, ``500ms``, ``30m``, ``12h``, ``7d``, ``2w``. Raises InvalidDelay."""
-    match = _DURATION.fullmatch(text.strip())
-    try:
-        seconds = float(match[1]) * _UNITS[match[2].lower()] if match else number(text)
-    except ValueError:
-        raise InvalidDelay(
-            f"{shown(text)} is not a duration; write seconds, or 500ms, 30m, 12h, 7d"
-        ) from None
-    if not isfinite(seconds) or seconds < 0:
-        raise InvalidDelay(f"{shown(text)} is not a duration: it must be finite and not negative")
-    return seconds
 
 
 def number(text: str, name: str = "", least: float | None = None, most: float | None = None) -> float:
@@ -71,7 +56,7 @@ def number(text: str, name: str = "", least: float | None = None, most: float | 
 
 def whole_seconds(text: str) -> int:
     """Return a duration such as ``30m`` as whole seconds. Raises InvalidDelay."""
-    seconds = duration(text)
+    seconds = parse_duration(text)
     if seconds != int(seconds):
         raise InvalidDelay(f"{shown(text)} must be a whole number of seconds")
     return int(seconds)
@@ -79,12 +64,15 @@ def whole_seconds(text: str) -> int:
 
 def past(text: str, now_ms: int) -> datetime:
     """Return a past time: an age with its unit such as ``2h``, or RFC 3339. Raises InvalidInput."""
-    if not _DURATION.fullmatch(text.strip()):
+    try:
+        if text.strip()[-1:].isdigit():  # a number alone is no age: of what?
+            raise InvalidDelay(text)  # noqa: TRY301 - as any other text that is none
+        age = parse_duration(text)
+    except InvalidDelay:
         try:
             return parse_instant(text)
         except InvalidInput as exc:
             raise type(exc)(f"{exc}; or an age with its unit, such as 2h") from None
-    age = duration(text)
     if age > OLDEST:
         raise InvalidInput(f"{shown(text)} is not an age: it must be at most a hundred years")
     return from_ms(max(0, now_ms - round(age * 1000)))

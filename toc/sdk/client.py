@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from weakref import WeakSet
 
 from toc.config import Settings
 from toc.failpoint import failpoint
@@ -68,6 +69,36 @@ F = TypeVar("F", bound=Callable[..., Any])
 Stored = TypeVar("Stored")
 
 
+class StandIn(NamedTuple):
+    """Parts that all centers of this process use in place of their own."""
+
+    settings: Settings
+    clock: Clock
+    store: Store
+    queues: Queues
+    catalog: TopicCatalog
+
+
+_centers: WeakSet[TimeoutCenter] = WeakSet()
+_stand_in: StandIn | None = None
+
+
+def stand_in(parts: StandIn | None) -> None:
+    """Have every center of this process use these parts, also those that are made later. None: their own.
+
+    For tests of applications (``toc.testing``): what the application has made at import is used as it is.
+    """
+    global _stand_in
+    _stand_in = parts
+    for center in all_centers():
+        center._use(parts)
+
+
+def all_centers() -> list[TimeoutCenter]:
+    """Return the centers of this process."""
+    return list(_centers)
+
+
 class TimeoutCenter:
     """One application's access to the timeout center. Thread-safe and fork-safe; connects on first use.
 
@@ -78,7 +109,9 @@ class TimeoutCenter:
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
         if settings is not None:
             self.settings = settings
-        self.clock = clock or Clock()
+        self._given = settings, clock or Clock()
+        self.clock = self._given[1]
+        self._parts: StandIn | None = None
         self.handlers: dict[str, Handler] = {}
         self._indexing = Indexing(self)
         self.schedules = Schedules(
@@ -100,9 +133,22 @@ class TimeoutCenter:
         self._layout_checked = False
         self._new_lock()
         call_in_children(self._new_lock)
+        _centers.add(self)
+        if _stand_in is not None:
+            self._use(_stand_in)
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()
+        self.targets.forget()
+
+    def _use(self, parts: StandIn | None) -> None:
+        """Use these parts from now on. None: its own."""
+        self._parts = parts
+        settings, self.clock = self._given if parts is None else (parts.settings, parts.clock)
+        for name in ("settings", "tracing", "_intake"):
+            vars(self).pop(name, None)  # these are made at the first use
+        if settings is not None:
+            self.settings = settings
         self.targets.forget()
 
     # --- parts, opened on first use
@@ -126,6 +172,8 @@ class TimeoutCenter:
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
         _check_running()
+        if self._parts is not None:
+            return self._parts.store
         if (store := self._store) is None:
             with self._lock:
                 if (store := self._store) is None:
@@ -148,6 +196,8 @@ class TimeoutCenter:
     @property
     def queues(self) -> Queues:
         """The index. Raises ConfigError when no Redis is configured although the task table is indexed."""
+        if self._parts is not None:
+            return self._parts.queues
         if (queues := self._queues) is None:
             with self._lock:
                 if (queues := self._queues) is None:
@@ -164,6 +214,8 @@ class TimeoutCenter:
     def catalog(self) -> TopicCatalog:
         """This process's view of the topics. Raises ConfigError when no database is configured."""
         _check_running()
+        if self._parts is not None:
+            return self._parts.catalog
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:

@@ -67,7 +67,8 @@ class Store(Batches):
 
     Connects on first use; thread-safe; usable after a fork. ``urls`` are SQLAlchemy URLs, each of which takes
     a block of the databases, in order; or one sqlite:/// URL. ``secret_keys`` encrypt the secrets of webhook
-    targets. ``indexed``: whether a task table that is new has an index. Raises ConfigError.
+    targets. ``indexed``: whether a task table that is new has an index. ``server``: the only one, in place of
+    that of the URL. Raises ConfigError.
 
     Any method raises StoreUnavailable when a server is out of reach and SchemaBehind when ``toc db upgrade``
     has not been run. Methods over many tasks (``Batches``) send one batch to each server. Methods
@@ -85,9 +86,10 @@ class Store(Batches):
         clock: Clock,
         secret_keys: Sequence[str] = (),
         indexed: bool = True,
+        server: DatabaseServer | None = None,
         **options: Unpack[Options],
     ) -> None:
-        shards = Shards(Layout(urls, databases, tables, prefix), **options)
+        shards = Shards(Layout(urls, databases, tables, prefix), server, **options)
         super().__init__(shards, Leases(shards), clock)
         self.soon, self.run_detached = shards.soon, shards.run_detached
         self.bodies = bodies.Bodies(shards)

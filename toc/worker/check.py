@@ -26,7 +26,7 @@ from toc.store.store import Store
 from toc.worker.entry import Entry, Inflight
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine
-from toc.worker.run.dispatch import Dispatcher
+from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.take.early import EarlyEntries
 
@@ -54,7 +54,7 @@ class Checker:
     clock: Clock
     inflight: Inflight
     finisher: Finisher
-    dispatcher: Dispatcher
+    dispatcher: Starts
     quarantine: Quarantine
     leases: LeaseKeeper
     early: EarlyEntries

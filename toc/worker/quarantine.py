@@ -40,7 +40,7 @@ from toc.store.tasks.batch import Guard
 from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.lease_keeper import LeaseKeeper
-from toc.worker.run.dispatch import Dispatcher
+from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import Finisher
 from toc.worker.settle.flush import IDLE_SECONDS
 from toc.worker.settle.moves import tell_unwritten
@@ -131,7 +131,7 @@ class RunsAlone:
     inflight: Inflight
     finisher: Finisher
     leases: LeaseKeeper
-    dispatcher: Dispatcher
+    dispatcher: Starts
     tell: Callable[..., None]
 
     def __post_init__(self) -> None:

@@ -104,17 +104,26 @@ class Parts(Generic[R]):
 
 
 class Shards:
-    """The servers, and the mapping from a job_id to its server and table. Thread-safe and fork-safe."""
+    """The servers, and the mapping from a job_id to its server and table. Thread-safe and fork-safe.
 
-    def __init__(self, layout: Layout, **options: Unpack[Options]) -> None:
+    ``server``: the only one, in place of that of the layout's URL.
+    """
+
+    def __init__(
+        self, layout: Layout, server: DatabaseServer | None = None, **options: Unpack[Options]
+    ) -> None:
         self.layout = layout
         self.tables = layout.tables
-        self.servers: list[DatabaseServer] = [
-            SqliteServer(url, **options)
-            if layout.sqlite
-            else MySqlServer(url, layout.databases_of(number), **options)
-            for number, url in enumerate(layout.urls)
-        ]
+        self.servers: list[DatabaseServer] = (
+            [server]
+            if server is not None
+            else [
+                SqliteServer(url, **options)
+                if layout.sqlite
+                else MySqlServer(url, layout.databases_of(number), **options)
+                for number, url in enumerate(layout.urls)
+            ]
+        )
         self.server_of: list[DatabaseServer] = []
         """The server of each table."""
         self.number_of: list[int] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -22,6 +23,13 @@ from toc.worker.run.handler_threads import HandlerThreads
 from toc.worker.settle.finish import Finisher
 from toc.worker.take.early import EarlyEntries
 from toc.worker.take.feedback import LetGo, WantedRoom
+
+
+class Starts(Protocol):
+    """What starts entries."""
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Start these soon: they are due and checked."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,0 +1,330 @@
+"""The kit for tests of applications: the stages of production on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as clock
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import freezegun
+import pytest
+import time_machine
+
+from toc import (
+    CancelOutcome,
+    Dead,
+    InvalidInput,
+    RescheduleOutcome,
+    Retry,
+    SubmitUnknown,
+    Task,
+    TaskStatus,
+    TimeoutCenter,
+    TocError,
+    Unavailable,
+)
+from toc.model.errors import ConfigError, DuplicateHandler
+from toc.testing import InjectedFailure, NeedsAwait, Toc, TooManyCalls, kit
+
+PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
+
+
+class Shop:
+    """An application: its center was made without any setting, at import."""
+
+    def __init__(self) -> None:
+        self.center = center = TimeoutCenter()
+        self.runs: list[tuple[str, Any, datetime]] = []
+        self.raises: BaseException | None = None
+        self.kit: Toc | None = None
+        center.handler("order.close")(self.close)
+        center.handler("member.remind")(self.remind)
+        center.handler("parcel.confirm", batch=10)(self.confirm)
+
+    def close(self, task: Task) -> None:
+        assert self.kit is not None
+        self.runs.append((task.topic, task.biz_id, self.kit.now))
+        if self.raises is not None:
+            raise self.raises
+
+    async def remind(self, task: Task) -> None:
+        await asyncio.sleep(0)
+        self.close(task)
+
+    def confirm(self, tasks: list[Task]) -> dict[int, Exception | None]:
+        for task in tasks:
+            self.close(task)
+        return {task.job_id: ValueError("no parcel") if task.biz_id == "lost" else None for task in tasks}
+
+    @property
+    def ran(self) -> list[Any]:
+        return [biz_id for _, biz_id, _ in self.runs]
+
+
+@pytest.fixture
+def shop(toc: Toc) -> Shop:
+    one = Shop()
+    one.kit = toc
+    toc.use(one.center)
+    return one
+
+
+def test_a_deadline_of_seven_days_runs_at_its_time(toc: Toc, shop: Shop) -> None:
+    began = toc.now
+    job_id = shop.center.submit(
+        "order.close", biz_id=42, delay=timedelta(days=7), attribute={"why": "unpaid"}
+    )
+    task = toc.assert_submitted("order.close", biz_id=42, due_in="7d", attribute={"why": "unpaid"})
+    assert task.job_id == job_id
+    assert toc.advance("6d") == 0
+    assert toc.advance("1d") == 1
+    ((_, biz_id, at),) = shop.runs
+    assert biz_id == 42
+    assert timedelta(0) <= at - (began + timedelta(days=7)) <= timedelta(milliseconds=2)
+    found = shop.center.get(job_id)
+    assert found is not None
+    assert found.status is PROCESSED
+    toc.refute_submitted("order.close")
+
+
+def test_tasks_run_in_the_order_of_their_times_and_the_clock_stands_at_each(toc: Toc, shop: Shop) -> None:
+    began = toc.now
+    for hours in (3, 1, 2):
+        shop.center.submit("order.close", biz_id=hours, delay=timedelta(hours=hours))
+    assert toc.advance("1d") == 3
+    assert shop.ran == [1, 2, 3]
+    assert [round((at - began) / timedelta(hours=1), 3) for *_, at in shop.runs] == [1, 2, 3]
+    assert toc.now - began >= timedelta(days=1)
+
+
+def test_an_error_of_a_handler_fails_the_test_and_the_try(toc: Toc, shop: Shop) -> None:
+    job_id = shop.center.submit("order.close", biz_id=1, delay=10)
+    shop.raises = RuntimeError("no such order")
+    with pytest.raises(RuntimeError, match="no such order") as caught:
+        toc.advance("1m")
+    assert "in close" in "".join(str(entry) for entry in caught.traceback)
+    shop.raises = None
+    toc.advance("1m")
+    task = shop.center.get(job_id)
+    assert task is not None
+    assert (task.status, task.attempt, shop.ran) == (PROCESSED, 2, [1, 1])
+
+
+def test_retry_and_dead_are_answers(toc: Toc, shop: Shop) -> None:
+    job_id = shop.center.submit("order.close", biz_id=1, delay=10)
+    shop.raises = Retry(timedelta(hours=1))
+    assert toc.advance("10m") == 1
+    shop.raises = Dead("never")
+    assert toc.advance("1h") == 1
+    task = shop.center.get(job_id)
+    assert task is not None
+    assert task.status is DEAD
+
+
+def test_all_tries_of_a_task_that_keeps_failing_pass_in_one_step(toc: Toc, shop: Shop) -> None:
+    toc.topic("order.close", retries=3)
+    job_id = shop.center.submit("order.close", biz_id=1, delay=10)
+    toc.fail("order.close", times=3)
+    assert toc.advance("1d") == 0
+    assert shop.ran == []
+    assert toc.tasks(status=DEAD)[0].job_id == job_id
+
+
+def test_coroutines_run_in_a_loop_of_the_kit_or_of_the_test(toc: Toc, shop: Shop) -> None:
+    shop.center.submit("member.remind", biz_id=1, delay=10)
+    assert toc.advance("1m") == 1
+
+    async def test() -> None:
+        shop.center.submit("member.remind", biz_id=2, delay=10)
+        with pytest.raises(NeedsAwait):
+            toc.advance("1m")
+        assert await toc.aadvance("1m") == 1
+        shop.center.submit("member.remind", biz_id=3, action_time=toc.now + timedelta(milliseconds=1))
+        assert await toc.arun_due() == 1
+
+    asyncio.run(test())
+    assert shop.ran == [1, 2, 3]
+
+
+def test_a_batch_fails_in_part(toc: Toc, shop: Shop) -> None:
+    for biz_id in ("a", "lost", "b"):
+        shop.center.submit("parcel.confirm", biz_id=biz_id, delay=60)
+    with pytest.raises(ValueError, match="no parcel"):
+        toc.advance("1m")
+    assert sorted(shop.ran) == ["a", "b", "lost"]
+    assert [task.biz_id for task in toc.tasks(status=PENDING)] == ["lost"]
+
+
+def test_a_task_that_resubmits_itself_for_ever_ends_in_an_error(
+    toc: Toc, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kit, "MAX_CALLS", 100)
+
+    def again(task: Task) -> None:
+        shop.center.submit("loop", biz_id=task.biz_id, delay=0.001)
+
+    shop.center.handler("loop")(again)
+    shop.center.submit("loop", biz_id=1, delay=1)
+    with pytest.raises(TooManyCalls, match="'loop' the most"):
+        toc.advance("1d")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_worker_that_is_killed_is_followed_by_another(toc: Toc, shop: Shop, when: str) -> None:
+    job_id = shop.center.submit("order.close", biz_id=1, delay=10)
+    toc.kill_worker(before="order.close") if when == "before" else toc.kill_worker(after="order.close")
+    toc.advance("1h")
+    task = shop.center.get(job_id)
+    assert task is not None
+    assert task.status is PROCESSED
+    assert len(shop.runs) == (1 if when == "before" else 2), "at least once: its outcome was lost"
+
+
+def test_a_task_that_kills_every_worker_ends_dead(toc: Toc, shop: Shop) -> None:
+    job_id = shop.center.submit("order.close", biz_id=1, delay=10)
+    toc.kill_worker(before="order.close", times=50)
+    toc.advance("1d")
+    assert toc.tasks(status=DEAD)[0].job_id == job_id
+    assert shop.ran == []
+
+
+def test_a_database_that_is_away_and_an_answer_that_is_lost(toc: Toc, shop: Shop) -> None:
+    with toc.database_away(), pytest.raises(Unavailable):
+        shop.center.submit("order.close", biz_id=1, delay=10)
+    with toc.lose_reply(), pytest.raises(SubmitUnknown):
+        shop.center.submit("order.close", biz_id=2, delay=10)
+    assert [task.biz_id for task in toc.tasks()] == [2]
+    assert toc.advance("1m") == 1
+
+
+def test_cancel_reschedule_and_find_are_those_of_production(toc: Toc, shop: Shop) -> None:
+    center = shop.center
+    first = center.submit("order.close", biz_id=1, delay=60)
+    second = center.submit("order.close", biz_id=2, delay=60)
+    assert center.cancel(first) is CancelOutcome.CANCELLED
+    later = toc.now + timedelta(hours=1)
+    assert center.reschedule(second, action_time=later) is RescheduleOutcome.RESCHEDULED
+    toc.assert_submitted("order.close", biz_id=2, due_at=later)
+    assert toc.advance("30m") == 0
+    assert toc.advance("30m") == 1
+    assert center.cancel(second) is CancelOutcome.TOO_LATE
+    assert [task.job_id for task in center.find(biz_id=2)] == [second]
+
+
+def test_one_handler_alone(toc: Toc, shop: Shop) -> None:
+    shop.center.submit("order.close", biz_id=7, delay=0.001)
+    task = toc.run(shop.close, biz_id=8, attribute={"a": [1, 2]})
+    assert (task.status, task.attribute) == (PROCESSED, {"a": [1, 2]})
+    assert shop.ran == [8]
+    with pytest.raises(InvalidInput):
+        toc.run(print)
+
+
+def test_what_production_refuses_is_refused(toc: Toc, shop: Shop) -> None:
+    with pytest.raises(InvalidInput):
+        shop.center.submit("order.close", biz_id=1, delay=10, attribute={"when": datetime.now(UTC)})
+    with pytest.raises(InvalidInput, match="no topic"):
+        shop.center.submit("order.cancel", biz_id=1, delay=10)
+    with pytest.raises(InvalidInput):
+        shop.center.submit("order.close", biz_id=1, delay=0)
+    assert toc.tasks() == []
+
+
+def test_attributes_and_bodies_arrive_as_json_and_bytes(toc: Toc, shop: Shop) -> None:
+    got: list[tuple[Any, bytes | None]] = []
+    shop.center.handler("parcel.weigh")(lambda task: got.append((task.attribute, task.body)))
+    shop.center.submit("parcel.weigh", biz_id=1, delay=1, attribute={"sizes": [1, 2]}, body=b"\x00\x01")
+    toc.advance(1)
+    assert got == [(json.loads('{"sizes": [1, 2]}'), b"\x00\x01")]
+
+
+def test_a_failure_shows_what_there_is_instead_nearest_first(toc: Toc, shop: Shop) -> None:
+    shop.center.submit("member.remind", biz_id=42, delay=1800)
+    shop.center.submit("order.close", biz_id=42, delay=3600)
+    shop.center.submit("order.close", biz_id=43, delay=3600)
+    with pytest.raises(AssertionError) as caught:
+        toc.assert_submitted("order.close", biz_id=42, due_in="30m")
+    head, first, second, third = str(caught.value).splitlines()
+    assert "'order.close', biz_id=42, due in 30m" in head
+    assert "biz_id=42" in first
+    assert first.endswith(": it is due 30m later")
+    assert "its biz_id is 43; it is due 30m later" in second
+    assert "its topic is 'member.remind'" in third
+    with pytest.raises(AssertionError, match=r"there is a task 'order\.close', biz_id=43"):
+        toc.refute_submitted("order.close", biz_id=43)
+
+
+def test_schedules_fire(toc: Toc, shop: Shop) -> None:
+    @shop.center.schedule("nightly", topic="order.close", cron="0 3 * * *", zone="UTC")
+    def nightly(_task: Task) -> None:
+        raise AssertionError("the handler of its topic runs")
+
+    assert toc.advance("3d") == 3
+    assert shop.ran == ["nightly"] * 3
+    assert {at.hour for *_, at in shop.runs} == {3}
+
+
+def test_time_that_other_libraries_move_moves_the_kit(shop: Shop, toc: Toc) -> None:
+    with time_machine.travel(datetime(2040, 1, 1, tzinfo=UTC), tick=False) as traveller:
+        shop.center.submit("order.close", biz_id=1, action_time=datetime(2040, 1, 2, tzinfo=UTC))
+        assert toc.run_due() == 0
+        traveller.shift(timedelta(days=1))
+        assert toc.run_due() == 1
+    with freezegun.freeze_time("2050-01-01") as frozen:
+        when = clock.datetime.now(UTC) + timedelta(days=1)
+        shop.center.submit("order.close", biz_id=2, action_time=when)
+        frozen.tick(timedelta(days=1))
+        assert toc.run_due() == 1
+    assert shop.ran == [1, 2]
+
+
+def test_two_centers_with_one_topic_are_told_apart(toc: Toc) -> None:
+    one, other = Shop(), Shop()
+    one.kit = other.kit = toc
+    one.center.submit("order.close", biz_id=1, delay=1)
+    with pytest.raises(DuplicateHandler, match=r"toc\.use"):
+        toc.advance(1)
+    toc.use(other.center)
+    assert toc.advance(1) == 1
+    assert (one.ran, other.ran) == ([], [1])
+
+
+def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/testing.md").read_text()
+    for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / text.split(maxsplit=2)[1]).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "4 passed" in done.stdout, done.stdout
+
+
+def test_a_handler_cannot_move_the_time(toc: Toc, shop: Shop) -> None:
+    shop.center.handler("odd")(lambda _task: toc.advance(1))
+    shop.center.submit("odd", biz_id=1, delay=1)
+    with pytest.raises(TocError, match="cannot move the time"):
+        toc.advance(1)
+
+
+def test_afterwards_a_center_has_its_own_settings_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_DATABASE_URLS", "nonsense://")
+    center = TimeoutCenter()
+    center.handler("order.close")(print)
+    with Toc() as toc:
+        center.submit("order.close", biz_id=1, delay=1)
+        toc.fail("order.close")
+        with pytest.raises(InvalidInput):
+            toc.kill_worker()
+    with pytest.raises(ConfigError):
+        center.submit("order.close", biz_id=1, delay=1)
+    assert InjectedFailure.__doc__

@@ -1,0 +1,70 @@
+"""The clock of a test: it stands still until the test moves it.
+
+Libraries that replace Python's clock, such as time_machine and freezegun, move it along: while what they show
+is not the machine's time, this clock shows theirs, and what the test has added.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from toc.model.clock import Clock, from_ms
+
+REPLACED_MS = 500
+"""If Python's clock is this far from where it should be, it was replaced (ms)."""
+
+
+class VirtualClock(Clock):
+    """Shows the time at which it was made until it is moved."""
+
+    def __init__(self) -> None:
+        self._past = 0.0
+        """Seconds that have gone by on it."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Show the present time."""
+        self._began_ms = time.time_ns() // 1_000_000
+        self._began = _machine_ms()
+        self._added = 0
+        """How far the test has moved it (ms)."""
+        self._shown = self._began_ms
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 UTC."""
+        python = time.time_ns() // 1_000_000
+        expected = self._began_ms + _machine_ms() - self._began
+        base = python if abs(python - expected) >= REPLACED_MS else self._began_ms
+        now = base + self._added
+        if now > self._shown:
+            self._past += (now - self._shown) / 1000
+        self._shown = now
+        return now
+
+    def time(self) -> float:
+        """Seconds since 1970 UTC."""
+        return self.now_ms() / 1000
+
+    def monotonic(self) -> float:
+        """Seconds, never set back, also if a library sets Python's clock back."""
+        self.now_ms()
+        return self._past
+
+    def wait(self, seconds: float) -> None:
+        """Let these seconds go by on the monotonic clock alone."""
+        self._past += seconds
+
+    @property
+    def now(self) -> datetime:
+        """The time it shows, aware UTC."""
+        return from_ms(self.now_ms())
+
+    def move_to(self, instant_ms: int) -> None:
+        """Show this instant (ms), unless it is past."""
+        self._added += max(0, instant_ms - self.now_ms())
+
+
+def _machine_ms() -> int:
+    """A clock of the machine that nobody replaces, in milliseconds."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -1,0 +1,240 @@
+"""The worker of a test: the stages of production, each stepped in the test's own thread.
+
+Nothing here decides what becomes of a task. Rows are read, leased, checked, written and given back by the
+stages of a worker without Redis; only their threads are missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from toc.loop import Reactor, Wake
+from toc.model.errors import UnreadableTask
+from toc.model.handler import Handler
+from toc.model.task import Task
+from toc.sdk.client import TimeoutCenter
+from toc.store.tasks.scan import DueRow, Position
+from toc.testing.clock import VirtualClock
+from toc.worker.check import Checker
+from toc.worker.control import Suspect
+from toc.worker.entry import NO_FENCE, Entry, Inflight
+from toc.worker.lease_keeper import LeaseKeeper
+from toc.worker.quarantine import Quarantine, RunsAlone
+from toc.worker.run.bodies import BodyReader
+from toc.worker.run.handler_calls import NO_BODIES, HandlerCalls, check_done, per_task, task_for, tasks_for
+from toc.worker.settle.finish import Finisher
+from toc.worker.take.early import EarlyEntries
+from toc.worker.take.feedback import LetGo, Pressure, WantedRoom
+
+PAGE = 500
+"""Most tasks that are taken at once."""
+FLUSH_SECONDS = 0.05
+"""What a flush takes on the monotonic clock of the test, so that no stage waits for it."""
+LOOK_SECONDS = 0.0005
+"""Pause between looks whether a thread has ended its work."""
+START = Position(0)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a handler that is due: with one task, or with the list of a batch handler."""
+
+    handler: Handler
+    argument: Task | list[Task]
+    entries: list[Entry]
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks of the call."""
+        return self.argument if isinstance(self.argument, list) else [self.argument]
+
+
+class Worker:
+    """One life of the test's worker. What it holds when it is killed is found by its leases, as anywhere."""
+
+    def __init__(self, center: TimeoutCenter, clock: VirtualClock, handlers: Mapping[str, Handler]) -> None:
+        store, catalog, queues = center.store, center.catalog, center.queues
+        self._center, self._clock, self.handlers = center, clock, handlers
+        self.only: int | None = None
+        """The only task to run, if not None."""
+        self._waiting: deque[Entry] = deque()
+        wake = Reactor()
+        limit = center.settings.max_crashes
+        self._inflight = inflight = Inflight()
+        self._finisher = finisher = Finisher(
+            store=store, queues=queues, inflight=inflight, clock=clock, pressure=Pressure()
+        )
+        self._bodies = BodyReader(store, finisher, inflight, clock)
+        self._reading = False
+        """Whether the threads that read bodies have started."""
+        early = EarlyEntries(wake)
+        self._calls = HandlerCalls(
+            inflight=inflight,
+            finisher=finisher,
+            catalog=catalog,
+            clock=clock,
+            early=early,
+            let_go=LetGo(Wake()),
+            bodies=self._bodies,
+            wanted=WantedRoom(lambda _topic: 1, ()),
+            recycle=lambda _why: None,
+        )
+        self._leases = LeaseKeeper(
+            store=store, clock=clock, inflight=inflight, finisher=finisher, max_crashes=limit
+        )
+        self.suspects: list[Suspect] = []
+        """Tasks that may run only alone: several workers in a row ended while they ran."""
+        self._alone = RunsAlone(
+            limit=limit,
+            store=store,
+            queues=queues,
+            catalog=catalog,
+            clock=clock,
+            handlers=handlers,
+            inflight=inflight,
+            finisher=finisher,
+            leases=self._leases,
+            dispatcher=self,
+            tell=lambda *_, **__: None,
+        )
+        self._quarantine = Quarantine(
+            limit=limit, store=store, finisher=finisher, clock=clock, name=self.suspects.extend
+        )
+        self._checker = Checker(
+            store=store,
+            clock=clock,
+            inflight=inflight,
+            finisher=finisher,
+            dispatcher=self,
+            quarantine=self._quarantine,
+            leases=self._leases,
+            early=early,
+            reactor=wake,
+        )
+
+    def put(self, entries: Sequence[Entry]) -> None:
+        """Have these run next. The row check calls it."""
+        self._waiting.extend(entries)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a task that was taken has yet to run."""
+        return bool(self._waiting)
+
+    def next_due(self, until_ms: int) -> int | None:
+        """When the first task is due that may start, if that is not after ``until_ms``."""
+        rows = self._due(until_ms, 1)
+        return rows[0].next_time if rows else None
+
+    def take(self) -> None:
+        """Take what is due, under leases, and check it."""
+        center, inflight = self._center, self._inflight
+        now, at = self._clock.now_ms(), self._clock.monotonic()
+        entries = []
+        for row in self._due(now, PAGE):
+            topic = center.catalog.known_type(row.biz_type)
+            if topic is not None:
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                entry = Entry(row.job_id, slot, NO_FENCE, topic, self.handlers[topic.name], now, at)
+                if inflight.hold_if_free(entry):
+                    entries.append(entry)
+        if entries:
+            self._leases.take(entries)
+            self._checker.put(entries)
+        self._checker.run_once()
+        while not self._checker.settled:  # a thread looks who has the leases of others
+            time.sleep(LOOK_SECONDS)
+            self._checker.run_once()
+        self.write()
+
+    def calls(self) -> Iterator[Call]:
+        """The calls of handlers whose tasks were taken, one after the other."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            batch = [first]
+            size = first.handler.batch or 1
+            while self._waiting and len(batch) < size and self._waiting[0].handler is first.handler:
+                batch.append(self._waiting.popleft())
+            call = self._call(batch)
+            if call is not None:
+                yield call
+            self.write()
+
+    def _call(self, batch: list[Entry]) -> Call | None:
+        bodies = NO_BODIES
+        if any(entry.row.body_length >= 0 for entry in batch):
+            if not self._reading:
+                self._reading = True
+                for loop in self._bodies.loops:
+                    loop.start()
+            batch, bodies = self._bodies.fetch(batch)
+        due = self._calls.last_look(batch, self._clock.monotonic())
+        if not due:
+            return None
+        handler = due[0].handler
+        unreadable: dict[int, BaseException | None] = {}
+        try:
+            if handler.batch is None:
+                return Call(handler, task_for(due[0], bodies), due)
+            tasks = tasks_for(due, bodies, unreadable)
+        except UnreadableTask as exc:
+            self._calls.returned(due, dict.fromkeys((entry.job_id for entry in due), exc))
+            return None
+        bad = [entry for entry in due if entry.job_id in unreadable]
+        if bad:
+            self._calls.returned(bad, unreadable)
+        return Call(handler, tasks, [entry for entry in due if entry.job_id not in unreadable])
+
+    def returned(self, call: Call, outcome: object) -> list[BaseException]:
+        """Report what a handler returned. Returns the errors that it reports so."""
+        try:
+            check_done(outcome)
+            errors = per_task(outcome, call.entries) if call.handler.batch is not None else {}
+        except TypeError as exc:
+            return self.raised(call, exc)
+        self._calls.returned(call.entries, errors)
+        return [error for error in errors.values() if error is not None]
+
+    def raised(self, call: Call, error: BaseException) -> list[BaseException]:
+        """Report what a handler raised, and return it."""
+        self._calls.returned(call.entries, dict.fromkeys((entry.job_id for entry in call.entries), error))
+        return [error]
+
+    def write(self) -> None:
+        """Write what has ended, and run alone what may only run so."""
+        self._flush()
+        self._quarantine.run_once()
+        if self.suspects:
+            self._flush()  # they are let go
+        while self.suspects:
+            self._alone.take(self.suspects.pop(), "")
+        self._alone.run_once()
+
+    def _flush(self) -> None:
+        self._clock.wait(FLUSH_SECONDS)
+        for flusher in self._finisher.flushers:
+            flusher.run_once()
+
+    def close(self) -> None:
+        """End its threads."""
+        for loop in self._bodies.loops if self._reading else ():
+            loop.stop()
+
+    def _due(self, until_ms: int, limit: int) -> list[DueRow]:
+        """The first tasks due by then that nobody has leased and a handler serves."""
+        store, catalog = self._center.store, self._center.catalog
+        served = [
+            topic.biz_type
+            for name, topic in catalog.known().items()
+            if (handler := self.handlers.get(name)) is not None and handler.serves(topic)
+        ]
+        if not served:
+            return []
+        where = f" AND biz_type IN ({','.join(map(str, served))}) AND {store.leases.untaken()}"
+        if self.only is not None:
+            where += f" AND job_id={self.only:d}"
+        pages = store.scans.page(dict.fromkeys(store.tables, START), until_ms + 1, limit, where=where)
+        return [row for page in pages.whole().values() for row in page]
