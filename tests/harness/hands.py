@@ -19,12 +19,13 @@ import pytest
 from benchmarks.local import RedisServer
 from harness.patience import PATIENCE, until
 from harness.system import System
-from toc import Task, TimeoutCenter
+from toc import Task, TaskStatus, TimeoutCenter
 from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe
 from toc.worker.entry import Entry
 from toc.worker.index_watch import OUT_SECONDS
+from toc.worker.lease_keeper import LEASE_AFTER_SECONDS
 from toc.worker.worker import Worker
 
 TURN_SECONDS = 5.0
@@ -202,10 +203,26 @@ class Hands(WorkerAtRest):
         assert until(lambda: self.finisher.backlog > 0, PATIENCE), "no try has ended"
         self._go_on.clear()
 
+    def end_well(self, job_id: int) -> None:
+        """Let the running try end, and see its task processed."""
+        self.end_and_finish()
+        assert self._system.row(job_id).status == TaskStatus.PROCESSED
+
     def end_and_finish(self, *, fails: bool = False) -> None:
         """Let the running try end, and write it."""
         self.end(fails=fails)
         self.finish()
+
+    def held(self, job_id: int) -> Entry:
+        """What it holds of the task."""
+        entry = self.inflight.get(job_id)
+        assert entry is not None
+        return entry
+
+    def ask_for_leases(self) -> None:
+        """Be at work for so long that what runs gets leases."""
+        self.clock.slept += LEASE_AFTER_SECONDS
+        self.leases.look(0)
 
     def sleep(self) -> None:
         """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
@@ -264,6 +281,23 @@ class Hands(WorkerAtRest):
             loop.stop()
         super().close()
         self.center.close()
+
+
+class Pair:
+    """Two workers that own one slot, and what they work on; unpacked, the two."""
+
+    def __init__(self, system: System, redis: RedisServer, patch: pytest.MonkeyPatch) -> None:
+        self.system, self.center, self.redis, self.patch = system, system.center, redis, patch
+        self.row = system.row
+        self._both = Hands(system, redis, "a:1"), Hands(system, redis, "b:1")
+
+    def __iter__(self) -> Iterator[Hands]:
+        return iter(self._both)
+
+    def ran(self, job_id: int) -> bool:
+        """Whether the task has been processed, at no cost of a try."""
+        row = self.row(job_id)
+        return (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
 
 
 def submit_due(system: System, body: bytes | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.hands import Hands
+from harness.hands import Pair
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
@@ -48,11 +48,11 @@ def cluster(
 
 
 @pytest.fixture
-def hands(system: System, clean_redis: RedisServer) -> Iterator[tuple[Hands, Hands]]:
+def hands(system: System, clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Two workers that own the same slot, their loops in the hands of the test."""
     system.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
     system.center.catalog.refresh()
-    pair = Hands(system, clean_redis, "a:1"), Hands(system, clean_redis, "b:1")
+    pair = Pair(system, clean_redis, monkeypatch)
     yield pair
     for one in pair:
         one.close()

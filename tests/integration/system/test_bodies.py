@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from harness.hands import Hands, in_five_minutes, submit_due
+from harness.hands import Hands, Pair, in_five_minutes, submit_due
 from harness.patience import PATIENCE, until
 from harness.system import System
 from sqlalchemy import create_engine
@@ -87,7 +87,7 @@ def rest(worker: Hands, what: Callable[[], bool]) -> None:
 
 
 def test_a_try_whose_task_was_given_a_new_deadline_meanwhile_does_not_begin_and_is_not_charged(
-    system: System, hands: tuple[Hands, Hands]
+    system: System, hands: Pair
 ) -> None:
     worker, other = hands
     job_id = submit_due(system, b"body")
@@ -103,13 +103,10 @@ def test_a_try_whose_task_was_given_a_new_deadline_meanwhile_does_not_begin_and_
     other.take()
     other.start_and_wait()
     assert other.runs[0].body == b"body"
-    other.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    other.end_well(job_id)
 
 
-def test_a_try_whose_body_cannot_be_read_now_is_put_away_uncharged(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_try_whose_body_cannot_be_read_now_is_put_away_uncharged(system: System, hands: Pair) -> None:
     worker, _ = hands
     job_id = submit_due(system, b"body")
     worker.take()
@@ -147,14 +144,11 @@ def locked_body(system: System, job_id: int) -> Iterator[None]:
     engine.dispose()
 
 
-def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(system: System, hands: Pair) -> None:
     worker, _ = hands
     job_id = submit_due(system, b"body")
     worker.take()
-    entry = worker.inflight.get(job_id)
-    assert entry is not None
+    entry = worker.held(job_id)
     with locked_body(system, job_id):
         worker.start()
         entry.kept = LOST  # a heartbeat finds that another worker has the entry

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from harness.hands import SLOT, Hands, submit_due
+from harness.hands import SLOT, Hands, Pair, submit_due
 from harness.system import System
 
 from toc.index.messages import Peek, PrepareRequest
@@ -40,7 +40,7 @@ def unanswered(worker: Hands, error: Trouble, *, leased: bool = False) -> Callab
     return ask
 
 
-def test_a_prepare_that_redis_serves_late_is_looked_for(system: System, hands: tuple[Hands, Hands]) -> None:
+def test_a_prepare_that_redis_serves_late_is_looked_for(system: System, hands: Pair) -> None:
     worker, _ = hands
     claim = worker.book.owned[SLOT].claim
     with an_hour_ahead(worker):
@@ -54,9 +54,7 @@ def test_a_prepare_that_redis_serves_late_is_looked_for(system: System, hands: t
     worker.start_and_wait()
 
 
-def test_what_has_a_lease_and_waits_for_its_row_is_checked_again(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_what_has_a_lease_and_waits_for_its_row_is_checked_again(system: System, hands: Pair) -> None:
     worker, _ = hands
     submit_due(system)
     error = StoreUnavailable("away")
@@ -69,7 +67,7 @@ def test_what_has_a_lease_and_waits_for_its_row_is_checked_again(
     worker.start_and_wait()
 
 
-def test_what_is_put_away_comes_back(system: System, hands: tuple[Hands, Hands]) -> None:
+def test_what_is_put_away_comes_back(system: System, hands: Pair) -> None:
     worker, _ = hands
     away = unanswered(worker, StoreUnavailable("away"))
     submit_due(system)

@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from harness.hands import SLOT, TOPIC, Hands, in_five_minutes, meanwhile, submit_due
+from harness.hands import SLOT, TOPIC, Pair, in_five_minutes, meanwhile, submit_due
 from harness.patience import PATIENCE, until
-from harness.system import System
 from harness.tables import raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
@@ -26,9 +25,7 @@ from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.reclaim import EMPTY_SECONDS
 
 
-def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(hands: Pair) -> None:
     sleeper, other = hands
     job_id = sleeper.take_one()
     sleeper.sleep()
@@ -39,12 +36,10 @@ def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(
     sleeper.await_gone(job_id)
     other.end_and_finish()
     assert (sleeper.runs, len(other.runs)) == ([], 1)
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    assert hands.row(job_id).status == TaskStatus.PROCESSED
 
 
-def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(hands: Pair) -> None:
     sleeper, _ = hands
     job_id = sleeper.take_one()
     sleeper.sleep()
@@ -53,17 +48,14 @@ def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(
     sleeper.adopt()
     sleeper.await_runs(1)
     sleeper.end_and_finish()
-    row = system.row(job_id)
-    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+    assert hands.ran(job_id)
 
 
 @pytest.mark.parametrize("meets", ["the end of the handover", "a look of the new owner"])
-def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch, meets: str
-) -> None:
+def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(hands: Pair, meets: str) -> None:
     """Without it, if its worker dies, the new owner does not know whose the entry is until it times out."""
     former, owner = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     handover = former.worker.handover
 
     def go_on() -> None:
@@ -76,9 +68,9 @@ def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(
 
     assert known_to_the_owner()
     if meets == "the end of the handover":
-        meanwhile(monkeypatch, former.poller.takes, "begin", lambda: handover.drop({SLOT}), go_on)
+        meanwhile(hands.patch, former.poller.takes, "begin", lambda: handover.drop({SLOT}), go_on)
     else:
-        meanwhile(monkeypatch, former.poller.takes, "begin", owner.reclaim)
+        meanwhile(hands.patch, former.poller.takes, "begin", owner.reclaim)
     former.take()
     assert former.inflight.get(job_id) is not None
     assert known_to_the_owner()
@@ -94,9 +86,7 @@ def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(
     assert not known_to_the_owner(), "nothing is left under it"
 
 
-def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(
-    hands: tuple[Hands, Hands],
-) -> None:
+def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(hands: Pair) -> None:
     first, second = hands
     for one in (first, second, first, second):
         one.worker.watch.ask_owner()
@@ -109,9 +99,7 @@ def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(
 
 
 @pytest.mark.parametrize("why", ["its slot has moved", "its worker leaves"])
-def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(
-    system: System, hands: tuple[Hands, Hands], why: str
-) -> None:
+def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(hands: Pair, why: str) -> None:
     """It waited so long that it may not start without a lease, and MySQL gave none."""
     worker, other = hands
     job_id = worker.take_one()
@@ -129,43 +117,38 @@ def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(
     other.take()
     other.start_and_wait()
     other.end_and_finish()
-    row = system.row(job_id)
-    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+    assert hands.ran(job_id)
     assert worker.runs == []
 
 
-def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carried(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carried(hands: Pair) -> None:
     sleeper, other = hands
-    job_id = submit_due(system)
-    due = system.row(job_id).action_time
+    job_id = submit_due(hands.system)
+    due = hands.row(job_id).action_time
     other.take()
     other.start_and_wait()
     other.end_and_finish(fails=True)
     # The index forgets it, and a sweep that had read the row before that adds the entry as it was then: it
     # says that no try was used.
-    system.center.queues.cancel(SLOT, job_id)
-    system.center.queues.add({SLOT: [(job_id, store_score(due, 3, 0))]})
+    hands.center.queues.cancel(SLOT, job_id)
+    hands.center.queues.add({SLOT: [(job_id, store_score(due, 3, 0))]})
     sleeper.take()
     sleeper.start_and_wait()
     sleeper.sleep()
     other.reclaim()
     other.take()
-    before = system.row(job_id)
+    before = hands.row(job_id)
     sleeper.end_and_finish(fails=True)
-    after = system.row(job_id)
+    after = hands.row(job_id)
     assert (after.attempts, after.crashes) == (before.attempts, before.crashes) == (1, 1)
     assert other.inflight.get(job_id) is not None
 
 
-def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(hands: Pair) -> None:
     sleeper, other = hands
     job_id = sleeper.take_one()
     sleeper.sleep()
-    meanwhile(monkeypatch, other.store, "crash", sleeper.heartbeat.run_once)
+    meanwhile(hands.patch, other.store, "crash", sleeper.heartbeat.run_once)
     other.reclaim()
     other.take()
     assert other.inflight.get(job_id) is None
@@ -173,31 +156,28 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(
     sleeper.await_gone(job_id)
     sleeper.adopt()
     sleeper.await_runs(1)
-    sleeper.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    sleeper.end_well(job_id)
 
 
 def test_of_two_owners_the_slower_one_does_not_charge_the_next_try_for_the_crash_of_this_one(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+    hands: Pair,
 ) -> None:
     quick, slow = hands
     job_id = quick.take_one()
     quick.forget()
     quick.sleep()
     slow.book.dead = frozenset({"a:1"})  # the process that has just let go is known to be dead
-    meanwhile(monkeypatch, slow.store, "read_tries", quick.reclaim, quick.take)
+    meanwhile(hands.patch, slow.store, "read_tries", quick.reclaim, quick.take)
     slow.reclaim()
-    assert (system.row(job_id).attempts, system.row(job_id).crashes) == (1, 1)
+    assert (hands.row(job_id).attempts, hands.row(job_id).crashes) == (1, 1)
     quick.start_and_wait()
     quick.end_and_finish(fails=True)
-    assert (system.row(job_id).attempts, system.row(job_id).crashes) == (2, 0)
+    assert (hands.row(job_id).attempts, hands.row(job_id).crashes) == (2, 0)
 
 
-def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(hands: Pair) -> None:
     sleeper, other = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     for _ in range(2):  # both tries that may be charged: from now on the fence stays the same
         sleeper.take()
         sleeper.forget()
@@ -214,7 +194,7 @@ def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(
         sleeper.take()
         return rollback(entries)
 
-    with monkeypatch.context() as patch:
+    with hands.patch.context() as patch:
         patch.setattr(sleeper.queues, "rollback", taken_meanwhile)
         sleeper.finish()
     assert sleeper.inflight.get(job_id) is None
@@ -223,13 +203,10 @@ def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(
     assert (other.inflight.get(job_id) is None) != (sleeper.inflight.get(job_id) is None)
 
 
-def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(hands: Pair) -> None:
     worker, other = hands
     job_id = worker.begin_one()
-    entry = worker.inflight.get(job_id)
-    assert entry is not None
+    entry = worker.held(job_id)
     worker.end(fails=True)
     rollback, extend = worker.queues.rollback, worker.queues.extend
     moved: list[Any] = []
@@ -241,13 +218,13 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
             worker.inflight.arrived([entry])
             return standing
 
-        with monkeypatch.context() as patch:
+        with hands.patch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
             worker.let_go.add([entry])
             worker.adopt()
         return moved[0] if moved else rollback(entries)
 
-    with monkeypatch.context() as patch:
+    with hands.patch.context() as patch:
         patch.setattr(worker.queues, "rollback", looks_for_it_meanwhile)
         worker.finish()
     other.take()
@@ -256,11 +233,9 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(
 
 
 @pytest.mark.parametrize("seen", ["taken", "running", "ended"])
-def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch, seen: str
-) -> None:
+def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(hands: Pair, seen: str) -> None:
     worker, _ = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     steps: list[Callable[[], object]] = [worker.adopt]
     if seen != "taken":
         steps.append(worker.start_and_wait)
@@ -274,7 +249,7 @@ def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(
         unread.extend(answers())
         return []
 
-    with monkeypatch.context() as patch:
+    with hands.patch.context() as patch:
         patch.setattr(takes, "answers", not_yet)
         worker.take()
         for step in steps:
@@ -290,21 +265,17 @@ def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(
     assert len(worker.runs) == 1
     assert not worker.snapshot(), "nothing is left prepared"
     assert len(worker.inflight) == 0
-    row = system.row(job_id)
-    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PROCESSED, 0, 0)
+    assert hands.ran(job_id)
 
 
-def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answers(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answers(hands: Pair) -> None:
     """The adopter holds it, another worker moves it back, and the poller takes it under the same fence.
 
     Both ask for its row: the older one last.
     """
     worker, _ = hands
     job_id = worker.take_one()
-    entry = worker.inflight.get(job_id)
-    assert entry is not None
+    entry = worker.held(job_id)
     worker.dispatcher.withdraw()
     worker.forget()
     worker.let_go.add([entry])
@@ -314,7 +285,7 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
     def moved_back() -> None:
         worker.queues.rollback({SLOT: [(job_id, entry.fence, entry.row_score())]})
 
-    with monkeypatch.context() as patch:
+    with hands.patch.context() as patch:
         patch.setattr(worker.checker.reader, "ask", lambda ids, take: asked.append((list(ids), take)))
         meanwhile(patch, worker.queues, "extend", moved_back, worker.take)
         worker.adopt()
@@ -322,22 +293,18 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
         take(job_ids, worker.store.read_tries(job_ids))
     assert worker.dispatcher.load()[SLOT.topic] == (0, 1)
     worker.start_and_wait()
-    worker.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    worker.end_well(job_id)
 
 
-def test_an_id_that_waits_for_the_clock_twice_runs_once(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_that_waits_for_the_clock_twice_runs_once(hands: Pair) -> None:
     worker, _ = hands
-    job_id = submit_due(system)
-    due = system.row(job_id).action_time
-    with monkeypatch.context() as patch:
+    job_id = submit_due(hands.system)
+    due = hands.row(job_id).action_time
+    with hands.patch.context() as patch:
         patch.setattr(worker.clock, "now_ms", lambda: due - 50)
         for _ in range(2):
             worker.take()
-            entry = worker.inflight.get(job_id)
-            assert entry is not None
+            entry = worker.held(job_id)
             worker.turn()
             worker.queues.rollback({SLOT: [(job_id, entry.fence, float(due))]})  # by whoever took it for lost
         worker.take()
@@ -345,21 +312,19 @@ def test_an_id_that_waits_for_the_clock_twice_runs_once(
     worker.start_and_wait()
     worker.end_and_finish()
     assert len(worker.runs) == 1
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    assert hands.row(job_id).status == TaskStatus.PROCESSED
 
 
-def test_an_entry_that_is_taken_again_before_it_has_started_is_checked_again(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_an_entry_that_is_taken_again_before_it_has_started_is_checked_again(hands: Pair) -> None:
     sleeper, other = hands
-    job_id = submit_due(system)
-    due = system.row(job_id).action_time
+    job_id = submit_due(hands.system)
+    due = hands.row(job_id).action_time
     sleeper.take()
     sleeper.sleep()
     other.reclaim()
-    system.center.reschedule(job_id, action_time=in_five_minutes())
-    assert system.center.cancel(job_id) is not CancelOutcome.UNKNOWN
-    system.center.queues.add({SLOT: [(job_id, float(due))]})  # by a sweep that had read the row before
+    hands.center.reschedule(job_id, action_time=in_five_minutes())
+    assert hands.center.cancel(job_id) is not CancelOutcome.UNKNOWN
+    hands.center.queues.add({SLOT: [(job_id, float(due))]})  # by a sweep that had read the row before
     sleeper.take()
     sleeper.start()
     sleeper.finish()
@@ -367,9 +332,7 @@ def test_an_entry_that_is_taken_again_before_it_has_started_is_checked_again(
     assert sleeper.runs == []
 
 
-def test_what_fell_silent_is_looked_for_each_second_until_it_times_out(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_what_fell_silent_is_looked_for_each_second_until_it_times_out(hands: Pair) -> None:
     """Not at every peek alone, which would cost up to five seconds more."""
     silent, other = hands
     job_id = silent.take_one()
@@ -377,41 +340,38 @@ def test_what_fell_silent_is_looked_for_each_second_until_it_times_out(
     assert silent.inflight.get(job_id), "it was not timed out yet"
     silent.sleep()
     other.reclaimer.run_once()
-    assert system.row(job_id).crashes == 1
+    assert hands.row(job_id).crashes == 1
 
 
-def test_an_old_snapshot_that_tells_of_a_try_for_a_former_deadline_costs_one_try(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_an_old_snapshot_that_tells_of_a_try_for_a_former_deadline_costs_one_try(hands: Pair) -> None:
     """Nothing tells its entry from one whose worker has fallen silent; the new deadline has begun anew."""
     worker, other = hands
     job_id = worker.take_one()
     old = worker.snapshot()
     worker.start_and_wait()
     worker.end_and_finish(fails=True)
-    assert system.row(job_id).attempts == 1
+    assert hands.row(job_id).attempts == 1
     due = datetime.now(UTC) + timedelta(seconds=0.3)
-    assert system.center.reschedule(job_id, action_time=due) is RescheduleOutcome.MAY_HAVE_STARTED
+    assert hands.center.reschedule(job_id, action_time=due) is RescheduleOutcome.MAY_HAVE_STARTED
     assert until(lambda: datetime.now(UTC) > due + timedelta(seconds=0.01), PATIENCE)
     for crashes in (1, 2):  # the second time the row shows that its first try is paid for
         other.restore(old)
         other.reclaim()
-        row = system.row(job_id)
+        row = hands.row(job_id)
         assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 1, crashes)
     other.take()
     other.start_and_wait()
-    other.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    other.end_well(job_id)
 
 
-def test_what_cannot_be_read_does_not_hold_back_what_timed_out_behind_it(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_does_not_hold_back_what_timed_out_behind_it(hands: Pair) -> None:
     worker, other = hands
-    monkeypatch.setattr(reclaim, "RECLAIM_LIMIT", 2)
-    job_ids = [system.client.submit(TOPIC, biz_id=biz_id, delay=0.02) for biz_id in [1] * 5 + [2]]
+    hands.patch.setattr(reclaim, "RECLAIM_LIMIT", 2)
+    job_ids = [hands.system.client.submit(TOPIC, biz_id=biz_id, delay=0.02) for biz_id in [1] * 5 + [2]]
     unread = set(map(str, job_ids[:5]))
-    table, elsewhere = (table_of_job(job_id, system.settings.tables) for job_id in (job_ids[0], job_ids[5]))
+    table, elsewhere = (
+        table_of_job(job_id, hands.system.settings.tables) for job_id in (job_ids[0], job_ids[5])
+    )
     assert table != elsewhere
 
     def taken() -> bool:
@@ -424,8 +384,8 @@ def test_what_cannot_be_read_does_not_hold_back_what_timed_out_behind_it(
 
     assert until(taken, PATIENCE), "it takes all"
     worker.time_out()
-    name = task_tables(system.settings)[table]
-    with raw(system.settings) as connection:
+    name = task_tables(hands.system.settings)[table]
+    with raw(hands.system.settings) as connection:
         connection.exec_driver_sql(f"RENAME TABLE {name} TO {name}_away")
         other.reclaimer.look_now()
         assert until(lambda: left_after_a_look() == unread, PATIENCE), "the other one is given back"

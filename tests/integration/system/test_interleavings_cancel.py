@@ -4,129 +4,112 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
-from harness.hands import TOPIC, Hands, in_five_minutes, meanwhile, out_of_reach
-from harness.system import System
+from harness.hands import TOPIC, Pair, in_five_minutes, meanwhile, out_of_reach
 
-from benchmarks.local import RedisServer
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
 
 
-def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_run(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_run(hands: Pair) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
-    system.center.store.cancel_many([job_id])  # and here its process dies
+    hands.center.store.cancel_many([job_id])  # and here its process dies
     worker.end()
     # The row of the cancel is written; it has not asked the index yet.
-    meanwhile(monkeypatch, system.center.queues, "cancel", worker.finish)
-    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    meanwhile(hands.patch, hands.center.queues, "cancel", worker.finish)
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
 def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_index_is_out_of_reach(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+    hands: Pair,
 ) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
-    system.center.store.cancel_many([job_id])  # and here its process dies
-    with out_of_reach(clean_redis):
-        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    hands.center.store.cancel_many([job_id])  # and here its process dies
+    with out_of_reach(hands.redis):
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
 def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_when_the_index_is_out_of_reach(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
+    hands: Pair,
 ) -> None:
     worker, _ = hands
     job_id = worker.take_one()  # it may start at any time
-    system.center.reschedule(job_id, action_time=in_five_minutes())
-    with out_of_reach(clean_redis):
-        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    hands.center.reschedule(job_id, action_time=in_five_minutes())
+    with out_of_reach(hands.redis):
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_knows_of_a_run_for_an_older_deadline_that_has_ended(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_that_has_ended(hands: Pair) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
     later = in_five_minutes()
-    assert system.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    assert hands.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
     worker.end_and_finish()
-    row = system.row(job_id)
+    row = hands.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
-    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_under_way_knows_of_a_run_for_an_older_deadline_that_ends_meanwhile(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_under_way_knows_of_a_run_for_an_older_deadline_that_ends_meanwhile(hands: Pair) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
-    system.center.reschedule(job_id, action_time=in_five_minutes())
+    hands.center.reschedule(job_id, action_time=in_five_minutes())
     worker.end()
     # The row of the cancel is written; it has not asked the index yet.
-    meanwhile(monkeypatch, system.center.queues, "cancel", worker.finish)
-    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    meanwhile(hands.patch, hands.center.queues, "cancel", worker.finish)
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_of_what_was_taken_and_moved_before_it_started_is_sure(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_cancel_of_what_was_taken_and_moved_before_it_started_is_sure(hands: Pair) -> None:
     worker, _ = hands
-    job_id = system.center.submit(TOPIC, biz_id=1, delay=300)
-    system.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=6))
+    job_id = hands.center.submit(TOPIC, biz_id=1, delay=300)
+    hands.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=6))
     worker.take()
-    assert system.center.cancel(job_id) is CancelOutcome.CANCELLED
-    assert system.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert hands.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert hands.center.cancel(job_id) is CancelOutcome.CANCELLED
 
 
-def test_a_cancel_knows_of_tries_that_a_redrive_or_a_new_deadline_has_given_back(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_cancel_knows_of_tries_that_a_redrive_or_a_new_deadline_has_given_back(hands: Pair) -> None:
     worker, _ = hands
     failed = worker.fail_one()
     later = in_five_minutes()
-    assert system.center.reschedule(failed, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    assert hands.center.reschedule(failed, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
     redriven = worker.fail_one()
-    row = system.row(redriven)
+    row = hands.row(redriven)
     last = Failure(
         row.job_id, row.version, row.attempts, row.crashes, row.attempts + 1, 0, row.next_time, "the last"
     )
-    assert system.center.store.die([last]) == {redriven: Guard.APPLIED}
-    assert system.center.store.redrive([redriven], system.center.clock.now_ms() + 60_000)
+    assert hands.center.store.die([last]) == {redriven: Guard.APPLIED}
+    assert hands.center.store.redrive([redriven], hands.center.clock.now_ms() + 60_000)
     for job_id in (failed, redriven):
-        assert (system.row(job_id).attempts, system.row(job_id).crashes) == (0, 0)
-        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-        assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+        assert (hands.row(job_id).attempts, hands.row(job_id).crashes) == (0, 0)
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(hands: Pair) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
     worker.finisher.give_back_running([e for e in worker.inflight.snapshot() if worker.inflight.settle(e)])
     worker.finish()
-    row = system.row(job_id)
+    row = hands.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
-    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_knows_of_a_run_for_an_older_deadline_whose_worker_fell_silent(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_whose_worker_fell_silent(hands: Pair) -> None:
     worker, other = hands
     job_id = worker.begin_one()
     later = in_five_minutes()
-    assert system.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    assert hands.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
     worker.sleep()
     other.reclaim()
-    row = system.row(job_id)
+    row = hands.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0), (
         "charged to the new deadline"
     )
-    assert system.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
     worker.end()  # awake again

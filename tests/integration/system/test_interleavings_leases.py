@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.hands import SLOT, TOPIC, Hands, meanwhile, out_of_reach, submit_due
+from harness.hands import SLOT, TOPIC, Hands, Pair, meanwhile, out_of_reach, submit_due
 from harness.leases import taken
 from harness.patience import PATIENCE, until
-from harness.system import System, small_system
+from harness.system import small_system
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import TaskStatus
@@ -25,29 +25,24 @@ from toc.store.tasks.tries import TakeTries
 from toc.worker.check import RETRY_MS
 from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, Held
-from toc.worker.lease_keeper import AGAIN_SECONDS, LEASE_AFTER_SECONDS
+from toc.worker.lease_keeper import AGAIN_SECONDS
 from toc.worker.settle.flush import RETRY_SECONDS
 from toc.worker.take.by_rows import OWNED_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
 
 
-def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_is_asked_for_while_the_failure_is_written_is_not_given(hands: Pair) -> None:
     worker, other = hands
     job_id = worker.begin_one()
     worker.end(fails=True)
-    meanwhile(monkeypatch, worker.store.leases, "take", worker.finish)
-    worker.clock.slept += LEASE_AFTER_SECONDS
-    worker.leases.look(0)
-    assert system.row(job_id).attempts == 1
+    meanwhile(hands.patch, worker.store.leases, "take", worker.finish)
+    worker.ask_for_leases()
+    assert hands.row(job_id).attempts == 1
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "the failed try has left a lease"
 
 
-def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(hands: Pair) -> None:
     worker, other = hands
     job_id = worker.take_one()
 
@@ -55,19 +50,16 @@ def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(
         worker.finisher.give_back(worker.inflight.snapshot())
         worker.finish()
 
-    meanwhile(monkeypatch, worker.store.leases, "take", give_back)
-    worker.clock.slept += LEASE_AFTER_SECONDS
-    worker.leases.look(0)
+    meanwhile(hands.patch, worker.store.leases, "take", give_back)
+    worker.ask_for_leases()
     worker.leases.look(0)
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
 
 
-def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(hands: Pair) -> None:
     """MySQL answered late; meanwhile the slot went to a worker that has no Redis."""
     first, second = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
 
     def ask(job_ids: Iterable[int], take: TakeTries) -> None:
         first.clock.slept += 3
@@ -75,62 +67,53 @@ def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
         assert taken(second.store.leases, {job_id: 30}) == {job_id}
         take([job_id], rows)
 
-    monkeypatch.setattr(first.checker.reader, "ask", ask)
+    hands.patch.setattr(first.checker.reader, "ask", ask)
     first.take()
     first.start()
     first.await_gone(job_id)
     assert not first.runs
 
 
-def test_what_waits_long_for_its_row_starts_all_the_same(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_long_for_its_row_starts_all_the_same(hands: Pair) -> None:
     """Each read takes longer than an entry may be old that starts without a lease."""
     first, second = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
 
     def ask(job_ids: Iterable[int], take: TakeTries) -> None:
         rows = first.store.read_tries(job_ids)
         first.clock.slept += 2
         take([job_id], rows)
 
-    monkeypatch.setattr(first.checker.reader, "ask", ask)
+    hands.patch.setattr(first.checker.reader, "ask", ask)
     first.take()
     first.start_and_wait()
     assert second.store.read_tries([job_id])[job_id].lease > 0
-    first.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    first.end_well(job_id)
 
 
-def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(hands: Pair) -> None:
     """It will not start, and another, who found that it had timed out, has begun it a moment ago."""
     first, second = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
 
     def ask(job_ids: Iterable[int], take: TakeTries) -> None:
-        monkeypatch.undo()
+        hands.patch.undo()
         first.sleep()
         second.reclaim()
         second.take()
         second.start_and_wait()
         take([job_id], first.store.read_tries(job_ids))
 
-    monkeypatch.setattr(first.checker.reader, "ask", ask)
+    hands.patch.setattr(first.checker.reader, "ask", ask)
     first.take()
     first.leases.look(0)
-    second.clock.slept += LEASE_AFTER_SECONDS
-    second.leases.look(0)
-    entry = second.inflight.get(job_id)
-    assert entry is not None
+    second.ask_for_leases()
+    entry = second.held(job_id)
     assert entry.lease.until > 0
-    second.end()
-    second.finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    second.end_well(job_id)
 
 
-def begun_beside_a_sleeper(hands: tuple[Hands, Hands]) -> int:
+def begun_beside_a_sleeper(hands: Pair) -> int:
     """The first worker sleeps while it runs a task, the second reclaims and begins it; both want leases."""
     first, second = hands
     job_id = first.begin_one()
@@ -139,138 +122,119 @@ def begun_beside_a_sleeper(hands: tuple[Hands, Hands]) -> int:
     second.take()
     second.start_and_wait()
     first.leases.look(0)
-    second.clock.slept += LEASE_AFTER_SECONDS
-    second.leases.look(0)
+    second.ask_for_leases()
     return job_id
 
 
-def test_who_slept_while_it_ran_takes_no_lease_from_the_next_try(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
-) -> None:
+def test_who_slept_while_it_ran_takes_no_lease_from_the_next_try(hands: Pair) -> None:
     """It has the slot again, its late failure is refused, and it has lost Redis: it looks at the table."""
     first, second = hands
     job_id = begun_beside_a_sleeper(hands)
     first.end_and_finish(fails=True)
-    with out_of_reach(clean_redis):
+    with out_of_reach(hands.redis):
         first.miss_redis()
         first.take_without_redis()
         assert first.inflight.get(job_id) is None, "it runs beside the newest try"
-    second.end()
-    second.finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    second.end_well(job_id)
 
 
-def test_who_slept_while_it_ran_does_not_reclaim_the_next_try(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_who_slept_while_it_ran_does_not_reclaim_the_next_try(hands: Pair) -> None:
     """Whoever runs that has lost Redis since, but writes leases."""
     first, second = hands
     job_id = begun_beside_a_sleeper(hands)
     first.end_and_finish(fails=True)
     second.time_out()
     first.reclaim()
-    assert system.row(job_id).crashes == 1, "the newest try is charged while it runs"
-    second.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    assert hands.row(job_id).crashes == 1, "the newest try is charged while it runs"
+    second.end_well(job_id)
 
 
-def begun_and_leased_elsewhere(system: System, hands: tuple[Hands, Hands], redis: RedisServer) -> int:
+def begun_and_leased_elsewhere(hands: Pair) -> int:
     """The first worker runs a task that Redis forgot; the second has taken it again, and leased its row."""
     first, second = hands
     job_id = first.begin_one()
-    redis.call("FLUSHALL")
-    system.center.queues.add({SLOT: [(job_id, float(system.row(job_id).action_time))]})
+    hands.redis.call("FLUSHALL")
+    hands.center.queues.add({SLOT: [(job_id, float(hands.row(job_id).action_time))]})
     second.take()
-    entry = second.inflight.get(job_id)
-    assert entry is not None
+    entry = second.held(job_id)
     assert not second.leases.take([entry])
     assert entry.lease.until
     return job_id
 
 
-def test_a_failure_beside_a_lease_is_charged_once_its_holder_did_not_begin(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
-) -> None:
+def test_a_failure_beside_a_lease_is_charged_once_its_holder_did_not_begin(hands: Pair) -> None:
     first, second = hands
-    job_id = begun_and_leased_elsewhere(system, hands, clean_redis)
+    job_id = begun_and_leased_elsewhere(hands)
     first.end_and_finish(fails=True)
     assert first.inflight.get(job_id) is not None, "another try of it may start here before this one counts"
     second.pipeline.withdraw()
     second.finish()
     first.clock.slept += RETRY_SECONDS
     first.finish()
-    row = system.row(job_id)
+    row = hands.row(job_id)
     assert (row.attempts, row.crashes) == (1, 0)
     assert first.inflight.get(job_id) is None
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_failure_beside_a_lease_is_not_charged_once_its_holder_has_ended(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer, *, fails: bool
+    hands: Pair, *, fails: bool
 ) -> None:
     first, second = hands
-    job_id = begun_and_leased_elsewhere(system, hands, clean_redis)
+    job_id = begun_and_leased_elsewhere(hands)
     second.start_and_wait()
     first.end_and_finish(fails=True)
     second.end_and_finish(fails=fails)
     first.clock.slept += RETRY_SECONDS
     first.finish()
-    row = system.row(job_id)
+    row = hands.row(job_id)
     expected = (TaskStatus.PENDING, 1) if fails else (TaskStatus.PROCESSED, 0)
     assert (row.status, row.attempts) == expected
     assert first.inflight.get(job_id) is None
 
 
-def test_a_failure_waits_no_longer_than_prepare_timeout_for_the_holder_of_a_lease(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
-) -> None:
+def test_a_failure_waits_no_longer_than_prepare_timeout_for_the_holder_of_a_lease(hands: Pair) -> None:
     """Else a process could not leave before the other's try has ended."""
     first, second = hands
-    job_id = begun_and_leased_elsewhere(system, hands, clean_redis)
+    job_id = begun_and_leased_elsewhere(hands)
     second.start_and_wait()
     first.end_and_finish(fails=True)
     first.clock.slept += PREPARE_TIMEOUT + RETRY_SECONDS
     first.finish()
     assert first.inflight.get(job_id) is None
     second.end_and_finish(fails=True)
-    assert system.row(job_id).attempts == 1
+    assert hands.row(job_id).attempts == 1
 
 
-def test_who_slept_while_it_ran_under_a_lease_renews_it(system: System, hands: tuple[Hands, Hands]) -> None:
+def test_who_slept_while_it_ran_under_a_lease_renews_it(hands: Pair) -> None:
     """As long as nobody has charged its try, no other runs: its entry and its lease ran out, no more."""
     first, second = hands
     job_id = first.begin_one()
-    first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.look(0)
+    first.ask_for_leases()
     first.sleep()
     first.leases.look(0)
-    entry = first.inflight.get(job_id)
-    assert entry is not None
+    entry = first.held(job_id)
     assert entry.lease.until > first.clock.monotonic()
     second.reclaim()
-    assert system.row(job_id).crashes == 0
-    first.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    assert hands.row(job_id).crashes == 0
+    first.end_well(job_id)
 
 
-def test_what_will_not_start_gives_its_lease_to_who_runs_it(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_will_not_start_gives_its_lease_to_who_runs_it(hands: Pair) -> None:
     """Redis is emptied just before a worker without its daemon gets the lease by which it may start."""
     orphan, owner = hands
     orphan.lose_daemon()
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
 
     def begin_elsewhere() -> None:
-        clean_redis.call("FLUSHALL")
-        system.center.queues.add({SLOT: [(job_id, float(system.row(job_id).action_time))]})
+        hands.redis.call("FLUSHALL")
+        hands.center.queues.add({SLOT: [(job_id, float(hands.row(job_id).action_time))]})
         owner.take()
         owner.start_and_wait()
 
-    meanwhile(monkeypatch, orphan.store.leases, "take", begin_elsewhere)
+    meanwhile(hands.patch, orphan.store.leases, "take", begin_elsewhere)
     orphan.take()
-    owner.clock.slept += LEASE_AFTER_SECONDS
-    owner.leases.look(0)
+    owner.ask_for_leases()
     assert owner.store.read_tries([job_id])[job_id].lease > 0, "the one that waits has it"
     orphan.clock.slept += PREPARE_TIMEOUT / 3 + 1
     orphan.heartbeat.run_once()  # its entry is gone
@@ -280,21 +244,16 @@ def test_what_will_not_start_gives_its_lease_to_who_runs_it(
     owner.clock.slept += AGAIN_SECONDS
     owner.leases.look(0)
     assert orphan.store.read_tries([job_id])[job_id].lease > 0, "the one that runs has it"
-    owner.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    owner.end_well(job_id)
 
 
-def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(
-    hands: tuple[Hands, Hands],
-) -> None:
+def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(hands: Pair) -> None:
     """It slept just before the start; nobody else has found that, and it runs uncharged."""
     first, second = hands
     job_id = first.take_one()
-    first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.look(0)
+    first.ask_for_leases()
     assert taken(second.store.leases, {job_id: 30}) == set()
-    entry = first.inflight.get(job_id)
-    assert entry is not None
+    entry = first.held(job_id)
     first.clock.slept += PREPARE_TIMEOUT + 1
     assert not first.inflight.start(entry, first.clock.monotonic())
     first.leases.look(0)
@@ -305,23 +264,19 @@ def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(
     assert [(task.attempt, task.job_id) for task in second.runs] == [(1, job_id)]
 
 
-def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(hands: Pair) -> None:
     """The keeper of leases is just renewing it, and learns that another has it."""
     first, second = hands
     job_id = first.take_one()
-    entry = first.inflight.get(job_id)
-    assert entry is not None
-    first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.look(0)
+    entry = first.held(job_id)
+    first.ask_for_leases()
 
     def refuse() -> None:
         assert not first.inflight.start(entry, first.clock.monotonic() + PREPARE_TIMEOUT)
         first.store.leases.release([job_id])
         assert taken(second.store.leases, {job_id: 30}) == {job_id}
 
-    meanwhile(monkeypatch, first.store.leases, "take", refuse)
+    meanwhile(hands.patch, first.store.leases, "take", refuse)
     first.clock.slept += PREPARE_TIMEOUT / 3 + 1
     first.leases.look(0)
     assert entry.lease.until == 0
@@ -330,13 +285,12 @@ def test_what_is_refused_its_start_is_let_go_though_its_lease_is_gone(
     assert first.inflight.get(job_id) is None
 
 
-def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> None:
+def test_what_is_refused_a_lease_asks_again_soon(hands: Pair) -> None:
     """Whoever has it may be about to give it up; until prepare_timeout / 3 much may happen."""
     first, second = hands
     job_id = first.begin_one()
     assert taken(second.store.leases, {job_id: 30}) == {job_id}
-    first.clock.slept += LEASE_AFTER_SECONDS
-    first.leases.look(0)
+    first.ask_for_leases()
     second.store.leases.release([job_id])
     first.clock.slept += AGAIN_SECONDS
     first.leases.look(0)
@@ -344,34 +298,30 @@ def test_what_is_refused_a_lease_asks_again_soon(hands: tuple[Hands, Hands]) -> 
     first.end_and_finish()
 
 
-def test_a_run_alone_is_counted_and_keeps_its_lease(system: System, hands: tuple[Hands, Hands]) -> None:
+def test_a_run_alone_is_counted_and_keeps_its_lease(hands: Pair) -> None:
     """It has no fence, so it could take no first lease once it runs."""
     worker, other = hands
-    job_id = submit_due(system)
-    row, limit = system.row(job_id), system.settings.max_crashes
+    job_id = submit_due(hands.system)
+    row, limit = hands.row(job_id), hands.system.settings.max_crashes
     suspected = Failure(job_id, row.version, 0, 0, 0, limit, row.next_time, None)
     assert worker.store.fail([suspected]) == {job_id: Guard.APPLIED}
     alone = worker.worker.alone
     alone.take(Suspect(job_id, SLOT, row.version, 0, limit), "")
     alone.run_once()
     worker.start_and_wait()
-    entry = worker.inflight.get(job_id)
-    assert entry is not None
-    assert system.row(job_id).crashes == limit + 1, "it is counted"
+    entry = worker.held(job_id)
+    assert hands.row(job_id).crashes == limit + 1, "it is counted"
     worker.clock.slept += PREPARE_TIMEOUT / 3 + 1
     worker.leases.look(0)
     assert entry.lease.until > 0
     assert taken(other.store.leases, {job_id: 30}) == set()
-    worker.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    worker.end_well(job_id)
 
 
-def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(hands: Pair) -> None:
     """What it holds without lease and fence stands in a slot that may be another's by now."""
     first, second = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     entry = first.entry(job_id, NO_FENCE, held_seconds_ago=5)
     entry.row = first.store.read_tries([job_id])[job_id]
     assert first.inflight.hold_if_free(entry)
@@ -379,14 +329,11 @@ def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(
     assert second.store.read_tries([job_id])[job_id].lease == 0
 
 
-def test_a_lease_that_was_given_up_is_asked_for_anew(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_was_given_up_is_asked_for_anew(hands: Pair) -> None:
     """The id may be taken anew before its move begins; then it is asked for as for any other."""
     first, second = hands
     job_id = first.take_one()
-    entry = first.inflight.get(job_id)
-    assert entry is not None
+    entry = first.held(job_id)
     assert not first.leases.take([entry])
     assert entry.lease.until
     again = first.entry(job_id, entry.fence, held_seconds_ago=5)
@@ -395,7 +342,7 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(
         assert second.store.read_tries([job_id])[job_id].lease == 0
         assert first.inflight.hold(again) is Held.NEW
 
-    meanwhile(monkeypatch, first.inflight, "depart", taken_anew)
+    meanwhile(hands.patch, first.inflight, "depart", taken_anew)
     first.finisher.give_back([entry])
     first.finish()
     assert first.inflight.get(job_id) is again
@@ -404,9 +351,7 @@ def test_a_lease_that_was_given_up_is_asked_for_anew(
     assert second.store.read_tries([job_id])[job_id].lease > 0
 
 
-def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(hands: Pair) -> None:
     """Another owns the slot as well by now, and takes what has no lease once it has lost Redis."""
     orphan, owner = hands
     job_id = orphan.take_one()
@@ -416,16 +361,15 @@ def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(
     orphan.adopt()
     orphan.await_runs(1)  # it is taken again, with a lease
     assert taken(owner.store.leases, {job_id: 30}) == set()
-    orphan.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    orphan.end_well(job_id)
 
 
 def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_the_others_meanwhile(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+    hands: Pair,
 ) -> None:
     orphan, _ = hands
     orphan.lose_daemon()
-    refused = submit_due(system)
+    refused = submit_due(hands.system)
     take = orphan.store.leases.take
 
     def one_is_away(seconds: Mapping[int, int], *more: Any) -> Answers[bool]:
@@ -434,17 +378,17 @@ def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_the_other
             found.unanswered[refused] = StoreUnavailable("as the test wants")
         return found
 
-    monkeypatch.setattr(orphan.store.leases, "take", one_is_away)
+    hands.patch.setattr(orphan.store.leases, "take", one_is_away)
     orphan.take()
     started = orphan.begin_one()
     assert [run.job_id for run in orphan.runs] == [started]
     orphan.end_and_finish()
-    monkeypatch.undo()
+    hands.patch.undo()
     orphan.clock.slept += RETRY_MS / 1000
     orphan.turn()
     orphan.await_runs(2)
     orphan.end_and_finish()
-    assert system.row(refused).status == TaskStatus.PROCESSED
+    assert hands.row(refused).status == TaskStatus.PROCESSED
 
 
 def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
@@ -483,34 +427,30 @@ def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
     system.stop()
 
 
-def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(hands: Pair) -> None:
     orphan, owner = hands
     orphan.lose_daemon()
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
 
     def leased_since(job_ids: Iterable[int], take: TakeTries) -> None:
-        monkeypatch.undo()
+        hands.patch.undo()
         rows = orphan.store.read_tries(job_ids)
         assert taken(owner.store.leases, {job_id: 30}) == {job_id}
         take([job_id], rows)
 
-    monkeypatch.setattr(orphan.checker.reader, "ask", leased_since)
+    hands.patch.setattr(orphan.checker.reader, "ask", leased_since)
     orphan.take()
     orphan.start()
     orphan.await_gone(job_id)
     assert not orphan.runs
 
 
-def test_a_worker_without_its_daemon_takes_nothing_without_redis(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
-) -> None:
+def test_a_worker_without_its_daemon_takes_nothing_without_redis(hands: Pair) -> None:
     """Another owns the slot as well by now: with Redis back, it may have begun what has no lease yet."""
     orphan, owner = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     orphan.lose_daemon()
-    with out_of_reach(clean_redis):
+    with out_of_reach(hands.redis):
         for worker in (orphan, owner):
             worker.miss_redis()
             worker.take_without_redis()
@@ -520,16 +460,12 @@ def test_a_worker_without_its_daemon_takes_nothing_without_redis(
 
 @pytest.mark.parametrize("during", ["page", "take"])
 def test_a_slot_that_is_handed_over_during_a_look_without_redis_is_left_to_its_new_owner(
-    system: System,
-    hands: tuple[Hands, Hands],
-    clean_redis: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-    during: str,
+    hands: Pair, during: str
 ) -> None:
     """The look takes longer than the handover waits, and Redis is back."""
     former, owner = hands
-    job_id = submit_due(system)
-    with out_of_reach(clean_redis):
+    job_id = submit_due(hands.system)
+    with out_of_reach(hands.redis):
         former.miss_redis()
 
     def hand_over() -> None:
@@ -537,29 +473,22 @@ def test_a_slot_that_is_handed_over_during_a_look_without_redis_is_left_to_its_n
         owner.take()
         owner.start_and_wait()
 
-    meanwhile(monkeypatch, former.store.scans if during == "page" else former.store.leases, during, hand_over)
+    meanwhile(hands.patch, former.store.scans if during == "page" else former.store.leases, during, hand_over)
     former.take_without_redis()
     former.start()
     former.finish()
     former.await_gone(job_id)
     assert not former.runs
-    owner.end_and_finish()
-    assert system.row(job_id).status == TaskStatus.PROCESSED
+    owner.end_well(job_id)
 
 
 @pytest.mark.parametrize("during", ["page", "take"])
-def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(
-    system: System,
-    hands: tuple[Hands, Hands],
-    clean_redis: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-    during: str,
-) -> None:
+def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(hands: Pair, during: str) -> None:
     """Else its leases stay behind, and cost the tasks a try."""
     leaving, other = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     settled: list[bool] = []
-    with out_of_reach(clean_redis):
+    with out_of_reach(hands.redis):
         leaving.miss_redis()
 
     def leave() -> None:
@@ -567,7 +496,7 @@ def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(
         leaving.book.give_up([SLOT])
         settled.append(leaving.worker.settled)
 
-    meanwhile(monkeypatch, leaving.store.scans if during == "page" else leaving.store.leases, during, leave)
+    meanwhile(hands.patch, leaving.store.scans if during == "page" else leaving.store.leases, during, leave)
     leaving.take_without_redis()
     assert settled == [False]
     leaving.finish()
@@ -587,17 +516,12 @@ def unanswered(monkeypatch: pytest.MonkeyPatch, leases: Leases) -> None:
     monkeypatch.setattr(leases, "take", lost)
 
 
-def test_a_lease_whose_answer_was_lost_is_given_up_by_who_leaves(
-    system: System,
-    hands: tuple[Hands, Hands],
-    clean_redis: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lease_whose_answer_was_lost_is_given_up_by_who_leaves(hands: Pair) -> None:
     """It would look like a crash, as soon as its worker is known to be gone."""
     leaving, other = hands
-    job_id = submit_due(system)
-    unanswered(monkeypatch, leaving.store.leases)
-    with out_of_reach(clean_redis):
+    job_id = submit_due(hands.system)
+    unanswered(hands.patch, leaving.store.leases)
+    with out_of_reach(hands.redis):
         leaving.miss_redis()
         leaving.take_without_redis()
     assert other.store.read_tries([job_id])[job_id].lease > 0
@@ -608,22 +532,17 @@ def test_a_lease_whose_answer_was_lost_is_given_up_by_who_leaves(
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
 
 
-def test_a_lease_whose_answer_was_lost_is_given_up_with_its_entry(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_whose_answer_was_lost_is_given_up_with_its_entry(hands: Pair) -> None:
     worker, other = hands
     job_id = worker.take_one()
-    unanswered(monkeypatch, worker.store.leases)
-    worker.clock.slept += LEASE_AFTER_SECONDS
-    worker.leases.look(0)
+    unanswered(hands.patch, worker.store.leases)
+    worker.ask_for_leases()
     worker.finisher.give_back(worker.inflight.snapshot())
     worker.finish()
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
 
 
-def test_who_leaves_waits_for_the_lease_that_it_has_asked_for(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_leaves_waits_for_the_lease_that_it_has_asked_for(hands: Pair) -> None:
     """The entry is given back before the request is executed."""
     leaving, other = hands
     job_id = leaving.take_one()
@@ -635,9 +554,8 @@ def test_who_leaves_waits_for_the_lease_that_it_has_asked_for(
         leaving.finish()
         settled.append(leaving.worker.settled)
 
-    meanwhile(monkeypatch, leaving.store.leases, "take", leave)
-    leaving.clock.slept += LEASE_AFTER_SECONDS
-    leaving.leases.look(0)
+    meanwhile(hands.patch, leaving.store.leases, "take", leave)
+    leaving.ask_for_leases()
     settled.append(leaving.worker.settled)
     leaving.leases.look(0)
     assert settled == [False, False]
@@ -645,22 +563,19 @@ def test_who_leaves_waits_for_the_lease_that_it_has_asked_for(
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
 
 
-def test_a_lease_that_could_not_be_given_up_is_given_up_later(
-    hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_could_not_be_given_up_is_given_up_later(hands: Pair) -> None:
     """Its server is away for a moment. Who leaves waits for that: the task has not run."""
     leaving, other = hands
     job_id = leaving.take_one()
-    entry = leaving.inflight.get(job_id)
-    assert entry is not None
+    entry = leaving.held(job_id)
     assert not leaving.leases.take([entry])
     release = leaving.store.leases.release
 
     def away(job_ids: Iterable[int]) -> dict[int, Trouble]:
-        monkeypatch.setattr(leaving.store.leases, "release", release)
+        hands.patch.setattr(leaving.store.leases, "release", release)
         return dict.fromkeys(job_ids, StoreUnavailable("as the test wants"))
 
-    monkeypatch.setattr(leaving.store.leases, "release", away)
+    hands.patch.setattr(leaving.store.leases, "release", away)
     leaving.poller.pause_taking()
     leaving.finisher.give_back([entry])
     leaving.finish()
@@ -671,13 +586,11 @@ def test_a_lease_that_could_not_be_given_up_is_given_up_later(
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "a lease was left behind"
 
 
-def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
-    system: System, hands: tuple[Hands, Hands], clean_redis: RedisServer
-) -> None:
+def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(hands: Pair) -> None:
     """Others may have had them for seconds, with Redis back."""
     sleeper, other = hands
-    job_id = submit_due(system)
-    with out_of_reach(clean_redis):
+    job_id = submit_due(hands.system)
+    with out_of_reach(hands.redis):
         sleeper.miss_redis()
         sleeper.stand_still(3)
         sleeper.take_without_redis()
@@ -688,11 +601,9 @@ def test_a_worker_that_stood_still_waits_whether_its_slots_are_still_its_own(
     assert taken(other.store.leases, {job_id: 30}) == set()
 
 
-def test_a_worker_that_waits_for_a_second_has_not_stood_still(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_a_worker_that_waits_for_a_second_has_not_stood_still(hands: Pair) -> None:
     worker, other = hands
-    job_id = submit_due(system)
+    job_id = submit_due(hands.system)
     worker.stand_still(1.1)
     worker.take()
     worker.start_and_wait()

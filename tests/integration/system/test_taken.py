@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from harness.hands import SLOT, TOPIC, Hands
+from harness.hands import SLOT, TOPIC, Pair
 from harness.patience import PATIENCE, until
 from harness.system import System
 
@@ -36,7 +36,7 @@ def submit(system: System, count: int) -> list[int]:
 
 
 def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handlers are slow and no lease comes: each second the whole line is let go, and comes back."""
     worker, _ = hands
@@ -58,9 +58,7 @@ def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
     worker.end()
 
 
-def test_entries_of_ended_rows_do_not_pile_up_behind_a_flush_that_hangs(
-    system: System, hands: tuple[Hands, Hands]
-) -> None:
+def test_entries_of_ended_rows_do_not_pile_up_behind_a_flush_that_hangs(system: System, hands: Pair) -> None:
     worker, _ = hands
     job_ids = submit(system, 400)
     ended = system.center.store.finish([(job_id, 0) for job_id in job_ids])
@@ -78,7 +76,7 @@ def test_entries_of_ended_rows_do_not_pile_up_behind_a_flush_that_hangs(
 
 
 def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node prepares and answers, but each commit takes longer than anybody waits for it."""
     worker, _ = hands
@@ -101,7 +99,7 @@ def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
 
 
 def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever it is may serve other servers: the entry waits for the thread of its own."""
     worker, _ = hands
@@ -125,7 +123,7 @@ def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
 
 @pytest.mark.parametrize("by", ["flush", "thread that takes"])
 def test_who_asks_while_a_move_fails_is_not_told_that_nothing_is_left_to_write(
-    system: System, hands: tuple[Hands, Hands], monkeypatch: pytest.MonkeyPatch, by: str
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """Its slot would be handed over although an entry is still there, or its process would end."""
     worker, _ = hands

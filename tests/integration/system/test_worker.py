@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from harness.hands import Hands
+from harness.hands import Pair
 from harness.system import System
 
 from toc import TaskStatus
@@ -56,7 +56,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def test_who_finds_that_a_process_must_be_replaced_does_not_mind_a_main_thread_that_is_busy(
-    hands: tuple[Hands, Hands],
+    hands: Pair,
 ) -> None:
     """It has not read its wake-ups for long."""
     worker, _ = hands
