@@ -447,9 +447,7 @@ class Helper:
             how = {"session": True, "seconds": 0, "whole": False, "module": None}
             streams = dict.fromkeys(("stdout", "stderr"), str(log))
             daemon = {"words": list(command[3:]), **place, **how, **streams}
-            pid = self._ask({"daemon": daemon})
-            started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-            return Process(pid, int(started))
+            return Process(self._ask({"daemon": daemon}))
 
         Process.spawn = spawn  # type: ignore[method-assign]
 

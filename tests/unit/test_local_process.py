@@ -33,32 +33,31 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
     assert until(lambda: not child.exists() or ") Z " in child.read_text(), 60)
 
 
-def test_a_stranger_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
-    process = Process.spawn(SLEEP, tmp_path / "log")
-    stranger = Process(process.pid, process.started - 1)
-    try:
-        assert not stranger.alive()
-        stranger.stop(1)
-        stranger.kill()
-        assert process.alive()
-    finally:
+def test_a_process_that_has_ended_is_not_signalled_again(tmp_path: Path) -> None:
+    process = Process.spawn(["/bin/true"], tmp_path / "log")
+    assert process.wait(60)
+    with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL, start_new_session=True) as stranger:
+        process.pid = stranger.pid  # as if the number were given anew
+        process.stop(1)
         process.kill()
+        assert stranger.poll() is None
+        stranger.kill()
 
 
 def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from toc.dev.local.process import Process; "
         f"bound = Process.spawn({SLEEP!r}, Path({str(tmp_path / 'log')!r})); "
-        "print(bound.pid, bound.started, flush=True); time.sleep(600)"
+        "print(bound.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        bound = Process(*map(int, parent.stdout.readline().split()))
+        bound = Path("/proc", parent.stdout.readline().strip(), "stat")
         assert until(lambda: tail(tmp_path / "log") == "up", 60)
-        assert bound.alive()
+        assert ") S " in bound.read_text()
         parent.kill()
         parent.wait()
-    assert bound.wait(60)
+    assert until(lambda: not bound.exists() or ") Z " in bound.read_text(), 60)
 
 
 def test_a_redis_too_old_is_passed_over_and_named_when_there_is_no_other(

@@ -148,21 +148,6 @@ class Owner(NamedTuple):
         ages = dict(zip(map(_text, members[::2]), members[1::2], strict=True))
         return cls(_text(identity), _text(name), seconds, _text(rival), rival_seconds, ages)
 
-    @classmethod
-    def stored(cls, flat: list[bytes], now: int) -> Owner | None:
-        """Parse the stored hash; ``now`` is in seconds of Redis's clock. None if it names no owner."""
-        found = dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
-
-        def since(field: str) -> int:
-            text = found.get(field, "")
-            return max(now - int(text), 0) if text.isdecimal() else 0
-
-        if "identity" not in found:
-            return None
-        name, rival = found.get("name", ""), found.get("rival", "")
-        members = {field.removeprefix(MEMBER): since(field) for field in found if field.startswith(MEMBER)}
-        return cls(found["identity"], name, since("at"), rival, since("rival_at"), members)
-
 
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")[:_SHOWN_CHARS]

@@ -421,10 +421,8 @@ class Queues:
 
     def owner(self) -> Owner | None:
         """Return the owner of the index, or None. Raises IndexUnavailable."""
-        key = owner_key(self.namespace)
-        hash_slot = hash_slot_of(key)
-        now = self._calls.only(Call(hash_slot, ("TIME",)), lambda reply: int(reply[0]))
-        return self._calls.only(Call(hash_slot, ("HGETALL", key)), lambda reply: Owner.stored(reply, now))
+        found = self.own("", "")
+        return found if found.identity else None
 
     def permits(self, asked: Mapping[str, PermitRequest]) -> dict[str, Permits | IndexUnavailable]:
         """Ask for shares of the limits of webhook targets, by name. Errors of servers are results."""

@@ -104,7 +104,6 @@ SOON = Pass(_soon, 1.0, 3, slice_rows=SOON_ROWS)
 OVERDUE = Pass(_overdue, 5.0, 9, slices=4, spread=False)
 DEAD = Pass(_dead, 60.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES, status=TaskStatus.DEAD)
 WINDOW = Pass(_all_ahead, 300.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES)
-NEW_TABLES = Pass(_all_ahead, 0.0, 4)
 LOST = (
     Pass(_near, 0.0, 1, REFILL_ROWS, missing=True),
     Pass(_far, 0.0, 4, REFILL_ROWS, missing=True),

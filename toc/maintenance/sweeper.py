@@ -6,7 +6,6 @@ Each table is swept by one worker, over all topics at once:
     LOST        when the index has lost data: everything at once, what is due soonest first
     OVERDUE     every 5 s          everything due before that
     DEAD        every minute       rows of status 4 get their DeadQueue entry back
-    NEW_TABLES  when this worker was given more tables: all their rows up to the horizon
     WINDOW      every 5 minutes    all rows up to the horizon
 
 Two workers that sweep one table do no harm.
@@ -18,21 +17,10 @@ ahead. Each server of the task table has its own Sweeper, so that one that hangs
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 
-from toc.maintenance.passes import (
-    DEAD,
-    LOST,
-    NEW_TABLES,
-    OVERDUE,
-    SOON,
-    WINDOW,
-    Round,
-    Stepped,
-    restore_rounds,
-)
+from toc.maintenance.passes import DEAD, OVERDUE, SOON, WINDOW, Round, Stepped, restore_rounds
 from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep, SweepCounts
 from toc.model.clock import RateLimit
 from toc.observe.log import get_logger
@@ -50,14 +38,13 @@ LATER_SECONDS = 1.5
 later, and postpone entries until then."""
 
 
-class _Restore:
-    """What restores tables: all of them after a loss, or those that this worker was just given."""
+class _Refill:
+    """What restores all tables after a loss."""
 
-    def __init__(self, sweep: Sweep, tables: Iterable[int], began: float, *, lost: bool) -> None:
-        self.lost = lost
+    def __init__(self, sweep: Sweep, tables: Iterable[int], began: float) -> None:
         self.began = began
         self.counts = SweepCounts()
-        self.rounds = restore_rounds(sweep, sorted(tables), LOST if lost else (NEW_TABLES,))
+        self.rounds = restore_rounds(sweep, sorted(tables))
         """Those that are not over."""
 
 
@@ -79,13 +66,11 @@ class Sweeper:
         self._backlogged = backlogged
         self._clock = sweep.clock
         self._tables: frozenset[int] = frozenset()
-        self._new: deque[int] = deque()
-        """Tables that were added and have not been swept yet."""
         now = self._clock.monotonic()
         self._soon = Round(SOON, sweep, now)
         self._overdue = Round(OVERDUE, sweep, now)
         self._slow = [Round(DEAD, sweep, now), Round(WINDOW, sweep, now)]
-        self._restore: _Restore | None = None
+        self._refill: _Refill | None = None
         self._refill_wanted = -inf
         self._refilled = -inf
         self._later_at = inf
@@ -96,10 +81,10 @@ class Sweeper:
         self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
 
     def add(self, tables: Iterable[int]) -> None:
-        """Sweep these tables from now on. All their rows are read soon."""
-        more = frozenset(tables) - self._tables
-        self._tables |= more
-        self._new.extend(sorted(more))
+        """Sweep these tables from now on."""
+        self._tables |= frozenset(tables)
+        if self._refill is not None:  # it is without them
+            self._refill_wanted = self._clock.monotonic()
         self._wake()
 
     def remove(self, tables: Iterable[int]) -> None:
@@ -131,7 +116,7 @@ class Sweeper:
             self._later_at = now + LATER_SECONDS if self._back else inf
             self._back = False
             self._look_again(now)
-        self._begin_restore(now)
+        self._begin_refill(now)
         due = next((each for each in self._rounds() if each.at <= now), None)
         error = None if due is None else self._step(due, now)
         if error is not None:
@@ -163,11 +148,9 @@ class Sweeper:
             yield self._overdue
             return
         yield self._soon
-        if self._restore is not None and self._restore.lost:
-            yield self._restore.rounds[0]
+        if self._refill is not None:
+            yield self._refill.rounds[0]
         yield self._overdue
-        if self._restore is not None and not self._restore.lost:
-            yield self._restore.rounds[0]
         yield from self._slow
 
     def _step(self, each: Round, now: float) -> Trouble | None:
@@ -182,8 +165,8 @@ class Sweeper:
         stepped = each.step()
         busy = each is self._soon and self._backlogged()
         each.rest(now, REST_BUSY if busy else each.plan.rest)
-        if self._restore is not None and each is self._restore.rounds[0]:
-            self._restored(self._restore, stepped, now)
+        if self._refill is not None and each is self._refill.rounds[0]:
+            self._refilled_some(self._refill, stepped, now)
         # Tables that do not answer are left out. When they answer again, ``catch_up`` is called.
         return next((error for error in stepped.failed.values() if not isinstance(error, OF_TABLES)), None)
 
@@ -197,37 +180,32 @@ class Sweeper:
             each.read_again()
             each.at = now
 
-    # --- restoring
+    # --- after a loss
 
-    def _begin_restore(self, now: float) -> None:
-        """Begin what is to be restored: everything, if a loss was seen since the last refill began."""
-        restore, wanted = self._restore, self._refill_wanted
-        if wanted > self._refilled and (restore is None or not restore.lost or restore.began < wanted):
-            self._restore = _Restore(self._sweep, self._tables, now, lost=True)
-        elif restore is None and self._new:
-            new = [self._new.popleft() for _ in range(len(self._new))]
-            self._restore = _Restore(self._sweep, new, now, lost=False)
+    def _begin_refill(self, now: float) -> None:
+        """Begin one if a loss was seen since the last one began."""
+        began = self._refilled if self._refill is None else self._refill.began
+        if self._refill_wanted > began:
+            self._refill = _Refill(self._sweep, self._tables, now)
 
-    def _restored(self, restore: _Restore, stepped: Stepped, now: float) -> None:
+    def _refilled_some(self, refill: _Refill, stepped: Stepped, now: float) -> None:
         """Note a step of the refill. Tables that did not answer come again after all others."""
-        each = restore.rounds[0]
-        restore.counts = restore.counts.plus(stepped.counts)
+        each = refill.rounds[0]
+        refill.counts = refill.counts.plus(stepped.counts)
         each.read_again(stepped.failed)
         if stepped.failed.keys() >= set(stepped.asked):
             each.at = now + RETRY_SECONDS
         if each.left:
             return
-        restore.rounds.popleft()
-        if restore.rounds:
+        refill.rounds.popleft()
+        if refill.rounds:
             return
-        self._restore = None
-        if restore.lost and restore.counts.failed:  # a node is out of reach: start over
-            self._restore = _Restore(self._sweep, self._tables, now, lost=True)
-            self._restore.rounds[0].at = now + RETRY_SECONDS
-        elif restore.lost:
-            self._refilled = restore.began
-            INDEX_REBUILDS.of().add()
-            seconds = round(self._clock.monotonic() - restore.began, 1)
-            log.info(
-                "index_refilled", rows=restore.counts.rows, entries=restore.counts.added, seconds=seconds
-            )
+        self._refill = None
+        if refill.counts.failed:  # a node is out of reach: start over
+            self._refill = _Refill(self._sweep, self._tables, now)
+            self._refill.rounds[0].at = now + RETRY_SECONDS
+            return
+        self._refilled = refill.began
+        INDEX_REBUILDS.of().add()
+        seconds = round(self._clock.monotonic() - refill.began, 1)
+        log.info("index_refilled", rows=refill.counts.rows, entries=refill.counts.added, seconds=seconds)

@@ -1,7 +1,6 @@
 """One private process: started in its own group, watched, and ended by its own id only.
 
-A process is identified by its id *and* its start time, so that a later command never ends a foreign process
-that was given the same id.
+It is a child of this process, so its id is given to no other before its end was noticed here.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class StartFailed(Unavailable):
 
 
 class Process:
-    """A running process, started by ``spawn`` or found again by (pid, started)."""
+    """A child of this process, started by ``spawn``."""
 
-    def __init__(self, pid: int, started: int) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.started = started
+        self._ended = False
 
     @classmethod
     def spawn(
@@ -64,18 +63,16 @@ class Process:
             setsigmask=[],
             setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
         )
-        return cls(pid, _stat(pid)[1])
+        return cls(pid)
 
     def alive(self) -> bool:
-        """Whether it still runs. Reaps it if it was our child and has ended."""
-        state, started = _stat(self.pid)
-        if started != self.started:
-            return False
-        try:
-            # "Z" alone would be wrong: a process whose first thread alone has ended shows it too.
-            return os.waitpid(self.pid, os.WNOHANG)[0] == 0
-        except ChildProcessError:
-            return state not in "ZX"
+        """Whether it still runs."""
+        if not self._ended:
+            try:
+                self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:  # its end was noticed elsewhere
+                self._ended = True
+        return not self._ended
 
     def signal(self, number: signal.Signals) -> None:
         """Send ``number`` to the process, unless it has ended."""
@@ -99,16 +96,6 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.wait(10)
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """Return a process's state in the kernel and its start time in ticks since boot; ("X", 0) if none."""
-    try:
-        # The name of the command, in parentheses, may contain spaces.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "X", 0
-    return fields[0], int(fields[19])
 
 
 def until(condition: Callable[[], bool], timeout: float) -> bool:

@@ -6,13 +6,13 @@
 --
 -- KEYS  1   owner      hash: identity, name, at; rival, rival_at; 'member ' worker_id -> when it called last;
 --                      seconds by this server's clock
--- ARGV  1   identity   of the task table that asks
+-- ARGV  1   identity   of the task table that asks; '': it claims nothing, and learns who owns the index
 --       2   name       of its cluster, for people
 --       3   lapse      seconds without asking after which the owner loses it
 --       4   refresh    seconds after which the owner's asking is recorded again
 --       5   member     the field of the calling worker, or ''
 --       6   leaves     1 if the caller ends, else 0
--- RETURNS   {identity of the owner, its name, seconds since it asked, name of the last rival or '', seconds since,
+-- RETURNS   {identity of the owner or '', its name, seconds since it asked, name of the last rival or '', seconds since,
 --           {worker_id, seconds since it called, ... of the members}}
 -- BOUNDS    1 key
 local now = tonumber(redis.call('TIME')[1])
@@ -32,7 +32,9 @@ local function since(field)
   local at = tonumber(found[field])
   return at and at <= now and now - at or 0
 end
-if found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV[3]) then
+if ARGV[1] == '' then
+  found.identity = found.identity or ''
+elseif found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV[3]) then
   redis.call('HSET', KEYS[1], 'rival', ARGV[2], 'rival_at', stamp)
 elseif found.identity ~= ARGV[1] or found.name ~= ARGV[2] or since('at') >= tonumber(ARGV[4]) then
   if found.identity ~= ARGV[1] then
@@ -63,4 +65,4 @@ for field in pairs(found) do
     members[#members + 1] = since(field)
   end
 end
-return {found.identity, found.name, since('at'), found.rival or '', since('rival_at'), members}
+return {found.identity, found.name or '', since('at'), found.rival or '', since('rival_at'), members}
