@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from toc.cli.output import ago, show, show_one, table
+from toc.cli.output import show, show_one, table
 from toc.config import Settings
 from toc.coordination.assignment import Member
 from toc.operate.daemons import addresses
@@ -81,11 +81,3 @@ def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixtu
     assert "\r" not in said.replace("\r\n", "")
     assert said.count("a\ufffd[2Jb\ufffdc\ufffd31md\ufffde\ufffd") == 3
     assert said.count("\tgrün") == 2, "lines of a text are shown as they are"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s ago"), (119, "119 s ago"), (180, "3 min ago"), (-90, "in 90 s"), (-7 * 86_400, "in 7 d")],
-)
-def test_an_instant_is_told_by_its_distance(seconds: float, text: str) -> None:
-    assert ago(1_000_000_000 - seconds * 1000, 1_000_000_000) == text

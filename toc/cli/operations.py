@@ -145,6 +145,13 @@ def commands(app: typer.Typer, *operations: Operation) -> None:
         command(app, operation)(_show)
 
 
+def plain(operation: Operation, **more: Any) -> Callable[..., None]:
+    """Return a command that is called as the verb and prints a record as it is."""
+    run = made(operation, **more)(_show)
+    run.__name__ = operation.name.partition(".")[2]
+    return run
+
+
 def _show(record: Record, *, as_json: bool) -> None:
     show_one(record, as_json=as_json)
 

@@ -165,19 +165,6 @@ def _shown(value: Any) -> Text:
     return value if isinstance(value, Text) else Text(_cell(value))
 
 
-def ago(milliseconds: float, now_ms: float) -> str:
-    """Return how far an instant is past or ahead, for people: ``12 s ago``, ``in 3 min``."""
-    seconds = (now_ms - milliseconds) / 1000
-    size = abs(seconds)
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if size >= 2 * length:
-            text = f"{size / length:.0f} {unit}"
-            break
-    else:
-        text = f"{size:.0f} s"
-    return f"{text} ago" if seconds >= 0 else f"in {text}"
-
-
 def show_one(record: Mapping[str, Any], *, as_json: bool) -> None:
     """Print one record: a JSON object, or a line per key."""
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
 
 import typer
 
@@ -21,18 +20,17 @@ def _show_new(record: Record, *, as_json: bool) -> None:
     show_one(record, as_json=as_json)
 
 
+_LISTED = ("name", "topic", "cron", "zone", "every", "paused", "next_time", "fired", "skipped", "missed")
+
+
 @command(app, schedules.list_schedules, limit=replace(schedules.LIMIT, default=1000, most=10_000))
 def _show_list(record: Record, *, as_json: bool) -> None:
     found = record["schedules"]
-    lines = found
-    if not as_json:
-        keys = ("name", "topic", "when", "paused", "next_time", "fired", "skipped", "missed")
-        lines = [{key: _when(each) if key == "when" else each[key] for key in keys} for each in found]
     show(
-        lines,
+        found if as_json else [{key: each[key] for key in _LISTED} for each in found],
         as_json=as_json,
         empty="no schedules; toc schedule create report.nightly --topic report.make --cron '0 2 * * *'",
-        spare=("fired", "topic"),
+        spare=("fired", "every", "topic"),
     )
     for each in found:
         if each["stuck"]:
@@ -67,14 +65,7 @@ def _show_counts(record: Record, *, as_json: bool) -> None:
 @command(app, schedules.preview_typed)
 def _show_fires(record: Record, *, as_json: bool) -> None:
     """Example: toc schedule preview --cron '30 2 * * *' --zone Europe/Berlin --after 2030-03-30T00:00:00Z"""
-    fires = record["fires"]
-    if not as_json:
-        fires = [
-            {"day": f"{datetime.fromisoformat(fire['nominal']):%a}", "nominal": fire["nominal"]}
-            | {"due (UTC)": fire["due"]}
-            for fire in fires
-        ]
-    show(fires, as_json=as_json, empty="it does not fire within a hundred years")
+    show(record["fires"], as_json=as_json, empty="it does not fire within a hundred years")
 
 
 @command(app, schedules.delete)
@@ -83,9 +74,3 @@ def _show_deleted(record: Record, *, as_json: bool) -> None:
         print_json(record)
     else:
         say(f"{record['name']} is deleted")
-
-
-def _when(record: Record) -> str:
-    if record["every"] is not None:
-        return f"every {timedelta(seconds=record['every'])}"
-    return f"{record['cron']} {record['zone']}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from toc.cli.operations import command
-from toc.cli.output import print_json, say, show, show_one
+from toc.cli.operations import command, commands
+from toc.cli.output import show, show_one
 from toc.operate.operation import Record
 from toc.operate.operations import topics
 
@@ -32,26 +32,13 @@ def _show_list(record: Record, *, as_json: bool) -> None:
     )
 
 
-@command(app, topics.show_topic)
-def _show_topic(record: Record, *, as_json: bool) -> None:
-    show_one(record, as_json=as_json)
-
-
 @command(app, topics.alter)
 def _show_altered(record: Record, *, as_json: bool) -> None:
     """Example: toc topic alter order.close --slots 16 --backoff-cap 5m"""
     show_one(record, as_json=as_json)
 
 
-@command(app, topics.pause)
-def _show_paused(record: Record, *, as_json: bool) -> None:
-    _tell(record, "paused", as_json=as_json)
-
-
-@command(app, topics.resume)
-def _show_resumed(record: Record, *, as_json: bool) -> None:
-    rate = record["resume_rate"]
-    _tell(record, f"running; what waited starts at {rate} a second" if rate else "running", as_json=as_json)
+commands(app, topics.show_topic, topics.pause, topics.resume)
 
 
 @command(app, topics.delete)
@@ -64,10 +51,3 @@ def _show_deleted(record: Record, *, as_json: bool) -> None:
     """
     counts = {"pending_cancelled": record["cancelled"], "dead_deleted": record["purged"]}
     show_one({"deleted": record["name"], **counts}, as_json=as_json)
-
-
-def _tell(record: Record, state: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(record)
-    else:
-        say(f"{record['name']} is {state}")
