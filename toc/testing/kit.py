@@ -309,8 +309,10 @@ class Toc:
         self._declare()
         while True:
             worker = self._alive()
-            worker.only = only
-            if not worker.waits:
+            if only is not None:
+                self._clock.move_to(until_ms)
+                worker.take_alone(only)
+            elif not worker.waits:
                 due = self._next_due(worker, until_ms)
                 if due is None:
                     break
@@ -344,6 +346,8 @@ class Toc:
                 for error in errors:
                     if not isinstance(error, (Retry, Dead, InjectedFailure)):
                         raise error
+            if only is not None:
+                break
             idle += 1
             if idle > MAX_IDLE:
                 raise TocError(

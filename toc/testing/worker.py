@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from toc.loop import Reactor, Wake
 from toc.model.errors import UnreadableTask
 from toc.model.handler import Handler
 from toc.model.task import Task
 from toc.sdk.client import TimeoutCenter
-from toc.store.tasks.scan import DueRow, Position
+from toc.store.tasks.scan import Position
 from toc.testing.clock import VirtualClock
 from toc.worker.check import Checker
 from toc.worker.control import Suspect
@@ -26,8 +27,10 @@ from toc.worker.quarantine import Quarantine, RunsAlone
 from toc.worker.run.bodies import BodyReader
 from toc.worker.run.handler_calls import NO_BODIES, HandlerCalls, check_done, per_task, task_for, tasks_for
 from toc.worker.settle.finish import Finisher
+from toc.worker.slots import SlotBook
+from toc.worker.take.by_rows import RowTaker
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import LetGo, Pressure, WantedRoom
+from toc.worker.take.feedback import LetGo, Pressure, Returned, WantedRoom
 
 PAGE = 500
 """Most tasks that are taken at once."""
@@ -58,14 +61,19 @@ class Worker:
     def __init__(self, center: TimeoutCenter, clock: VirtualClock, handlers: Mapping[str, Handler]) -> None:
         store, catalog, queues = center.store, center.catalog, center.queues
         self._center, self._clock, self.handlers = center, clock, handlers
-        self.only: int | None = None
-        """The only task to run, if not None."""
         self._waiting: deque[Entry] = deque()
         wake = Reactor()
         limit = center.settings.max_crashes
         self._inflight = inflight = Inflight()
+        wakes = [Wake()]
+        returned = Returned(store.server_of, wakes)
         self._finisher = finisher = Finisher(
-            store=store, queues=queues, inflight=inflight, clock=clock, pressure=Pressure()
+            store=store,
+            queues=queues,
+            inflight=inflight,
+            clock=clock,
+            pressure=Pressure(),
+            returned=returned,
         )
         self._bodies = BodyReader(store, finisher, inflight, clock)
         self._reading = False
@@ -114,6 +122,22 @@ class Worker:
             early=early,
             reactor=wake,
         )
+        self._book = SlotBook(queues, "the test")
+        self._rows = RowTaker(
+            store=store,
+            catalog=catalog,
+            clock=clock,
+            handlers=handlers,
+            book=self._book,
+            inflight=inflight,
+            finisher=finisher,
+            dispatcher=self,
+            leases=self._leases,
+            watch=None,
+            checker=self._checker,
+            returned=returned,
+            wakes=wakes,
+        )
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Have these run next. The row check calls it."""
@@ -124,31 +148,40 @@ class Worker:
         """Whether a task that was taken has yet to run."""
         return bool(self._waiting)
 
-    def next_due(self, until_ms: int) -> int | None:
-        """When the first task is due that may start, if that is not after ``until_ms``."""
-        rows = self._due(until_ms, 1)
-        return rows[0].next_time if rows else None
-
     def take(self) -> None:
-        """Take what is due, under leases, and check it."""
-        center, inflight = self._center, self._inflight
-        now, at = self._clock.now_ms(), self._clock.monotonic()
-        entries = []
-        for row in self._due(now, PAGE):
-            topic = center.catalog.known_type(row.biz_type)
-            if topic is not None:
-                slot = topic.slot(row.slot_crc, row.slot_amount)
-                entry = Entry(row.job_id, slot, NO_FENCE, topic, self.handlers[topic.name], now, at)
-                if inflight.hold_if_free(entry):
-                    entries.append(entry)
-        if entries:
-            self._leases.take(entries)
-            self._checker.put(entries)
+        """Take what is due, and check it."""
+        topics = self._center.catalog.known().values()
+        self._book.want(chain.from_iterable(topic.slots() for topic in topics))
+        self._rows.look_now()
+        self._rows.run_once(0)
+        self._check()
+
+    def take_alone(self, job_id: int) -> None:
+        """Take this task, which is due, and check it."""
+        row = self._center.store.read([job_id])[job_id]
+        topic = self._center.catalog.of_type(row.biz_type)
+        assert topic is not None  # noqa: S101 - it was just submitted
+        now, slot = self._clock.now_ms(), topic.slot(row.slot_crc, row.slot_amount)
+        handler, at = self.handlers[topic.name], self._clock.monotonic()
+        entry = Entry(job_id, slot, NO_FENCE, topic, handler, now, at)
+        if self._inflight.hold_if_free(entry):
+            self._leases.take([entry])
+            self._checker.put([entry])
+        self._check()
+
+    def _check(self) -> None:
         self._checker.run_once()
         while not self._checker.settled:  # a thread looks who has the leases of others
             time.sleep(LOOK_SECONDS)
             self._checker.run_once()
         self.write()
+
+    def room(self, topic: str) -> int:  # noqa: ARG002 - the same for each
+        """How many tasks may be taken now."""
+        return PAGE - len(self._waiting)
+
+    def want_room(self, topic: str) -> None:
+        """Do nothing: more are taken once these have run."""
 
     def calls(self) -> Iterator[Call]:
         """The calls of handlers whose tasks were taken, one after the other."""
@@ -223,8 +256,9 @@ class Worker:
         for loop in self._bodies.loops if self._reading else ():
             loop.stop()
 
-    def _due(self, until_ms: int, limit: int) -> list[DueRow]:
-        """The first tasks due by then that nobody has leased and a handler serves."""
+    def next_due(self, until_ms: int) -> int | None:
+        """When the first task is due that nobody has leased and a handler serves, if that is not after
+        ``until_ms``."""
         store, catalog = self._center.store, self._center.catalog
         served = [
             topic.biz_type
@@ -232,9 +266,7 @@ class Worker:
             if (handler := self.handlers.get(name)) is not None and handler.serves(topic)
         ]
         if not served:
-            return []
+            return None
         where = f" AND biz_type IN ({','.join(map(str, served))}) AND {store.leases.untaken()}"
-        if self.only is not None:
-            where += f" AND job_id={self.only:d}"
-        pages = store.scans.page(dict.fromkeys(store.tables, START), until_ms + 1, limit, where=where)
-        return [row for page in pages.whole().values() for row in page]
+        pages = store.scans.page(dict.fromkeys(store.tables, START), until_ms + 1, 1, where=where)
+        return min((row.next_time for page in pages.whole().values() for row in page), default=None)

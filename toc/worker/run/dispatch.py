@@ -31,6 +31,12 @@ class Starts(Protocol):
     def put(self, entries: Sequence[Entry]) -> None:
         """Start these soon: they are due and checked."""
 
+    def room(self, topic: str) -> int:
+        """How many more entries of a topic may be taken now."""
+
+    def want_room(self, topic: str) -> None:
+        """Wake who takes when there is room for a topic."""
+
 
 @dataclass(kw_only=True, eq=False)
 class Dispatcher:

@@ -41,7 +41,7 @@ from toc.worker.check import Checker
 from toc.worker.entry import NO_FENCE, Entry, Inflight
 from toc.worker.index_watch import IndexWatch
 from toc.worker.lease_keeper import LeaseKeeper
-from toc.worker.run.dispatch import Dispatcher
+from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.slots import SlotBook
 from toc.worker.take.feedback import AHEAD_MS, Returned
@@ -107,7 +107,7 @@ class RowTaker:
     book: SlotBook
     inflight: Inflight
     finisher: Finisher
-    dispatcher: Dispatcher
+    dispatcher: Starts
     leases: LeaseKeeper
     watch: IndexWatch | None
     checker: Checker
