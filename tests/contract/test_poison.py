@@ -52,9 +52,12 @@ def _neighbours_run_in_the_same_process(contract: Contract) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["unspeakable", "exit", "interrupt", "nul", "not-a-timedelta", "retry-forever-away"]
+    ("topic", "how"),
+    [
+        *(("c.plain", how) for how in ("unspeakable", "nul", "not-a-timedelta", "retry-forever-away")),
+        *((topic, how) for topic in ("c.plain", "c.async", "c.batch") for how in ("exit", "interrupt")),
+    ],
 )
-@pytest.mark.parametrize("topic", ["c.plain", "c.async", "c.batch"])
 def test_whatever_a_handler_raises_is_a_failed_try(poisoned: Contract, topic: str, how: str) -> None:
     job_id = _submit(poisoned, topic, 700, **{"raise": how, "times": 1})
     poisoned.wait(lambda: poisoned.row(job_id)["attempts"] >= 1, f"the try that raised {how} is charged")
@@ -63,7 +66,7 @@ def test_whatever_a_handler_raises_is_a_failed_try(poisoned: Contract, topic: st
     _neighbours_run_in_the_same_process(poisoned)
 
 
-@pytest.mark.parametrize("member", ["not-a-number", "-5", "0", "99999999999999999999999", "", "1.5", "٣"])
+@pytest.mark.parametrize("member", ["not-a-number", "99999999999999999999999", ""])
 @pytest.mark.parametrize("key", ["c.once_0", "prepare_{c.once_0}", "dead_{c.once_0}"])
 def test_a_member_that_is_no_job_id_harms_nobody(poisoned: Contract, key: str, member: str) -> None:
     if key.startswith("prepare_"):

@@ -24,20 +24,6 @@ def test_without_anything_the_defaults_suit_development() -> None:
     assert settings.redis_url is settings.zookeeper is settings.namespace is None
 
 
-def test_production_values_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOC_DATABASE_URLS", "mysql+pymysql://u:p@h1:3306 , mysql+pymysql://u:p@h2:3306,")
-    monkeypatch.setenv("TOC_DATABASES", "8")
-    monkeypatch.setenv("TOC_TABLES", "1024")
-    monkeypatch.setenv("TOC_REDIS_URL", "redis+cluster://h1:1,h2:2")
-    monkeypatch.setenv("TOC_ZOOKEEPER", "z1:2181,z2:2181/chroot/deep")
-    monkeypatch.setenv("TOC_NAMESPACE", "")
-    settings = Settings()
-    assert settings.database_urls == ["mysql+pymysql://u:p@h1:3306", "mysql+pymysql://u:p@h2:3306"]
-    assert (settings.databases, settings.tables) == (8, 1024)
-    assert settings.zookeeper == "z1:2181,z2:2181/chroot/deep"
-    assert settings.namespace is None
-
-
 def test_a_comma_in_a_password_does_not_split_the_url() -> None:
     settings = Settings(database_urls="mysql+pymysql://u:a,b@h1,mysql+pymysql://u:c@h2", databases=2)
     assert settings.database_urls == ["mysql+pymysql://u:a,b@h1", "mysql+pymysql://u:c@h2"]

@@ -6,17 +6,15 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from toc.model.topic import Slot
 from toc.observe import metrics
 from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
 from toc.observe.exposition import encode
 from toc.observe.metrics import METRICS, add_up
-from toc.worker.daemon.state import STILL_SECONDS, State, faults, lacks, notes
+from toc.worker.daemon.state import STILL_SECONDS, State, faults, lacks
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -150,15 +148,6 @@ def test_a_daemon_is_ready_when_all_its_workers_have_all_their_slots(
 ) -> None:
     assert lacks(state) == expected
     assert faults(state, state.at + 1) == []
-
-
-def test_a_drained_daemon_is_ready_and_says_what_it_still_has() -> None:
-    assert notes(WHOLE) == []
-    drained = replace(WHOLE, drained=True)
-    assert lacks(drained) == []
-    assert notes(drained) == ["drained: it owns nothing; this host gets no slots until `toc undrain`"]
-    [line] = notes(replace(drained, owned=frozenset({Slot("t", 1)}), tables=2))
-    assert line.startswith("drained: 3 slots or tables are still to be handed over")
 
 
 def test_a_daemon_lives_while_its_thread_and_its_workers_and_their_loops_go_on() -> None:

@@ -32,7 +32,7 @@ from toc.webhooks.breaker import (
 from toc.webhooks.connect import MAX_SLOW, Resolver
 from toc.webhooks.request import plain
 from toc.webhooks.sender import Sender, check_headers, reason
-from toc.webhooks.signature import signature, webhook_id
+from toc.webhooks.signature import signature
 
 NONE = Allow().address
 SOME = Allow(["10.1.0.0/16", "127.0.0.1"]).address
@@ -157,11 +157,6 @@ def task(**values: Any) -> Task:
         42, "order.close", 7, 1, TaskStatus.PENDING, datetime(2026, 1, 2, 3, 4, 5, 678000, UTC), {}, 2, 0
     )
     return given._replace(**values)
-
-
-def test_the_id_counts_reschedules_and_replaces_but_not_redrives() -> None:
-    assert webhook_id(task(version=0)) == "42_0"
-    assert webhook_id(task(version=3, redrives=2, attempt=9)) == "42_1"
 
 
 SECRETS = [bytes(range(24)), bytes(range(100, 132))]

@@ -119,16 +119,6 @@ def test_a_visitor_to_a_cluster_that_never_was_sees_nothing_and_leaves_nothing(
     assert cluster.cluster not in seen("/toc")
 
 
-def test_a_slot_that_nobody_handles_is_shown_as_unassigned(pair: Cluster) -> None:
-    with pair.operator() as operator:
-        operator.drain("h1", by="me")
-        operator.drain("h2", by="me")
-        pair.until(lambda: pair.load("h1") == pair.load("h2") == 0)
-        assert {(row.state, row.owner, row.assigned) for row in operator.slots()} == {
-            (SlotState.UNASSIGNED, None, None)
-        }
-
-
 # --- what they ask for ------------------------------------------------------------------------------------
 
 

@@ -217,15 +217,6 @@ def test_a_whole_score_stands_while_nobody_has_kept_the_entry_alive(
     assert state() == {STORE: {2: 90.0}, DEAD: {3: 70.0}, PREPARE: {4: kept}}
 
 
-def test_what_is_not_prepared_cannot_be_finished(queues: Queues, seed: Seed, state: STATE) -> None:
-    seed(SLOT, store={1: 1.0})
-    assert queues.extend({SLOT: [(1, fence(3, 7))]}) == {SLOT: [False]}
-    assert queues.commit({SLOT: [(1, fence(3, 7))]}) == {SLOT: [False]}
-    assert queues.rollback({SLOT: [(1, fence(3, 7), 10.0)]}) == {SLOT: [False]}
-    assert queues.bury({SLOT: [(1, fence(3, 7), 10)]}) == {SLOT: [False]}
-    assert state() == {STORE: {1: 1.0}}
-
-
 def test_results_come_per_id_in_their_order(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, prepare={1: held(5, 3, 7), 2: held(5, 3, 7), 3: held(5, 3, 7), 4: held(5, 3, 8)})
     own = fence(3, 7)
@@ -242,14 +233,6 @@ def test_rollback_keeps_the_fraction_and_an_earlier_time_that_stands(
     target = 1_800_000_000_123 + 31 / 32
     queues.rollback({SLOT: [(1, fence(3, 7), target), (2, fence(3, 7), target)]})
     assert state() == {STORE: {1: target, 2: 10.0}}
-
-
-def test_what_was_rolled_back_comes_again_with_its_tries_left(queues: Queues, seed: Seed) -> None:
-    seed(SLOT, prepare={1: held(5, 3, 7)})
-    queues.rollback({SLOT: [(1, fence(3, 7), 1_000 + 2 / 32)]})
-    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 8)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
-    assert reply.entries == [(1, fence(2, 8))]
 
 
 # --- cancel, reschedule ----------------------------------------------------------------------------------
@@ -466,11 +449,3 @@ def test_generations_tell_where_a_slot_was_rebuilt_and_where_it_is_served(
     assert queues.set_generations({SLOT: serving}) == {SLOT: True}
     assert queues.generations([SLOT, OTHER]) == {SLOT: (serving, serving), OTHER: (None, serving)}
     assert state() == {"gen_{order.close_3}": serving}
-
-
-def test_a_namespace_keeps_environments_apart(queues: Queues, server: RedisServer, state: STATE) -> None:
-    staging = Queues(server.url, namespace="stage")
-    queues.add({SLOT: [(1, 1.0)]})
-    staging.add({SLOT: [(1, 2.0)]})
-    staging.close()
-    assert state() == {"order.close_3": {1: 1.0}, "stage:order.close_3": {1: 2.0}}

@@ -132,15 +132,6 @@ def test_a_pause_by_an_answer_does_not_undo_what_was_changed_meanwhile(table: Ta
     assert table.get("shop").paused_by == "webhook"
 
 
-def test_a_row_that_is_not_understood_is_left_out_and_logged(table: TargetTable) -> None:
-    table.create(target("one"), SECRETS)
-    table.create(target("two"), SECRETS)
-    table._server.run([Statement(f"UPDATE {table._table} SET settings='{{}}' WHERE name='one'")])
-    with capture_logs() as lines:
-        assert [each.name for each in table.list()] == ["two"]
-    assert [line["event"] for line in lines] == ["target_not_understood"]
-
-
 @pytest.mark.parametrize("name", ["shop ", "SHOP", "", "a b", "\udc80", "x" * 200])
 def test_no_other_name_leads_to_a_target(table: TargetTable, name: str) -> None:
     table.create(target("shop"), SECRETS)

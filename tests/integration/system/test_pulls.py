@@ -19,7 +19,7 @@ from toc import NewTask, TaskStatus, Topic
 from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.model.clock import from_ms
-from toc.model.errors import Busy, InvalidLease, NotPulled
+from toc.model.errors import Busy, InvalidLease
 from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MAX_WAITING
@@ -223,38 +223,6 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
         assert await first == [AckOutcome.ACKED]
         assert set(await crowd) == {AckOutcome.UNKNOWN}
         assert await gateway.ack([others[0]]) == [AckOutcome.UNKNOWN]
-
-    run(steps)
-
-
-def test_topics_come_in_order_of_preference_and_a_pause_stops_pulls_not_acks(
-    pulled: System, gateway: Pulls
-) -> None:
-    async def steps() -> None:
-        pulled.center.store.topics.create(Topic("test.first", 10, 2, delivery=Delivery.PULL))
-        pulled.center.store.topics.create(Topic("test.handled", 11, 2))
-        job_ids = [
-            pulled.center.submit(topic, biz_id=n, delay=0.01)
-            for n in range(3)
-            for topic in (TOPIC, "test.first")
-        ]
-        await due(pulled, job_ids)
-        both = ["test.first", TOPIC]
-        got = await gateway.pull(both[:1], most=100, wait=10)
-        while len(got) < 5:
-            got += await gateway.pull(both, most=5 - len(got), wait=10)
-        assert [one.task.topic for one in got] == 3 * ["test.first"] + 2 * [TOPIC]
-        pulled.center.store.topics.alter(TOPIC, paused=True)
-        pulled.center.catalog.refresh()
-        assert await gateway.pull([TOPIC], wait=0.3) == []
-        assert await gateway.ack([one.lease for one in got]) == 5 * [AckOutcome.ACKED]
-        with pytest.raises(NotPulled):
-            await gateway.pull(["test.handled"])
-        (refused,) = await gateway.ack(["x" * 52])
-        assert isinstance(refused, InvalidLease)
-        pulled.center.store.topics.alter(TOPIC, paused=False)
-        pulled.center.catalog.refresh()
-        assert len(await gateway.pull([TOPIC], wait=20)) == 1
 
     run(steps)
 

@@ -22,7 +22,6 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery
 from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED
 from toc.sdk.submission import RowMaker
-from toc.store.store import Store
 from toc.store.tasks.pulls import HandOut
 
 
@@ -157,15 +156,6 @@ def test_a_transaction_may_commit_seconds_after_the_time_of_its_row(bench: Bench
     assert bench.indexed([job_id]) == {job_id}
 
 
-def test_an_entry_that_vanished_unseen_comes_back(bench: Bench, clean_redis: RedisServer) -> None:
-    bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=0.2) for n in range(50)))
-    bench.run(SOON.every + 0.1)
-    clean_redis.call("FLUSHALL")
-    bench.run(SOON.every + 0.1)
-    assert bench.indexed(job_ids) == set(job_ids)
-
-
 def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added_again(bench: Bench) -> None:
     bench.settled()
     late, well = (bench.row(NewTask("test.sync", n, delay=1.5)) for n in range(2))
@@ -287,16 +277,6 @@ def test_the_pass_over_the_window_leaves_live_tasks_alone(bench: Bench) -> None:
     assert min(rests) > 30  # not 99, as the clock of this test goes on with each look at it
 
 
-def test_dead_rows_get_their_entries_back_within_a_minute(bench: Bench) -> None:
-    bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=10) for n in range(700)))
-    rows = bench.center.store.read(job_ids).values()
-    _die(bench.center.store, rows)
-    slots = bench.center.catalog.get("test.sync").slots()
-    bench.run(125)
-    assert buried(bench.center, slots) == set(job_ids)
-
-
 def test_pulled_tasks_whose_time_is_over_end_though_nobody_pulls(bench: Bench) -> None:
     topic, store = Topic("pulled", 99, 4, delivery=Delivery.PULL, retries=1), bench.center.store
     store.topics.create(topic)
@@ -369,9 +349,3 @@ def test_no_row_is_taken_for_indexed_while_redis_is_out_of_reach(
         bench.run(SOON.every)
         added += SWEEP_ADDED.of("store").take()
     assert bench.indexed(job_ids) == set(job_ids)
-
-
-def _die(store: Store, rows: Any) -> None:
-    from toc.model.verdict import Failure
-
-    store.die([Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 0, 0, "x") for row in rows])
