@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from contract.system import Contract
+from harness.patience import in_a_moment, until
 from sqlalchemy import create_engine, text
 
 import toc
@@ -234,6 +235,44 @@ def fragile(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[
             yield one, own
         finally:
             one.stop()
+
+
+def test_a_submit_that_is_repeated_after_its_time_is_the_task_that_it_was(contract: Contract) -> None:
+    center = contract.center
+    job_id = in_a_moment(lambda at: center.submit("c.plain", biz_id=71, action_time=at, dedup_key="late"))
+    task = center.get(job_id)
+    assert task is not None
+    assert until(lambda: datetime.now(UTC) > task.action_time)
+    again = NewTask("c.plain", 71, action_time=task.action_time, dedup_key="late")
+    assert center.put(again).job_id == job_id
+    new = NewTask("c.plain", 72, delay=3600)
+    first, other, same = center.submit_many([again, new, again])
+    assert (first, same) == (job_id, job_id)
+    assert contract.status(other) == 0
+    with pytest.raises(errors.TaskExists):
+        center.put(again._replace(on_conflict="error"))
+    with pytest.raises(errors.DedupConflict):
+        center.put(again._replace(attribute={"another": 1}))
+
+    with pytest.raises(errors.NotInFuture):
+        center.put(again._replace(on_conflict="replace"))
+    with pytest.raises(errors.NotInFuture):
+        center.put(again._replace(dedup_key="nobody's"))
+    with pytest.raises(errors.NotInFuture):
+        center.submit_many([again, new._replace(biz_id=73), again._replace(dedup_key="nobody's")])
+    assert [one.job_id for one in center.find(biz_id=71)] == [job_id]
+    assert center.find(biz_id=73) == [], "all are checked before any is written"
+
+
+def test_a_submit_that_is_repeated_too_near_its_end_is_the_task_that_it_was(contract: Contract) -> None:
+    center = contract.center
+    task = NewTask(
+        "c.plain", 74, delay=60, dedup_key="ends", expires_at=datetime.now(UTC) + timedelta(hours=1)
+    )
+    job_id = center.put(task).job_id
+    assert center.put(task._replace(delay=7200)).job_id == job_id
+    with pytest.raises(errors.InvalidExpiry):
+        center.put(task._replace(delay=7200, dedup_key="nobody's"))
 
 
 def test_without_redis_submit_and_cancel_answer_by_the_row(fragile: tuple[Contract, RedisServer]) -> None:

@@ -29,4 +29,4 @@ def insert(store: Store, row: TaskRow, contents: Contents = NO_BODIES) -> int:
 
 def insert_many(store: Store, rows: Sequence[TaskRow], contents: Contents = NO_BODIES) -> list[int]:
     """Store rows in one call. Returns their job_ids."""
-    return store.put_many(rows, contents, lambda _: None)
+    return store.put_many(rows, contents, lambda _: None, {})

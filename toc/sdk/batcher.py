@@ -21,7 +21,6 @@ from toc.model.errors import (
     TocError,
     UnknownTopic,
 )
-from toc.model.sharding import BizId
 from toc.model.task import NewTask, Put, Request, Submission, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
@@ -133,15 +132,11 @@ class Batcher:
                 await asyncio.wrap_future(self._topics_thread.submit(check))
             contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
             return Submission(row, contents, conflict_of(task), request, task.topic)
-        except InvalidInput:
-            # A repeated request may be refused for what was valid the first time, such as a time now past.
-            if request is None:
+        except InvalidInput as exc:
+            if request is None and task.dedup_key is None:
                 raise
-            find = partial(self.center.store.answer_to, request, BizId.of(task.biz_id))
-            answer = await asyncio.wrap_future(self.center.store.soon(find))
-            if answer is None:
-                raise
-            return answer
+            before = partial(self.center.before, task, request, exc, topic, by_dialect=by_dialect)
+            return await asyncio.wrap_future(self.center.store.soon(before))
 
     async def claim(self, request: Request) -> None:
         """Claim the name of a request for many tasks, whose parts are stored next. Raises RequestReused."""

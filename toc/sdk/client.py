@@ -48,12 +48,12 @@ from toc.model.task import (
     TaskRow,
     TaskStatus,
 )
-from toc.model.topic import check_topic_name
+from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
 from toc.sdk.indexing import Indexing, near
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import RowMaker, bodies_of, check_job_id, conflict_of
+from toc.sdk.submission import OF_TIMES, RowMaker, at_any_time, bodies_of, check_job_id, conflict_of
 from toc.sdk.targets import Targets
 from toc.store.store import Store
 
@@ -344,11 +344,8 @@ class TimeoutCenter:
         """
         try:
             row = self._row(task)
-        except InvalidInput:
-            # A repeated request may be refused for what was valid the first time, such as a time now past.
-            if request is None or (answer := self.store.answer_to(request, BizId.of(task.biz_id))) is None:
-                raise
-            return answer
+        except InvalidInput as exc:
+            return self.before(task, request, exc)
         one = Submission(row, bodies_of([task], [row]), conflict_of(task), request)
 
         def put() -> Put:
@@ -356,6 +353,34 @@ class TimeoutCenter:
             return self._indexing.put(self.store.put(one), request)  # [rule: row-first]
 
         return self._traced([row], put, lambda stored: [stored.job_id])
+
+    def before(
+        self,
+        task: NewTask,
+        request: Request | None,
+        refused: InvalidInput,
+        topic: Topic | None = None,
+        *,
+        by_dialect: bool = False,
+    ) -> Put:
+        """Return what a submit that is ``refused`` was answered before, by its request or its dedup_key.
+
+        What was valid the first time may not be when it is repeated, such as a time now past. Raises
+        ``refused`` if there is no such answer; DedupConflict, TaskExists, RequestReused. ``topic`` takes the
+        place of the task's.
+        """
+        if request is not None:
+            answer = self.store.answer_to(request, BizId.of(task.biz_id))
+            if answer is not None:
+                return answer
+        if task.dedup_key is None or not isinstance(refused, OF_TIMES):
+            raise refused
+        task = at_any_time(task)
+        row = self._intake.row(task, lambda name: topic or self.catalog.get(name), by_dialect=by_dialect)
+        kept = self.store.kept(Submission(row, on_conflict=conflict_of(task)))
+        if kept is None:
+            raise refused
+        return kept
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         """Store many tasks, one round trip per server and thousand; return their job_ids in the order given.
@@ -369,12 +394,23 @@ class TimeoutCenter:
 
     def _submit_many(self, tasks: Iterable[NewTask], *, by_dialect: bool = False) -> list[int]:
         tasks = list(tasks)
-        rows = [self._row(task, by_dialect=by_dialect) for task in tasks]
+        rows: list[TaskRow] = []
+        refused: dict[int, InvalidInput] = {}
+        for n, task in enumerate(tasks):
+            try:
+                row = self._row(task, by_dialect=by_dialect)
+            except OF_TIMES as exc:  # unless it was submitted before
+                if task.dedup_key is None:
+                    raise
+                row, refused[n] = self._row(at_any_time(task), by_dialect=by_dialect), exc
+            rows.append(row)
         if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         contents = bodies_of(tasks, rows)
         self._check_places()
-        return self._traced(rows, lambda: self.store.put_many(rows, contents, self._indexing.stored), list)
+        return self._traced(
+            rows, lambda: self.store.put_many(rows, contents, self._indexing.stored, refused), list
+        )
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored through ``connection=`` into the index now, after the commit.

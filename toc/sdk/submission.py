@@ -36,6 +36,9 @@ from toc.model.topic import Delivery, Topic, TopicType, check_native
 MAX_DELAY_SECONDS = 1e12
 """Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
 
+OF_TIMES = (NotInFuture, InvalidExpiry)
+"""What refuses a task for a time that may have been right before."""
+
 EARLIEST_MS = 0
 """The earliest instant that is accepted, on instant topics: scans of rows begin here."""
 LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
@@ -178,6 +181,11 @@ class RowMaker:
                 field,
             )
         return due
+
+
+def at_any_time(task: NewTask) -> NewTask:
+    """Return a task as one that no time refuses: to look for that which has its dedup_key."""
+    return task._replace(delay=1, action_time=None, expires_at=None)
 
 
 def conflict_of(task: NewTask) -> OnConflict:

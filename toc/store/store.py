@@ -100,6 +100,7 @@ class Store(Batches):
         self.answer_to = self.requests.answer
         writer = self._writer = Writer(shards, job_ids, self._stamp, self.requests)
         self.put, self.put_each, self.put_many = writer.put, writer.put_each, writer.put_many
+        self.kept = writer.kept
         self.put_with = CallersTransaction(shards, writer).put
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)

@@ -6,10 +6,14 @@ import base64
 import itertools
 import json
 import secrets
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from harness.gateway import Gateway, Reply
+
+from toc.model.clock import to_ms
+from toc.model.wire import instant as shown
 
 TASKS = "/v1/topics/test.sync/tasks"
 numbers = itertools.count(1_000_000, 1000)
@@ -24,6 +28,10 @@ def biz() -> int:
 def submit(gateway: Gateway, key: str | None = None, **task: Any) -> Reply:
     headers = {} if key is None else {"Idempotency-Key": key}
     return gateway.call("POST", TASKS, {"delay": 3600, **task}, headers=headers)
+
+
+def instant(at: datetime) -> str:
+    return shown(to_ms(at))
 
 
 def body_of(gateway: Gateway, job_id: str) -> tuple[Any, str]:
@@ -195,6 +203,20 @@ def test_a_taken_name_is_kept_refused_or_replaced(shared: Gateway, biz: int) -> 
     again = named(on_conflict="replace", body="3")
     assert (again.status, again.body["outcome"]) == (201, "new")
     assert again.body["job_id"] != job_id
+
+
+def test_a_name_is_kept_also_after_its_time(shared: Gateway, biz: int) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    task: dict[str, Any] = {"biz_id": biz, "dedup_key": "k", "delay": None, "expires_at": instant(at)}
+    first = submit(shared, **{**task, "delay": 60})
+    past = {**task, "action_time": instant(at - timedelta(hours=2))}
+    assert submit(shared, **past).body == first.body
+    batch = shared.call("POST", f"{TASKS}:batch", {"tasks": [past, {"biz_id": biz + 1, "delay": 60}]})
+    assert batch.body["tasks"][0] == first.body
+    other = submit(shared, **{**past, "dedup_key": "nobody's"})
+    assert (other.status, other.body["field"]) == (422, "action_time")
+    refused = shared.call("POST", f"{TASKS}:batch", {"tasks": [past, {**past, "biz_id": biz + 2}]})
+    assert (refused.status, refused.body["field"]) == (422, "tasks.1.action_time")
 
 
 # --- requests

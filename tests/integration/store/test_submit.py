@@ -111,7 +111,7 @@ def one_by_one(store: Store, wanted: list[Submission]) -> list[Stored]:
 def of_one_call(store: Store, wanted: list[Submission]) -> list[Stored]:
     rows: list[TaskRow] = []
     contents = {key: content for one in wanted for key, content in one.contents.items()}
-    store.put_many([one.row for one in wanted], contents, rows.extend)
+    store.put_many([one.row for one in wanted], contents, rows.extend, {})
     return [Stored(Put(row.job_id, PutOutcome.NEW), row) for row in rows]
 
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from toc.model.body import Contents
 from toc.model.errors import (
+    InvalidInput,
     PartialSubmit,
     SchemaBehind,
     StoreUnavailable,
@@ -35,7 +36,7 @@ from toc.model.errors import (
     TocError,
 )
 from toc.model.sharding import JobIds
-from toc.model.task import Request, Submission, TaskRow
+from toc.model.task import Put, Request, Submission, TaskRow
 from toc.store.servers.server import (
     DatabaseServer,
     Duplicate,
@@ -205,10 +206,16 @@ class Writer:
     # --- many tasks of one caller
 
     def put_many(
-        self, rows: Sequence[TaskRow], contents: Contents, then: Callable[[Sequence[TaskRow]], object]
+        self,
+        rows: Sequence[TaskRow],
+        contents: Contents,
+        then: Callable[[Sequence[TaskRow]], object],
+        refused: Mapping[int, InvalidInput],
     ) -> list[int]:
         """Store rows with ``on_conflict="keep"``, in chunks of up to 1,000 (less with bodies) per transaction
         and round trip. Returns job_ids in order.
+
+        ``refused``: why a row, by its number, must not be new; raised if nobody has its dedup_key.
 
         ``then`` gets the rows of each chunk as they are stored, perhaps on another thread, while the next
         chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
@@ -227,6 +234,8 @@ class Writer:
                     continue
             by_table.setdefault(table, []).append(n)
         stored = self._stored_before(first, rows)
+        for n in refused.keys() - stored.keys() - same_as.keys():
+            raise refused[n]
         if stored:
             by_table = {table: [n for n in part if n not in stored] for table, part in by_table.items()}
         chunks = [
@@ -442,6 +451,13 @@ class Writer:
         """Return the stored row with this dedup_key, after waiting for a transaction that inserts it."""
         name = self._name(one.row)
         return None if name is None else self._look(self._server_of(one), [one]).by_name.get(name)
+
+    def kept(self, one: Submission) -> Put | None:
+        """Return the task that has this dedup_key and would stay as it is; None if there is none, or it would
+        be replaced. Raises DedupConflict, TaskExists."""
+        found = self.found(one)
+        plan = None if found is None else self._planner.plan(self._server_of(one), one, found, 0)
+        return plan.put if isinstance(plan, Stored) else None
 
     def renamed(self, row: TaskRow) -> TaskRow:
         """Return a row with another job_id."""
