@@ -19,6 +19,7 @@ import pytest
 from cryptography.fernet import Fernet
 from fault.conftest import Verdict
 from fault.kit.table import Line
+from harness import orders as demo
 from harness.gateway import Gateway
 from harness.order_clients import TTR_SECONDS
 from harness.patience import until
@@ -26,7 +27,6 @@ from harness.sessions import kill_session
 from harness.system import NewSystem, System
 
 from benchmarks.private import free_port
-from toc.dev.demo import orders as demo
 
 # Real orders, which are not part of this repository: looked for beside the checkout.
 REAL_ORDERS = Path(

@@ -252,7 +252,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.cli.main
     import toc.coordination.operator
     import toc.coordination.zookeeper
-    import toc.dev.demo.report
+    import toc.dev.demo.orders
     import toc.dev.demo.run
     import toc.dev.demo.stage
     import toc.dev.local.embedded

@@ -55,20 +55,12 @@ def demo(environment: dict[str, str], directory: Path, *words: object) -> dict[s
     return report_of(ended)
 
 
-def test_orders_from_a_file_come_out_as_the_file_says_and_nothing_is_left(
+def test_the_demo_runs_on_nothing_comes_out_right_and_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, temporary: Path
 ) -> None:
-    lines = ["order_id,purchased_at,approved_at,delivered_at"]
-    lines += [
-        f"in-time-{n},2016-10-04 14:00:00,2016-10-04 14:{n:02}:00,2016-10-09 10:00:00" for n in range(31)
-    ]
-    lines += [f"late-{n},2016-10-04 14:00:00,2016-10-04 14:{n}:01," for n in range(30, 60)]
-    lines += [f"never-{n},2016-10-04 14:00:00,," for n in range(9)]
-    (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
-    report = demo(environment, tmp_path, "--orders", "orders.csv", "--speed", 10)
-    assert (report["orders"], report["submitted"]) == (70, 101)
-    assert abs(report["cancelled"] - 31) <= report["raced"]
-    assert abs(report["fired"] - (30 + 9 + 31)) <= report["raced"]
+    report = demo(environment, tmp_path, "--count", 60, "--speed", 10)
+    assert report["submitted"] == report["cancelled"] + report["fired"] > 60
+    assert report["cancelled"] > 10
     assert list(temporary.iterdir()) == []
 
 

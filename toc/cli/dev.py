@@ -34,9 +34,6 @@ DEV_TOKEN_SECONDS = 7 * 86_400.0
 
 
 def demo(
-    orders: Path | None = option(
-        "FILE.csv", "Real orders: order_id, purchased_at, approved_at, delivered_at."
-    ),
     count: int = option("N", "How many orders to make up.", default=1000),
     seed: int = option("N", "The same seed makes the same orders.", default=1),
     speed: float = option(
@@ -50,33 +47,32 @@ def demo(
     cancels race a real clock, and every outcome is checked. Exits with 0 only if all are right.
 
     Examples: toc demo
-              toc demo --orders orders.csv --speed 10
+              toc demo --count 100 --speed 10
     """
-    from toc.dev.demo import orders as orders_module
-    from toc.dev.demo.report import judge
+    from toc.dev.demo.orders import COMPRESSED, judge, plan
     from toc.dev.demo.run import await_worker, drive
     from toc.dev.demo.stage import embedded
     from toc.dev.local.process import tail
     from toc.observe import log
 
-    chosen = orders_module.read_orders(orders) if orders else orders_module.synthetic_orders(count, seed)
-    plan = orders_module.plan(chosen, speed)
+    deadlines, seconds = plan(count, seed, speed)
     log.configure("warning")
     _clean_up_when_terminated()
     say("starting a private Redis, SQLite and a worker ...")
     with embedded() as stage:
         await_worker(stage)
         say(
-            f"{len(chosen)} orders, {len(plan.deadlines)} deadlines; 30 minutes and 7 days take "
-            f"{orders_module.COMPRESSED / speed:g} s here; done in about {plan.seconds:.0f} s"
+            f"{count} orders, {len(deadlines)} deadlines; 30 minutes and 7 days take "
+            f"{COMPRESSED / speed:g} s here; done in about {seconds:.0f} s"
         )
         with progress_line("", lines=True) as bar:
-            observed = drive(
+            drive(
                 stage,
-                plan,
-                lambda at, done: bar(at / plan.seconds, f"{at:5.0f} s of {plan.seconds:.0f}  {done}"),
+                deadlines,
+                seconds,
+                lambda at, done: bar(at / seconds, f"{at:5.0f} s of {seconds:.0f}  {done}"),
             )
-        report = judge(observed, stage.starts, orders=len(chosen))
+        report = judge(deadlines, stage.starts)
         if not report["right"]:
             say(f"the worker's log ends with:\n{tail(stage.log)}")
     _print_report(report, as_json)
@@ -102,12 +98,7 @@ def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
         say(f"wrong: {problem}")
     if len(problems) > 10:
         say(f"and {len(problems) - 10} more")
-    if not report["right"]:
-        say("NOT right")
-    elif report["raced"]:
-        say(f"right; {report['raced']} cancels met their deadline and came out the other way, as they may")
-    else:
-        say("exactly right")
+    say("exactly right" if report["right"] else "NOT right")
 
 
 def dev(

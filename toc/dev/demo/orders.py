@@ -1,160 +1,128 @@
-"""Orders, the outcome that each of their deadlines must have, and the times of a compressed run.
+"""The orders of a run, the outcome that each of their deadlines must have, and what became of it.
 
-The oracle: "close if unpaid" is cancelled by a payment within 30 minutes of the purchase, 30:00 included;
-otherwise it fires. "Confirm receipt" fires for every order that was delivered.
+"Close if unpaid" is due 30 minutes after the purchase: a payment before that cancels it, else it fires.
+"Confirm receipt" is due 7 days after the delivery, and fires for every order that was delivered.
 """
 
 from __future__ import annotations
 
-import csv
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from typing import Any
 
 from toc.model.errors import InvalidInput, shown
+from toc.model.task import CancelOutcome, TaskStatus
 
 CLOSE = "demo.order.close"
 CONFIRM = "demo.order.confirm"
 BIZ_TYPES = {CLOSE: 990_001, CONFIRM: 990_002}
 
-PAY_WITHIN = 1800.0
-"""Seconds after the purchase in which a payment keeps an order open."""
 COMPRESSED = 30.0
 """Into how many seconds 30 minutes and 7 days are both compressed, at speed 1."""
-MIN_MARGIN = 0.25
+MARGIN = 0.25
 """The least distance of a payment from its deadline, in seconds of the run: real clocks race."""
-LATE_CAP = 10.0
-"""A payment after its deadline, often days later, is made at most this many seconds after it, at speed 1."""
-PREPARE_TIMEOUT = 3
-"""In seconds; the shortest that a topic can have."""
 EVENTS_PER_SECOND = 150
 """The highest rate of submits and cancels in a run; more orders make the run longer, not denser."""
 MAX_COUNT = 100_000
-"""The largest number of made-up orders, which take half an hour."""
+"""The largest number of orders, which take half an hour."""
 SPEEDS = (0.01, 60.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order. ``paid_after`` is in seconds after the purchase, None if it was never paid."""
-
-    order_id: str
-    paid_after: float | None
-    delivered: bool
-
-    @property
-    def closes(self) -> bool:
-        """Whether its "close if unpaid" fires."""
-        return self.paid_after is None or self.paid_after > PAY_WITHIN
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
-    """One task of the run. Times are seconds after the run's start; ``fires`` is the required outcome."""
+    """One task of the run: seconds after the run's start, and what was seen of it.
 
-    order_id: str
+    ``cancel_at`` is None if it must fire. ``error`` is a submit or cancel that failed.
+    """
+
+    order: str
     topic: str
     submit_at: float
     due_at: float
-    cancel_at: float | None
-    fires: bool
+    cancel_at: float | None = None
+    due_ms: int = 0
+    job_id: int | None = None
+    cancelled: CancelOutcome | None = None
+    answered_ms: float = 0.0
+    status: TaskStatus | None = None
+    error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A run: its deadlines in the order of their submits."""
+def plan(count: int, seed: int, speed: float) -> tuple[list[Deadline], float]:
+    """Make up orders, the same for the same seed. Returns their deadlines and the seconds of the run.
 
-    deadlines: list[Deadline]
-    seconds: float
-
-
-def read_orders(path: Path) -> list[Order]:
-    """Read orders from a CSV file: order_id, purchased_at, approved_at, delivered_at. Raises InvalidInput."""
-    orders = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = {"order_id", "purchased_at", "approved_at", "delivered_at"} - set(
-                reader.fieldnames or ()
-            )
-            if missing:
-                raise InvalidInput(f"{path} has no column {', '.join(sorted(missing))}")
-            for row in reader:
-                try:
-                    orders.append(_order(row))
-                except (TypeError, ValueError) as exc:
-                    raise InvalidInput(f"{path}, line {reader.line_num}: {exc}") from exc
-    except (OSError, UnicodeDecodeError, csv.Error) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc
-        raise InvalidInput(f"{shown(str(path))} cannot be read: {why}") from exc
-    if not orders:
-        raise InvalidInput(f"{path} holds no orders")
-    return orders
-
-
-def _order(row: dict[str, str]) -> Order:
-    if not row["order_id"]:
-        raise ValueError("order_id is empty")
-    purchased = datetime.fromisoformat(row["purchased_at"])
-    paid_after = None
-    if row["approved_at"]:
-        paid_after = (datetime.fromisoformat(row["approved_at"]) - purchased).total_seconds()
-    return Order(row["order_id"], paid_after, bool(row["delivered_at"]))
-
-
-def synthetic_orders(count: int, seed: int) -> list[Order]:
-    """Return made-up orders, the same for the same seed: most are paid in time, some late, some never.
-
-    Every twentieth is paid within seconds of 30:00, before, after or exactly then. Raises InvalidInput.
+    Purchases are in the first half of the run, deliveries in the second. Raises InvalidInput.
     """
     if not 1 <= count <= MAX_COUNT:
         raise InvalidInput(f"--count must be 1 to {MAX_COUNT}, not {shown(count)}")
-    chance = random.Random(seed)  # noqa: S311 - made-up orders, nothing to guard
-    orders = []
-    for number in range(count):
-        kind = chance.random()
-        paid_after: float | None
-        if number % 20 == 19:
-            paid_after = PAY_WITHIN + chance.choice((-5.0, -1.0, 0.0, 1.0, 5.0))
-        elif kind < 0.6:
-            paid_after = float(chance.randrange(0, 1800))
-        elif kind < 0.85:
-            paid_after = PAY_WITHIN + chance.expovariate(1 / 20_000)
-        else:
-            paid_after = None
-        delivered = paid_after is not None and chance.random() < 0.8
-        orders.append(Order(f"demo-{seed}-{number:05d}", paid_after, delivered))
-    return orders
-
-
-def plan(orders: Sequence[Order], speed: float = 1.0, *, late_margin: float = MIN_MARGIN) -> Plan:
-    """Plan the run: purchases are in the first half of the window, deliveries in the second.
-
-    A payment is made at least MIN_MARGIN before its deadline or ``late_margin`` after it, in seconds of the
-    run. Raises InvalidInput.
-    """
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise InvalidInput(f"--speed must be {SPEEDS[0]:g} to {SPEEDS[1]:g}, not {speed:g}")
+    chance = random.Random(seed)  # noqa: S311 - made-up orders, nothing to guard
     length = COMPRESSED / speed
-    late_cap = max(LATE_CAP / speed, late_margin)
-    events = sum(1 + (order.paid_after is not None) + order.delivered for order in orders)
-    window = max(length, events / EVENTS_PER_SECOND) / 2
+    half = max(length, 2.5 * count / EVENTS_PER_SECOND) / 2
     deadlines = []
-    for number, order in enumerate(orders):
-        start = window * number / len(orders)
-        cancel_at = None
-        if order.paid_after is not None:
-            offset = max(order.paid_after, 0.0) / PAY_WITHIN * length
-            if not order.closes:
-                moved = min(offset, length - MIN_MARGIN)
-            else:
-                moved = min(max(offset, length + late_margin), length + late_cap)
-            cancel_at = start + moved
-        deadlines.append(Deadline(order.order_id, CLOSE, start, start + length, cancel_at, order.closes))
-        if order.delivered:
-            begin = window + start
-            deadlines.append(Deadline(order.order_id, CONFIRM, begin, begin + length, None, True))
-    deadlines.sort(key=lambda deadline: deadline.submit_at)
-    return Plan(deadlines, 2 * window + length + late_cap)
+    for number in range(count):
+        order, start = f"demo-{seed}-{number:05d}", half * number / count
+        paid_at = chance.uniform(0.0, length) if chance.random() < 0.75 else None
+        cancel_at = None if paid_at is None else start + max(min(paid_at, length - MARGIN), 0.0)
+        deadlines.append(Deadline(order, CLOSE, start, start + length, cancel_at))
+        if paid_at is not None and chance.random() < 0.8:
+            deadlines.append(Deadline(order, CONFIRM, half + start, half + start + length))
+    return deadlines, 2 * half + length
+
+
+def judge(deadlines: Sequence[Deadline], starts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """Compare what was seen with the instants (ns) at which handlers started, by job_id. Returns the report.
+
+    It is ``right`` only if every task came out as its order requires.
+    """
+    wrong: Counter[str] = Counter(
+        early=0, lost=0, duplicates=0, handled_after_cancel=0, wrong=0, driver_faults=0
+    )
+    problems, late = [], []
+    for one in deadlines:
+        began = starts.get(one.job_id or 0, ())
+        late += [started / 1e9 - one.due_ms / 1000 for started in began[:1]]
+        for kind, text in _faults(one, began):
+            wrong[kind] += 1
+            problems.append(f"{one.topic} {one.order}: {text}")
+    late.sort()
+    return {
+        "submitted": sum(one.job_id is not None for one in deadlines),
+        "cancelled": sum(one.status is TaskStatus.CANCELLED for one in deadlines),
+        "fired": len(late),
+        **wrong,
+        "lateness_seconds": {
+            name: round(late[min(len(late) - 1, int(part * len(late)))], 6) if late else 0.0
+            for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
+        },
+        "problems": problems,
+        "right": not any(wrong.values()),
+    }
+
+
+def _faults(one: Deadline, began: Sequence[int]) -> list[tuple[str, str]]:
+    """Return (counter, sentence) for each fault of one deadline."""
+    if one.error or one.job_id is None:
+        return [("driver_faults", one.error or "it was never submitted")]
+    due_ns = one.due_ms * 1_000_000
+    found = [("duplicates", f"handled {len(began)} times")] * (len(began) - 1)
+    if began and min(began) < due_ns:
+        found.append(("early", f"a handler started {(due_ns - min(began)) / 1e6:.1f} ms early"))
+    status = "missing" if one.status is None else one.status.name.lower()
+    if one.cancel_at is None:
+        if not began or one.status is not TaskStatus.PROCESSED:
+            found.append(("lost", f"acknowledged, but not handled; its row is {status}"))
+    elif one.cancelled is not CancelOutcome.CANCELLED:
+        if one.answered_ms < one.due_ms:
+            answer = one.cancelled.name if one.cancelled else "nothing"
+            found.append(("wrong", f"a cancel in time answered {answer}"))
+        else:  # the machine was too slow, so no outcome can be required
+            found.append(("driver_faults", "the driver came too late with the cancel"))
+    elif began:
+        found.append(("handled_after_cancel", "handled although the cancel answered CANCELLED"))
+    elif one.status is not TaskStatus.CANCELLED:
+        found.append(("wrong", f"cancelled, but its row is {status}"))
+    return found

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
-from toc.dev.demo.orders import BIZ_TYPES, Plan
-from toc.dev.demo.report import Observed
+from toc.dev.demo.orders import BIZ_TYPES, Deadline
 from toc.dev.demo.stage import Stage
 from toc.model.clock import from_ms
-from toc.model.errors import NotInFuture, TocError, Unavailable
+from toc.model.errors import TocError, Unavailable
 from toc.model.task import CancelOutcome, TaskStatus
 from toc.sdk.client import TimeoutCenter
 
@@ -43,13 +42,9 @@ def await_worker(stage: Stage) -> None:
         stage.starts.read()
 
 
-def drive(stage: Stage, plan: Plan, progress: Progress) -> list[Observed]:
-    """Run the plan and return what was seen. Calls ``progress`` a few times a second."""
-    begin_ns = time.time_ns() + int(LEAD_SECONDS * 1e9)
-    observed = [
-        Observed(deadline, begin_ns // 1_000_000 + round(deadline.due_at * 1000))
-        for deadline in plan.deadlines
-    ]
+def drive(stage: Stage, deadlines: Sequence[Deadline], seconds: float, progress: Progress) -> None:
+    """Play the deadlines, and note at each what was seen. Calls ``progress`` a few times a second."""
+    begin = time.time() + LEAD_SECONDS
     next_look = 0.0
 
     def look() -> None:
@@ -57,20 +52,18 @@ def drive(stage: Stage, plan: Plan, progress: Progress) -> list[Observed]:
         if time.monotonic() >= next_look:
             next_look = time.monotonic() + LOOK_SECONDS
             stage.starts.read()
-            progress(max(elapsed(), 0.0), _done(observed, stage))
+            progress(max(time.time() - begin, 0.0), _done(deadlines, stage))
 
-    def elapsed() -> float:
-        return (time.time_ns() - begin_ns) / 1e9
-
-    def wait_until(seconds: float) -> None:
-        while (left := seconds - elapsed()) > 0:
+    def wait_until(at: float) -> None:
+        while (left := begin + at - time.time()) > 0:
             look()
             time.sleep(min(left, 0.05))
 
-    events = [(seen.deadline.submit_at, False, number) for number, seen in enumerate(observed)]
-    for number, seen in enumerate(observed):
-        if seen.deadline.cancel_at is not None:
-            events.append((seen.deadline.cancel_at, True, number))
+    events = [(one.submit_at, False, number) for number, one in enumerate(deadlines)]
+    for number, one in enumerate(deadlines):
+        one.due_ms = round((begin + one.due_at) * 1000)
+        if one.cancel_at is not None:
+            events.append((one.cancel_at, True, number))
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="demo")
     try:
         # First in, first out: the submit that a cancel waits for left the queue before it.
@@ -78,49 +71,42 @@ def drive(stage: Stage, plan: Plan, progress: Progress) -> list[Observed]:
         for at, is_cancel, number in sorted(events):
             wait_until(at)
             if is_cancel:
-                pool.submit(_cancel, stage.center, observed[number], submits[number])
+                pool.submit(_cancel, stage.center, deadlines[number], submits[number])
             else:
-                submits[number] = pool.submit(_submit, stage.center, observed[number])
-        wait_until(plan.seconds)
+                submits[number] = pool.submit(_submit, stage.center, deadlines[number])
+        wait_until(seconds)
     finally:
         pool.shutdown(cancel_futures=True)  # on an interrupt; else none is left
     end = time.monotonic() + UNFINISHED_SECONDS
-    unfinished = [seen for seen in observed if seen.job_id is not None]
+    unfinished = [one for one in deadlines if one.job_id is not None]
     while unfinished and time.monotonic() < end:
-        for seen in unfinished:
-            task = stage.center.get(seen.job_id or 0)
-            seen.status = None if task is None else task.status
-        unfinished = [seen for seen in unfinished if seen.status is TaskStatus.PENDING]
+        for one in unfinished:
+            task = stage.center.get(one.job_id or 0)
+            one.status = None if task is None else task.status
+        unfinished = [one for one in unfinished if one.status is TaskStatus.PENDING]
         look()
     stage.starts.read()
-    return observed
 
 
-def _done(observed: Sequence[Observed], stage: Stage) -> str:
-    submitted = [seen for seen in observed if seen.job_id is not None]
-    cancelled = sum(seen.cancel_outcome is CancelOutcome.CANCELLED for seen in submitted)
-    fired = sum(seen.job_id in stage.starts for seen in submitted)
-    return f"submitted {len(submitted)}/{len(observed)}  cancelled {cancelled}  fired {fired}"
+def _done(deadlines: Sequence[Deadline], stage: Stage) -> str:
+    submitted = [one for one in deadlines if one.job_id is not None]
+    cancelled = sum(one.cancelled is CancelOutcome.CANCELLED for one in submitted)
+    fired = sum(one.job_id in stage.starts for one in submitted)
+    return f"submitted {len(submitted)}/{len(deadlines)}  cancelled {cancelled}  fired {fired}"
 
 
-def _submit(center: TimeoutCenter, seen: Observed) -> None:
+def _submit(center: TimeoutCenter, one: Deadline) -> None:
     try:
-        seen.job_id = center.submit(
-            seen.deadline.topic, biz_id=seen.deadline.order_id, action_time=from_ms(seen.due_ms)
-        )
-    except NotInFuture:
-        seen.error = "the driver came too late with the submit"
+        one.job_id = center.submit(one.topic, biz_id=one.order, action_time=from_ms(one.due_ms))
     except TocError as exc:
-        seen.error = f"submit: {exc}"
+        one.error = f"submit: {exc}"
 
 
-def _cancel(center: TimeoutCenter, seen: Observed, submitted: Future[None]) -> None:
+def _cancel(center: TimeoutCenter, one: Deadline, submitted: Future[None]) -> None:
     submitted.result()
-    if seen.job_id is None:
-        return
-    seen.cancel_issued_ns = time.time_ns()
-    try:
-        seen.cancel_outcome = center.cancel(seen.job_id)
-        seen.cancel_answered_ns = time.time_ns()
-    except TocError as exc:
-        seen.error = f"cancel: {exc}"
+    if one.job_id is not None:
+        try:
+            one.cancelled = center.cancel(one.job_id)
+        except TocError as exc:
+            one.error = f"cancel: {exc}"
+        one.answered_ms = time.time() * 1000

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toc.config import Settings
-from toc.dev.demo.orders import BIZ_TYPES, PREPARE_TIMEOUT
+from toc.dev.demo.orders import BIZ_TYPES
 from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.dev.local.process import Process, tail
 from toc.model.errors import Unavailable
@@ -71,9 +71,7 @@ def embedded() -> Iterator[Stage]:
                 migrator(Settings()).upgrade()
                 with TimeoutCenter() as center:
                     for topic, biz_type in BIZ_TYPES.items():
-                        center.store.topics.create(
-                            Topic(topic, biz_type, SLOTS, prepare_timeout=PREPARE_TIMEOUT)
-                        )
+                        center.store.topics.create(Topic(topic, biz_type, SLOTS))
                     with _working(center, directory) as stage:
                         yield stage
 
