@@ -42,6 +42,8 @@ class Launch(Protocol):
     def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
 
 
+KEPT = ("toc-submit", "toc-commit")
+"""Threads of a store or center that several tests share. They end when it is closed."""
 MEMORY = "/dev/shm"
 ROOM = 4 << 30
 """Bytes that must be free there. A run takes a quarter of that: most of it is the logs of InnoDB."""
@@ -261,7 +263,7 @@ def no_leaked_threads() -> Iterator[None]:
 
     def leaked() -> list[str]:
         # Those of a store that several tests share are kept for the next batch, until it is closed.
-        return sorted(one.name for one in set(threading.enumerate()) - before if one.name != "toc-submit")
+        return sorted(one.name for one in set(threading.enumerate()) - before if one.name not in KEPT)
 
     if not until(lambda: not leaked(), 30):
         left = leaked()

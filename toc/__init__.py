@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from toc.model.errors import (
         DedupConflict,
         InvalidInput,
+        NotCommitted,
         SubmitUnknown,
         TocError,
         Unavailable,
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
     )
     from toc.model.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
     from toc.model.topic import Topic
+    from toc.sdk.changes import Change
     from toc.sdk.client import TimeoutCenter
 
 __all__ = [
     "CancelOutcome",
+    "Change",
     "Dead",
     "DedupConflict",
     "InvalidInput",
     "NewTask",
+    "NotCommitted",
     "RescheduleOutcome",
     "Retry",
     "Settings",
@@ -47,6 +51,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Change": "toc.sdk.changes",
     "TimeoutCenter": "toc.sdk.client",
     "Settings": "toc.config",
     "Topic": "toc.model.topic",
@@ -54,6 +59,7 @@ _MODULES = {
         (
             "DedupConflict",
             "InvalidInput",
+            "NotCommitted",
             "SubmitUnknown",
             "TocError",
             "Unavailable",

@@ -53,6 +53,7 @@ class Procrastinate(Peer):
         row = self._connection.execute(
             "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
         ).fetchone()
+        assert row is not None
         return int(row[0])
 
     def close(self) -> None:

@@ -24,11 +24,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
+
+from sqlalchemy import Connection
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter
 from toc.model.clock import to_ms
@@ -301,6 +303,18 @@ class Client:
             raise
         self._end("ok", call, outcome=outcome.value)
         return outcome
+
+    @contextmanager
+    def cancelled_with(self, connection: Connection, job_ids: Sequence[int]) -> Iterator[list[CancelOutcome]]:
+        """Cancel tasks in the transaction of a connection, which the block commits. The list has their
+        outcomes then."""
+        calls = [self._invoke("cancel", job=job_id) for job_id in job_ids]
+        changes = [self.center.cancel(job_id, connection=connection) for job_id in job_ids]
+        outcomes: list[CancelOutcome] = []
+        yield outcomes
+        for call, change in zip(calls, changes, strict=True):
+            outcomes.append(change.outcome)
+            self._end("ok", call, outcome=change.outcome.value)
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """As TimeoutCenter.reschedule."""

@@ -210,7 +210,15 @@ class NotPulled(InvalidInput):
 
 
 class WrongShardConnection(InvalidInput):
-    """``connection=`` does not lead to the server of the task's shard."""
+    """``session=`` or ``connection=`` does not lead to the server of the task's shard, or may not write
+    there."""
+
+
+class TwoPhase(InvalidInput):
+    """A two-phase transaction was given: whether it commits is decided elsewhere, and later."""
+
+    def __init__(self) -> None:
+        super().__init__("a two-phase transaction cannot be joined; use toc.outbox, or a session without it")
 
 
 # --- the state of the system forbids it
@@ -230,6 +238,11 @@ class UnreadableTask(TocError):
 
 class BodyGone(TocError):
     """The body of a task that was looked up is gone: it was purged or replaced since."""
+
+
+class NotCommitted(TocError):
+    """The outcome of a change was read that is not committed: the caller's transaction is still open, or it,
+    or a savepoint in it, was rolled back."""
 
 
 class UnknownHost(TocError):

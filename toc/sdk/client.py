@@ -10,15 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 from weakref import WeakSet
 
 from toc.config import Settings
 from toc.failpoint import failpoint
-from toc.index.messages import CancelReply
 from toc.index.no_index import NoIndex
 from toc.index.queues import Queues
 from toc.model.body import Body
@@ -28,10 +28,12 @@ from toc.model.errors import (
     ConfigError,
     DuplicateHandler,
     InvalidInput,
+    NotCommitted,
     PartialCancel,
     PartialSubmit,
     SchemaBehind,
     StoreUnavailable,
+    TocError,
 )
 from toc.model.fork import call_in_children
 from toc.model.handler import Handler
@@ -51,14 +53,22 @@ from toc.model.task import (
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
-from toc.sdk.indexing import Indexing, near
+from toc.sdk.changes import Change, Changes, InTransaction
+from toc.sdk.indexing import Indexing
 from toc.sdk.schedules import Schedules
 from toc.sdk.submission import OF_TIMES, RowMaker, at_any_time, bodies_of, check_job_id, conflict_of
 from toc.sdk.targets import Targets
 from toc.store.store import Store
+from toc.store.tasks.after_commit import AfterCommit
+from toc.store.tasks.callers_transaction import connection_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
+
+    AnySession = Session | AsyncSession
+    AnyConnection = Connection | AsyncConnection
 
 log = get_logger(__name__)
 
@@ -114,6 +124,8 @@ class TimeoutCenter:
         self._parts: StandIn | None = None
         self.handlers: dict[str, Handler] = {}
         self._indexing = Indexing(self)
+        self._changes = Changes(lambda: self.store, self._indexing, lambda: self.clock)
+        self._after_commit = AfterCommit(self._committed)
         self.schedules = Schedules(
             store=self._placed_store,
             catalog=lambda: self.catalog,
@@ -224,6 +236,7 @@ class TimeoutCenter:
 
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
+        self._after_commit.close()
         with self._lock:
             if self._store is not None:
                 self._store.close()
@@ -282,7 +295,8 @@ class TimeoutCenter:
         attribute: Mapping[str, Any] | None = None,
         dedup_key: str | None = None,
         slot_basis: str | None = None,
-        connection: Connection | None = None,
+        session: AnySession | None = None,
+        connection: AnyConnection | None = None,
         tries: int = 0,
         expires_at: datetime | None = None,
         body: bytes | None = None,
@@ -295,9 +309,12 @@ class TimeoutCenter:
 
         ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond. A
         second submit with the same topic, biz_id and ``dedup_key`` returns the first job_id. ``slot_basis``
-        chooses the slot (default: the biz_id). With ``connection`` the row is written in the caller's
-        transaction; after the commit ``index`` indexes it at once, or the sweep within a second of its time.
-        ``body`` holds at most TOC_MAX_BODY bytes; ``content_type`` is by default application/octet-stream.
+        chooses the slot (default: the biz_id). ``body`` holds at most TOC_MAX_BODY bytes; ``content_type`` is
+        by default application/octet-stream.
+
+        With ``session`` (a Session, or an AsyncSession within its ``run_sync``) or ``connection`` the row is
+        written in the caller's transaction: the task exists exactly if that commits, and is indexed after it.
+        Raises WrongShardConnection unless that server holds the task's shard; TwoPhase.
 
         ``tries`` is the number of all its tries, at most 65,534; 0: as many as its topic gives; 65,535: no
         limit. No try starts after ``expires_at``, an aware datetime not before the action_time. A task that
@@ -318,20 +335,9 @@ class TimeoutCenter:
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
             content_type, on_conflict, target, url,
         )  # fmt: skip
-        if connection is None:
-            return self.put(task).job_id
-        if conflict_of(task) is not OnConflict.KEEP:
-            raise InvalidInput(
-                f"on_conflict={on_conflict!r} needs its own transaction: it cannot use connection="
-            )
-        row = self._row(task)
-        one = Submission(row, bodies_of([task], [row]))
-
-        def put() -> int:
-            self._check_layout()
-            return self.store.put_with(connection, one)
-
-        return self._traced([row], put, lambda job_id: [job_id])
+        if (theirs := self._theirs(session, connection)) is not None:
+            return self._submit_with(theirs, [task])[0]
+        return self.put(task).job_id
 
     def put(self, task: NewTask, *, request: Request | None = None) -> Put:
         """Store a task, or do with the task that has its dedup_key what ``on_conflict`` says; return which.
@@ -382,15 +388,31 @@ class TimeoutCenter:
             raise refused
         return kept
 
-    def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
+    def submit_many(
+        self,
+        tasks: Iterable[NewTask],
+        *,
+        session: AnySession | None = None,
+        connection: AnyConnection | None = None,
+    ) -> list[int]:
         """Store many tasks, one round trip per server and thousand; return their job_ids in the order given.
 
         With bodies, a round trip holds about half a megabyte of them.
 
         All tasks are checked before any is written. Raises what ``submit`` raises, or PartialSubmit when one
-        server failed after another had stored its part.
+        server failed after another had stored its part. ``session`` and ``connection``: as for ``submit``;
+        if it raises, it has stored none.
         """
+        if (theirs := self._theirs(session, connection)) is not None:
+            return self._submit_with(theirs, list(tasks))
         return self._submit_many(tasks)
+
+    def _submit_with(self, theirs: InTransaction, tasks: Sequence[NewTask]) -> list[int]:
+        rows = [self._row(task) for task in tasks]
+        if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
+            raise InvalidInput("on_conflict needs its own transaction: it cannot use session= or connection=")
+        contents = bodies_of(tasks, rows)
+        return self._traced(rows, lambda: theirs.submit([Submission(row, contents) for row in rows]), list)
 
     def _submit_many(self, tasks: Iterable[NewTask], *, by_dialect: bool = False) -> list[int]:
         tasks = list(tasks)
@@ -413,10 +435,10 @@ class TimeoutCenter:
         )
 
     def index(self, job_ids: Iterable[int]) -> None:
-        """Put tasks that were stored through ``connection=`` into the index now, after the commit.
+        """Put tasks that were stored in a caller's transaction into the index now, after the commit.
 
-        Optional: the sweep does it within a second. Ignores ids that are unknown or not pending. Raises
-        InvalidInput or StoreUnavailable.
+        Optional: a thread does it after SQLAlchemy's commit, and the sweep within a second. Ignores ids that
+        are unknown or not pending. Raises InvalidInput or StoreUnavailable.
         """
         checked = [check_job_id(job_id) for job_id in job_ids]
         self._check_layout()
@@ -425,66 +447,115 @@ class TimeoutCenter:
 
     # --- change
 
-    def cancel(self, job_id: int) -> CancelOutcome:
+    @overload
+    def cancel(self, job_id: int) -> CancelOutcome: ...
+    @overload
+    def cancel(self, job_id: int, *, session: AnySession) -> Change[CancelOutcome]: ...
+    @overload
+    def cancel(self, job_id: int, *, connection: AnyConnection) -> Change[CancelOutcome]: ...
+    def cancel(
+        self, job_id: int, *, session: AnySession | None = None, connection: AnyConnection | None = None
+    ) -> CancelOutcome | Change[CancelOutcome]:
         """Cancel a pending task. Raises StoreUnavailable when it is not known to be cancelled.
 
         Cancels the row, then removes the entry. The outcome is MAY_HAVE_STARTED if the entry is in the
         PrepareQueue after the due time, or if the index cannot be asked and the due time is near.
+
+        With ``session`` or ``connection`` the row is cancelled in the caller's transaction; the ``outcome``
+        of what is returned exists after the commit. Raises what ``submit`` raises with them.
         """
         job_id = check_job_id(job_id)
         self._check_places()
-        return self._cancel([job_id])[job_id]
+        if (theirs := self._theirs(session, connection)) is not None:
+            return theirs.cancel([job_id], lambda outcomes: outcomes[job_id])
+        return self._changes.cancel([job_id])[job_id]
 
-    def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]:
+    @overload
+    def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]: ...
+    @overload
+    def cancel_by_biz(
+        self, topic: str, biz_id: int | str, *, session: AnySession
+    ) -> Change[dict[int, CancelOutcome]]: ...
+    @overload
+    def cancel_by_biz(
+        self, topic: str, biz_id: int | str, *, connection: AnyConnection
+    ) -> Change[dict[int, CancelOutcome]]: ...
+    def cancel_by_biz(
+        self,
+        topic: str,
+        biz_id: int | str,
+        *,
+        session: AnySession | None = None,
+        connection: AnyConnection | None = None,
+    ) -> dict[int, CancelOutcome] | Change[dict[int, CancelOutcome]]:
         """Cancel every task of one biz_id on a topic; return each outcome by job_id.
 
         Takes a few round trips per 500 tasks. Raises InvalidBizId, UnknownTopic, StoreUnavailable when
         nothing is known to be cancelled, or PartialCancel when it failed after some outcomes were known.
+        ``session`` and ``connection``: as for ``cancel``, all in the caller's one transaction.
         """
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
         self._check_places()
+        if (theirs := self._theirs(session, connection)) is not None:
+            job_ids = self.store.ids_with(theirs.connection, biz, biz_type)
+            return theirs.cancel(job_ids, lambda outcomes: outcomes)
         job_ids = self.store.ids_of(biz, biz_type)
         outcomes: dict[int, CancelOutcome] = {}
         for first in range(0, len(job_ids), CANCEL_TOGETHER):
             try:
-                outcomes |= self._cancel(job_ids[first : first + CANCEL_TOGETHER])
+                outcomes |= self._changes.cancel(job_ids[first : first + CANCEL_TOGETHER])
             except (StoreUnavailable, SchemaBehind) as exc:
                 if not outcomes:
                     raise
                 raise PartialCancel(outcomes, job_ids[first:]) from exc
         return outcomes
 
+    @overload
     def reschedule(
         self, job_id: int, *, action_time: datetime, expires_at: datetime | None = None
-    ) -> RescheduleOutcome:
+    ) -> RescheduleOutcome: ...
+    @overload
+    def reschedule(
+        self, job_id: int, *, action_time: datetime, expires_at: datetime | None = None, session: AnySession
+    ) -> Change[RescheduleOutcome]: ...
+    @overload
+    def reschedule(
+        self,
+        job_id: int,
+        *,
+        action_time: datetime,
+        expires_at: datetime | None = None,
+        connection: AnyConnection,
+    ) -> Change[RescheduleOutcome]: ...
+    def reschedule(
+        self,
+        job_id: int,
+        *,
+        action_time: datetime,
+        expires_at: datetime | None = None,
+        session: AnySession | None = None,
+        connection: AnyConnection | None = None,
+    ) -> RescheduleOutcome | Change[RescheduleOutcome]:
         """Give a pending task another deadline and all its tries. Raises what ``submit`` raises.
 
         ``expires_at``: None leaves it as it is. A task that expires before ``action_time`` needs another one:
-        InvalidExpiry.
+        InvalidExpiry. ``session`` and ``connection``: as for ``cancel``.
         """
         job_id = check_job_id(job_id)
         self._check_places()
+        theirs = self._theirs(session, connection)
         row = self.store.get(job_id)
-        if row is None:
+        if row is None and theirs is None:
             return RescheduleOutcome.UNKNOWN
-        topic = self.catalog.of_type(row.biz_type)
+        topic = None if row is None else self.catalog.of_type(row.biz_type)
         due = self._intake.deadline(topic, None, action_time)
         expiry = self._intake.expiry(expires_at, due)
+        if theirs is not None:
+            return theirs.reschedule(job_id, due, expiry)
         changed, row = self.store.reschedule(job_id, due, expires_at=expiry)
         failpoint("reschedule.row-written")
-        if row is None:
-            return RescheduleOutcome.UNKNOWN
-        if not changed:
-            return RescheduleOutcome.TOO_LATE
-        now = self.clock.now_ms()
-        reply = self._indexing.move(row, due, now)
-        may_have_started = (
-            row.attempts
-            or row.crashes
-            or (near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
-        )
-        return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
+        return self._changes.judge_reschedule(row, due, changed=changed)
 
     # --- look up
 
@@ -508,51 +579,24 @@ class TimeoutCenter:
 
     # --- inside
 
-    def _cancel(self, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
-        found = self.store.cancel_many(job_ids)  # [rule: row-first]
-        failpoint("cancel.row-written")
-        outcomes = dict.fromkeys(job_ids, CancelOutcome.UNKNOWN)
-        cancelled: dict[int, tuple[bool, TaskRow]] = {}
-        for job_id, (changed, row) in found.items():
-            if row.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
-                outcomes[job_id] = CancelOutcome.TOO_LATE
-                continue
-            outcomes[job_id] = CancelOutcome.CANCELLED
-            if not row.expired:  # else it ended by itself, before its first try
-                cancelled[job_id] = changed, row
-        replies = self._indexing.take_out(row for _, row in cancelled.values())
-        started = {
-            job_id: self._may_have_started(row, replies.get(job_id), changed=changed)
-            for job_id, (changed, row) in cancelled.items()
-        }
-        doubtful = [job_id for job_id, may in started.items() if may is None]
-        # No entry: the task was never taken, or it finished between our two steps. The worker that finishes a
-        # cancelled or rescheduled task marks its row as tried before it moves the entry.
-        # [rule: honest-cancel]
-        for job_id, seen in self.store.read(doubtful).items() if doubtful else ():
-            started[job_id] = seen.attempts > 0 or seen.last_error is not None
-        tried = [job_id for job_id, may in started.items() if may]
-        if tried:
-            self.store.mark_tried(tried)
-            outcomes |= dict.fromkeys(tried, CancelOutcome.MAY_HAVE_STARTED)
-        return outcomes
+    def _theirs(self, session: AnySession | None, connection: AnyConnection | None) -> InTransaction | None:
+        """Return what works in the caller's transaction, if one was given."""
+        if session is None and connection is None:
+            return None
+        self._check_layout()
+        found = connection_of(session, connection)
+        return InTransaction(self.store, self._changes, self._after_commit, found)
 
-    def _may_have_started(self, row: TaskRow, reply: CancelReply | None, *, changed: bool) -> bool | None:
-        """Whether a try of a cancelled task may have started. ``changed``: this call cancelled it.
-
-        None: only the row can tell, and it must be read after the index was asked.
-        """
-        if row.attempts or row.crashes or row.last_error is not None:
-            return True  # redrive and reschedule give all tries back, and keep the error
-        if reply is None:
-            # With a version, the task may be running for the deadline it had before it was rescheduled.
-            return row.version > 0 or near(row, self.clock.now_ms() if changed else row.gmt_modified)
-        if reply.prepared:
-            due = reply.redis_now_ms >= row.action_time if changed else near(row, row.gmt_modified)
-            return row.version > 0 or due
-        if changed and row.version == 0 and reply.redis_now_ms < row.action_time:
-            return False
-        return None
+    def _committed(self, whats: Sequence[int | Change[Any]]) -> None:
+        """Index what a caller's transaction has done, if it was committed. The sweep does what fails."""
+        try:
+            self.index(what for what in whats if isinstance(what, int))
+            for what in whats:
+                if isinstance(what, Change):
+                    with suppress(NotCommitted):  # a savepoint was rolled back
+                        _ = what.outcome
+        except TocError as exc:
+            log.warning("commit_not_indexed", tasks=len(whats), error=str(exc))
 
     def _check_places(self) -> None:
         """Raise on a bad URL of either server, or on a wrong layout, before anything is written."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import TypeVar, Unpack
 
+from sqlalchemy import Connection
+
 from toc.model.body import Content
 from toc.model.clock import Clock
 from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
@@ -48,7 +50,7 @@ from toc.store.tasks.callers_transaction import CallersTransaction
 from toc.store.tasks.ended import EndedRows
 from toc.store.tasks.history import FailedTry, parse
 from toc.store.tasks.leases import LEASED_IS_TRIED, Leases
-from toc.store.tasks.plan import new_version, seen_columns, seen_rows
+from toc.store.tasks.plan import cancelling, new_version, seen_columns, seen_rows, tried
 from toc.store.tasks.pulls import Pulls
 from toc.store.tasks.requests import Requests
 from toc.store.tasks.scan import Scans
@@ -101,7 +103,7 @@ class Store(Batches):
         writer = self._writer = Writer(shards, job_ids, self._stamp, self.requests)
         self.put, self.put_each, self.put_many = writer.put, writer.put_each, writer.put_many
         self.kept = writer.kept
-        self.put_with = CallersTransaction(shards, writer).put
+        self.callers = CallersTransaction(shards, writer, self._stamp)
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
         self.pulls = Pulls(shards, self._stamp)
@@ -224,6 +226,12 @@ class Store(Batches):
             whole = len(result.rows) == IDS_READ
         return ids
 
+    def ids_with(self, connection: Connection, biz: BizId, biz_type: int) -> list[int]:
+        """Return what ``ids_of`` does, with those that a caller's transaction has submitted."""
+        server, where, params = self._of_biz(biz, biz_type)
+        select = Statement(f"SELECT job_id FROM {where}", params)
+        return sorted({*self.ids_of(biz, biz_type), *self.callers.ids(connection, server, select)})
+
     def _of_biz(self, biz: BizId, biz_type: int | None) -> tuple[DatabaseServer, str, list[bytes]]:
         """Return the server of a biz_id, and its rows as table, condition and parameters."""
         table = biz.crc % self._shards.tables
@@ -247,18 +255,14 @@ class Store(Batches):
         self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
     ) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
         now = self._stamp()
-        ended = server.instant(now)
-        tried = LEASED_IS_TRIED.format(greatest=server.greatest)
-        what = sql.columns(server, attempts=tried)
+        what = sql.columns(server, attempts=LEASED_IS_TRIED.format(greatest=server.greatest))
         statements = []
         for table, part in ids.items():
             name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
-            statements.append(Statement(f"SELECT {what} FROM {name} WHERE {where}{server.for_update}"))
+            by_key = server.by_primary_key(name)
+            statements.append(Statement(f"SELECT {what} FROM {by_key} WHERE {where}{server.for_update}"))
             statements.append(
-                Statement(
-                    f"UPDATE {name} SET status={CANCELLED},attempts={tried},next_time={ended},"
-                    f"gmt_modified={ended} WHERE {where} AND status={PENDING}"
-                )
+                Statement(f"UPDATE {by_key} SET {cancelling(server, now)} WHERE {where} AND status={PENDING}")
             )
         for row in sql.task_rows(server.run(statements, transaction=True)[::2]):
             if row.status == CANCELLED and row.gmt_modified == now:
@@ -305,7 +309,7 @@ class Store(Batches):
             if row is None or row.status != PENDING:
                 return False, row
             check_expiry(expires_at or row.expires_at, action_time)
-            before = row._replace(attempts=max(row.attempts, 1)) if found[0].leased else row
+            before = tried(found[0])
             statements = [new_version(server, name, found[0], action_time, now, expiry)]
             if row.body_sha256 is not None:
                 statements.append(bodies.follow(self._shards.body_names[table], name, [job_id]))

@@ -105,9 +105,9 @@ def test_a_body_of_the_callers_transaction_is_there_when_that_commits(
     content = Content("a/b", EVERY_BYTE)
     row, rolled_back = with_body(new_row(), content), with_body(new_row(), content)
     with engine.connect() as connection:
-        assert store.put_with(connection, Submission(row, {content.fingerprint(): content})) == row.job_id
+        assert store.callers.put(connection, Submission(row, {content.fingerprint(): content})) == row.job_id
         connection.commit()
-        store.put_with(connection, Submission(rolled_back, {content.fingerprint(): content}))
+        store.callers.put(connection, Submission(rolled_back, {content.fingerprint(): content}))
         connection.rollback()
     engine.dispose()
     assert stored(store, row) == content

@@ -262,11 +262,34 @@ def test_a_lock_that_outlasts_one_wait_is_waited_for_again(
     holder = root.connect().execution_options(isolation_level="READ COMMITTED")
     with holder, ThreadPoolExecutor(1) as thread:
         holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id = {row.job_id} FOR UPDATE")
-        finish = thread.submit(mysql_store.finish, [(row.job_id, 0)])
+        cancel = thread.submit(mysql_store.cancel_many, [row.job_id])
         bit = until(lambda: int(_status(root, "Innodb_row_lock_waits")) >= before + 2, 9)
         holder.rollback()
-        assert finish.result() == {row.job_id: Finish.DONE}
+        changed, _ = cancel.result()[row.job_id]
+        assert changed
     assert bit, "the lock wait did not time out, so nothing was tried again"
+
+
+def test_what_is_written_in_batches_waits_once_for_rows_that_others_have_locked(
+    mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
+) -> None:
+    rows = [new_row(biz_id=7) for _ in range(3)]  # of one table
+    for row in rows:
+        insert(mysql_store, row)
+    (held, free, later), table = [row.job_id for row in rows], BizId.of(7).crc % mysql_place.tables
+    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
+    with root.connect().execution_options(isolation_level="READ COMMITTED") as holder:
+        holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id={held} FOR UPDATE")
+        done = mysql_store.finish([(held, 0), (free, 0)])
+        assert (done, list(done.unanswered)) == ({free: Finish.DONE}, [held])
+        waited = int(_status(root, "Innodb_row_lock_waits"))
+        missing = held + 4096 * 1024
+        done = mysql_store.finish([(held, 0), (later, 0), (missing, 0)])
+        assert done == {later: Finish.DONE, missing: Finish.MISSING}
+        assert list(done.unanswered) == [held]
+        assert int(_status(root, "Innodb_row_lock_waits")) == waited
+        holder.rollback()
+    assert mysql_store.finish([(held, 0)]) == {held: Finish.DONE}
 
 
 def test_the_victim_of_a_deadlock_is_sent_again(

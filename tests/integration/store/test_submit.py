@@ -245,14 +245,14 @@ def test_a_callers_character_set_changes_nothing_and_costs_no_transaction(
     row = new_row("é🕰'\\", attribute='{"a":"é日🕰\\\\%s"}', dedup_key=f"{session} {charset} 🕰'\\", **body)
     other = new_row()
     with engine.connect() as connection:
-        mysql_store.put_with(connection, Submission(other))
+        mysql_store.callers.put(connection, Submission(other))
         connection.exec_driver_sql(session)
         for attempt in range(2):
             again = row._replace(job_id=row.job_id + attempt)
-            found = mysql_store.put_with(connection, Submission(again, {content.fingerprint(): content}))
+            found = mysql_store.callers.put(connection, Submission(again, {content.fingerprint(): content}))
             assert found == row.job_id
         with pytest.raises(DedupConflict, match="another attribute"):
-            mysql_store.put_with(connection, Submission(row._replace(attribute='{"a":"é日?"}')))
+            mysql_store.callers.put(connection, Submission(row._replace(attribute='{"a":"é日?"}')))
         connection.commit()
     engine.dispose()
     assert mysql_store.get(row.job_id) == row
@@ -268,7 +268,7 @@ def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
     name = store._shards.body_names[store._shards.table_of(row.job_id)]
     with place.without(name), engine.connect() as connection:
         with pytest.raises(SchemaBehind):
-            store.put_with(connection, Submission(row, {content.fingerprint(): content}))
+            store.callers.put(connection, Submission(row, {content.fingerprint(): content}))
         connection.commit()
     assert store.get(row.job_id) is None
 
@@ -282,10 +282,10 @@ def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_l
         most = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
         content = Content("a/b", bytes(most // 2))
         body = {"body_length": len(content.data), "body_sha256": content.fingerprint()}
-        mysql_store.put_with(connection, Submission(kept))
+        mysql_store.callers.put(connection, Submission(kept))
         refused = new_row(**body)
         with pytest.raises(StoreUnavailable, match="max_allowed_packet"):
-            mysql_store.put_with(connection, Submission(refused, {content.fingerprint(): content}))
+            mysql_store.callers.put(connection, Submission(refused, {content.fingerprint(): content}))
         connection.commit()
     engine.dispose()
     assert mysql_store.read([kept.job_id, refused.job_id]) == {kept.job_id: kept}
@@ -297,7 +297,7 @@ def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_
     def submit() -> None:
         engine = create_engine(mysql_place.urls[0])
         with engine.connect() as connection:
-            mysql_store.put_with(connection, Submission(new_row()))
+            mysql_store.callers.put(connection, Submission(new_row()))
             connection.commit()
         engine.dispose()
 
@@ -322,7 +322,7 @@ def test_an_error_in_the_callers_transaction_does_not_show_the_attribute(
     with engine.connect() as connection:
         connection.exec_driver_sql("SET TRANSACTION READ ONLY")
         with pytest.raises(StoreUnavailable) as caught:
-            mysql_store.put_with(connection, Submission(row))
+            mysql_store.callers.put(connection, Submission(row))
     engine.dispose()
     assert "canary" not in "".join(traceback.format_exception(caught.value))
 
@@ -334,11 +334,11 @@ def test_dedup_keys_and_taken_ids_hold_in_the_callers_transaction_too(
     insert(store, first)
     with engine.begin() as connection:
         same = new_row(first.biz_id, dedup_key="close")
-        assert store.put_with(connection, Submission(same)) == first.job_id
+        assert store.callers.put(connection, Submission(same)) == first.job_id
         with pytest.raises(DedupConflict):
-            store.put_with(connection, Submission(same._replace(attribute='{"x":1}')))
+            store.callers.put(connection, Submission(same._replace(attribute='{"x":1}')))
         clash = new_row(first.biz_id, job_id=first.job_id)
-        fresh = store.put_with(connection, Submission(clash))
+        fresh = store.callers.put(connection, Submission(clash))
     assert store.get(fresh) == clash._replace(job_id=fresh)
     assert store.get(first.job_id) == first
 

@@ -50,6 +50,9 @@ opened to learn the state of the server; each step of opening it may take as lon
 other caller waits meanwhile."""
 AGAIN_SECONDS = 0.25
 """Seconds between questions to what is marked."""
+LOCKED_SECONDS = 5.0
+"""For so long after rows were found locked, it is asked which are before others are written: a batch with one
+of them would wait for its lock."""
 JOIN_SECONDS = 2.0
 """Most seconds that ``close`` waits for a question under way."""
 
@@ -75,6 +78,16 @@ class Health:
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
         self._tell_back: list[Callable[[], None]] = []
+        self._locked_until = float("-inf")
+
+    @property
+    def rows_locked(self) -> bool:
+        """Whether rows were found locked a moment ago."""
+        return time.monotonic() < self._locked_until
+
+    def note_locked_rows(self) -> None:
+        """Record that others have locked rows."""
+        self._locked_until = time.monotonic() + LOCKED_SECONDS
 
     def when_back(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` whenever the server, or a table of it, answers again. It runs on the thread that

@@ -51,6 +51,7 @@ class MySqlServer(DatabaseServer):
     dialect = mysql.dialect(paramstyle="format")
     greatest = "GREATEST"
     for_update = " FOR UPDATE"
+    skip_locked = " FOR UPDATE SKIP LOCKED"
     read_only = "SELECT @@global.read_only"
 
     def __init__(
@@ -127,8 +128,9 @@ class MySqlServer(DatabaseServer):
         return f"'{_second(second)}.{millisecond:03d}'"
 
     def from_now(self, milliseconds: int) -> str:
-        """An instant this many ms after NOW(3). Sessions run in UTC."""
-        return f"NOW(3)+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else "NOW(3)"
+        """An instant this many ms after now. A caller's session may have another zone than ours."""
+        now = "UTC_TIMESTAMP(3)"
+        return f"{now}+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else now
 
     def after(self, column: str, milliseconds: int) -> str:
         """An instant this many ms after that of a column."""
@@ -163,6 +165,10 @@ class MySqlServer(DatabaseServer):
         """A locking read. The index is named, lest a small table be read, and locked, row by row."""
         lock = "LOCK IN SHARE MODE" if wait else "FOR UPDATE NOWAIT"  # the only NOWAIT that both kinds know
         return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} {lock}"
+
+    def by_primary_key(self, name: str) -> str:
+        """The table with its index named: a list of most of a small table's keys would be found by a scan."""
+        return f"{name} FORCE INDEX (PRIMARY)"
 
     def or_lock(self, insert: str) -> str:
         """An INSERT with an update that changes nothing: a duplicate of a primary key is locked alone."""

@@ -364,6 +364,10 @@ class DatabaseServer(ABC):
         """
 
     @abstractmethod
+    def by_primary_key(self, name: str) -> str:
+        """Return the task table ``name``, for an UPDATE that must lock only rows of a list of job_ids."""
+
+    @abstractmethod
     def or_lock(self, insert: str) -> str:
         """Return an INSERT that, where its key exists, locks that row instead, and no other."""
 
@@ -379,6 +383,8 @@ class DatabaseServer(ABC):
     """How SQLAlchemy Core writes SQL for it."""
     greatest: str
     for_update: str
+    skip_locked: str
+    """As ``for_update``, but leaves out rows that others have locked."""
     read_only: str
     """A query that tells whether the server takes no writes; empty if that cannot be."""
 

@@ -22,7 +22,15 @@ from toc.store.servers.health import OF_TABLES as OF_TABLES
 from toc.store.servers.health import Health
 from toc.store.servers.health import Trouble as Trouble
 from toc.store.servers.mysql import MySqlServer
-from toc.store.servers.server import DatabaseServer, Locked, Options, PoolExhausted, Refused, Transient
+from toc.store.servers.server import (
+    DatabaseServer,
+    Locked,
+    Options,
+    PoolExhausted,
+    Refused,
+    Statement,
+    Transient,
+)
 from toc.store.servers.sqlite import SqliteServer
 from toc.store.servers.threads import Threads
 
@@ -181,19 +189,22 @@ class Shards:
         self,
         work: Mapping[DatabaseServer, Mapping[int, T]],
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
+        *,
+        locks: bool = False,
     ) -> Parts[R]:
         """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
         Skips servers marked as away and tables set aside. What fails is marked and harms no other: tables are
-        then tried one by one and, if rows of them are locked or refused, rows. So ``do`` must tolerate
-        further calls with less.
+        then tried one by one and, if rows of them are refused, rows. So ``do`` must tolerate further calls
+        with less. ``locks``: the parts are lists of job_ids, and ``do`` waits for locks on their rows; while
+        others hold some, such as an open transaction of a caller, those are left out and fail as Locked.
         """
         if len(work) == 1:
             ((server, tables),) = work.items()
-            return self._ask(server, tables, do)
+            return self._ask(server, tables, do, locks)
         parts: Parts[R] = Parts()
         for part in self._threads.all(
-            partial(self._ask, server, tables, do) for server, tables in work.items()
+            partial(self._ask, server, tables, do, locks) for server, tables in work.items()
         ):
             parts.results += part.results
             parts.failed |= part.failed
@@ -204,6 +215,7 @@ class Shards:
         server: DatabaseServer,
         tables: Mapping[int, T],
         do: Callable[[DatabaseServer, Mapping[int, T]], R],
+        locks: bool,
     ) -> Parts[R]:
         parts: Parts[R] = Parts()
         health = self.health[server]
@@ -213,12 +225,18 @@ class Shards:
             parts.fail(tables, failed)
             if not rest:
                 return parts
+        if locks and health.rows_locked:
+            rest = self._unlocked(server, rest, parts)
+            if not rest:
+                return parts
         try:
             parts.results.append(do(server, rest))
-        except OF_TABLES:
+        except OF_TABLES as exc:
             health.set_aside(rest)
             free, failed = health.sort_out(rest)
             parts.fail(tables, failed)
+            if locks and isinstance(exc, Locked):
+                free = self._unlocked(server, free, parts)
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)
         except StoreUnavailable as exc:
@@ -226,6 +244,33 @@ class Shards:
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts
+
+    def _unlocked(self, server: DatabaseServer, tables: Mapping[int, T], parts: Parts[R]) -> Mapping[int, T]:
+        """Return these ids without those whose rows others have locked, which fail. Waits for no lock."""
+        ids: Mapping[int, Sequence[int]] = tables  # type: ignore[assignment]
+        there, free = (
+            [
+                Statement(f"SELECT job_id FROM {self.names[table]} WHERE job_id IN ({numbers}){how}")
+                for table, part in ids.items()
+                for numbers in [",".join(map(int.__repr__, part))]
+            ]
+            for how in ("", server.skip_locked)
+        )
+        try:
+            results = server.run([*there, *free], outwait=False)
+        except StoreUnavailable:
+            return tables
+        found = [
+            {row[0] for result in half for row in result.rows}
+            for half in (results[: len(there)], results[len(there) :])
+        ]
+        locked = found[0] - found[1]
+        if locked:
+            self.health[server].note_locked_rows()
+            error = Locked(f"{server.name}: another transaction has locked the row")
+            parts.failed.update(dict.fromkeys(locked, error))
+        left = {table: [job_id for job_id in part if job_id not in locked] for table, part in ids.items()}
+        return {table: part for table, part in left.items() if part}  # type: ignore[misc]
 
     def _ask_table(
         self,

@@ -121,6 +121,7 @@ class SqliteServer(DatabaseServer):
     dialect = sqlite_dialect.dialect(paramstyle="format")
     greatest = "MAX"
     for_update = ""
+    skip_locked = ""
     read_only = ""
 
     def __init__(self, url: URL, *, read_timeout: float = 10.0, pool_size: int = 8, **_others: float) -> None:
@@ -192,6 +193,10 @@ class SqliteServer(DatabaseServer):
     def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:  # noqa: ARG002
         """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"
+
+    def by_primary_key(self, name: str) -> str:
+        """The table: nothing locks rows."""
+        return name
 
     def or_lock(self, insert: str) -> str:
         """An INSERT OR IGNORE: its transaction is the only one that writes."""

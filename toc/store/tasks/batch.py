@@ -130,6 +130,7 @@ class Batches(Tries):
         return self._shards.each(
             self._shards.group(versions),
             lambda server, ids: self._finish(server, ids, versions, now, sent),
+            locks=True,
         ).joined()
 
     def _finish(
@@ -261,14 +262,14 @@ class Batches(Tries):
                 for (_table, item), result in zip(order, results, strict=True)
             }
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
 
     def mark_tried(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
         """Record on cancelled rows that a try may have started (attempts >= 1).
 
         Returns those whose tables do not answer, with the reason.
         """
-        return self._shards.each(self._shards.group(job_ids), self._mark_tried).failed
+        return self._shards.each(self._shards.group(job_ids), self._mark_tried, locks=True).failed
 
     def mark_begun(self, job_ids: Iterable[int], what: str) -> dict[int, Trouble]:
         """Record that an uncharged try has begun: ``what`` becomes last_error, unless there is one.
@@ -283,7 +284,7 @@ class Batches(Tries):
             updates = sql.update_by_id(self._shards.names, ids, sets, where, [error_text(what)])
             server.run(updates, transaction=True, outwait=False)
 
-        return self._shards.each(self._shards.group(job_ids), send).failed
+        return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
 
     def redrive(
         self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0

@@ -95,6 +95,13 @@ def follow(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
     )
 
 
+def follow_one(name: str, job_id: int, version: int) -> Statement:
+    """Return the UPDATE that gives the body of this version the next one. It locks that body alone."""
+    return Statement(
+        f"UPDATE {name} SET version={version + 1:d} WHERE job_id={job_id:d} AND version={version:d}"
+    )
+
+
 def insert_if(
     name: str, task_name: str, job_id: int, version: int, sha256: bytes, content: Content
 ) -> Statement:

@@ -1,46 +1,118 @@
-"""Stores a row in an open transaction of the caller, through SQLAlchemy: ``connection=``.
+"""Submits and changes tasks in an open transaction of the caller, through SQLAlchemy.
 
-What is written is planned as for other submits (``write``), but sent once and never rolled back: the
-transaction is the caller's, who also chooses its isolation. So a dedup_key is looked up twice: over a
-connection of the store's own, and by a plain read over the caller's, which sees what it has inserted itself.
+What is written is planned as for other calls (``write``, ``plan``), but sent once and never rolled back: the
+transaction is the caller's, who also chooses its isolation. At REPEATABLE READ a locking read or an UPDATE
+that finds nothing, or that scans, locks gaps until that transaction ends, and with them every new row that
+belongs there. So what is not known to exist is looked up by plain reads: over a connection of the store's
+own, and over the caller's, which sees what it has written itself. Locked is by whole primary keys alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult
-from sqlalchemy.exc import DBAPIError, IntegrityError
+import pymysql
+from sqlalchemy import Connection, CursorResult, TwoPhaseTransaction
+from sqlalchemy.exc import DBAPIError, IntegrityError, MissingGreenlet, UnboundExecutionError
 
-from toc.model.errors import StoreUnavailable, WrongShardConnection
-from toc.model.task import Submission, TaskRow
-from toc.store.servers.server import DatabaseServer, Statement
+from toc.model.errors import InvalidInput, StoreUnavailable, TocError, TwoPhase, WrongShardConnection
+from toc.model.task import Submission, TaskRow, check_expiry
+from toc.store.servers.mysql_connection import error_code
+from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Shards
+from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
-from toc.store.tasks.plan import Planner, Seen, Stored
-from toc.store.tasks.write import REPEATS, Writer
+from toc.store.tasks.plan import (
+    PENDING,
+    Planner,
+    Seen,
+    Stored,
+    cancelling,
+    new_version,
+    seen_columns,
+    seen_rows,
+    tried,
+)
+from toc.store.tasks.write import REPEATS, Writer, chunks_of
+
+_NO_RIGHT = frozenset({1044, 1142, 1143})
+"""The account may not use this database, table or column."""
+_WITHOUT_TEXTS = {
+    "biz_key": "NULL",
+    "attribute": "''",
+    "dedup_key": "NULL",
+    "last_error": "CASE WHEN last_error IS NULL THEN NULL ELSE '' END",
+    "body_sha256": "CASE WHEN body_sha256 IS NULL THEN NULL ELSE '' END",
+}
+"""A caller's character set may lack a letter of a text, or differ from the one that its driver decodes."""
+UPDATED = 200
+"""Most rows of one UPDATE."""
+
+
+def connection_of(session: Any, connection: Any) -> Connection:
+    """Return the connection of a caller's transaction: of a Session or AsyncSession, or the one given.
+
+    Raises TwoPhase, WrongShardConnection; InvalidInput for an AsyncSession outside its ``run_sync``.
+    """
+    if session is not None and connection is not None:
+        raise InvalidInput("give a session or a connection, not both")
+    found = getattr(connection, "sync_connection", connection)
+    if session is not None:
+        session = session() if hasattr(session, "registry") else session  # a scoped_session
+        session = getattr(session, "sync_session", session)
+        if getattr(session, "twophase", False):
+            raise TwoPhase
+        try:
+            found = session.connection()
+        except AttributeError:
+            raise WrongShardConnection(
+                f"session must be a sqlalchemy Session or AsyncSession, not {type(session).__name__}"
+            ) from None
+        except MissingGreenlet:
+            raise InvalidInput(_IN_RUN_SYNC) from None
+        except UnboundExecutionError:
+            raise WrongShardConnection(
+                "the session has no default bind: pass connection=session.connection(bind_arguments=...) "
+                "of the bind that leads to toc's server"
+            ) from None
+    if not isinstance(found, Connection):
+        raise WrongShardConnection(f"connection must be a sqlalchemy.Connection, not {type(found).__name__}")
+    if found.closed:
+        raise WrongShardConnection("the connection passed is closed; pass one with an open transaction")
+    if isinstance(found.get_transaction(), TwoPhaseTransaction):
+        raise TwoPhase
+    return found
+
+
+_IN_RUN_SYNC = (
+    "an AsyncSession or AsyncConnection works within its run_sync: "
+    "await session.run_sync(lambda session: center.submit(..., session=session))"
+)
 
 
 class CallersTransaction:
-    """Inserts rows for callers with a transaction. Thread-safe."""
+    """Inserts and changes rows for callers with a transaction, which this never ends. Thread-safe.
 
-    def __init__(self, shards: Shards, writer: Writer) -> None:
+    Each method raises WrongShardConnection, before it writes, unless the connection leads to the server of
+    each row's table.
+    """
+
+    def __init__(self, shards: Shards, writer: Writer, stamp: Callable[[], int]) -> None:
         self._shards = shards
         self._writer = writer
+        self._stamp = stamp
         self._planner = Planner(shards)
         self._identities: dict[DatabaseServer, tuple[Any, ...] | None] = {}
 
-    def put(self, connection: Connection, one: Submission) -> int:
-        """Store a row in the caller's open transaction, which this never ends. Returns its job_id.
+    # --- submit
 
-        Raises WrongShardConnection unless the connection leads to the server of the row's table.
-        """
+    def put(self, connection: Connection, one: Submission) -> int:
+        """Store a row. Returns its job_id."""
         table = self._shards.table_of(one.row.job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
-        try:
-            self._check_server(connection, server)
+        with self._on(connection, server):
             for attempt in range(REPEATS):
                 found = None
                 if one.row.dedup_key is not None:
@@ -61,25 +133,144 @@ class CallersTransaction:
                     for statement in body:
                         _run(connection, statement)
                 except DBAPIError:
-                    with suppress(DBAPIError):  # no row without its body, should the caller commit
-                        _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={job_id:d}"))
+                    self._take_back(connection, [job_id])
                     raise
                 return job_id
-        except DBAPIError as exc:
-            if isinstance(exc.orig, Exception):
-                # Chain the driver's error: the text of SQLAlchemy's error quotes the row, with its
-                # attribute.
-                raise server.translate(exc.orig, sent=True) from exc.orig
-            raise
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 
+    def put_many(self, connection: Connection, many: Sequence[Submission]) -> list[int]:
+        """Store rows: all of them, or none if it raises. Returns their job_ids in order."""
+        stored: dict[int, int] = {}
+        plain: dict[int, list[int]] = {}
+        for n, one in enumerate(many):
+            if one.row.dedup_key is None and one.row.body_sha256 is None:
+                plain.setdefault(self._shards.table_of(one.row.job_id), []).append(n)
+        rows = [one.row for one in many]
+        tables = {self._shards.table_of(row.job_id): True for row in rows}
+        for server in self._shards.group_tables(tables):
+            with self._on(connection, server):
+                pass
+        try:
+            for server, by_table in self._shards.group_tables(plain).items():
+                for chunk in chunks_of(by_table, rows):
+                    for table, numbers in chunk.items():
+                        part = [rows[n] for n in numbers]
+                        with self._on(connection, server), suppress(IntegrityError):  # then one by one
+                            _run(connection, sql.insert(server, self._shards.names[table], part))
+                            stored |= {n: rows[n].job_id for n in numbers}
+            for n, one in enumerate(many):
+                if n not in stored:
+                    stored[n] = self.put(connection, one)
+        except TocError:
+            self._take_back(connection, {stored[n] for n in stored} & {row.job_id for row in rows})
+            raise
+        return [stored[n] for n in range(len(many))]
+
+    def _take_back(self, connection: Connection, job_ids: Iterable[int]) -> None:
+        """Delete rows that were inserted, should the caller commit in spite of the error."""
+        for ids in self._shards.group(job_ids).values():
+            for table, part in ids.items():
+                for job_id in part:
+                    with suppress(DBAPIError):
+                        delete = f"DELETE FROM {self._shards.names[table]} WHERE job_id={job_id:d}"
+                        _run(connection, Statement(delete))
+
+    # --- change
+
+    def ids(self, connection: Connection, server: DatabaseServer, select: Statement) -> list[int]:
+        """Return the job_ids that a plain read finds."""
+        with self._on(connection, server):
+            return [int(job_id) for (job_id,) in _run(connection, select)]
+
+    def cancel(self, connection: Connection, job_ids: Iterable[int]) -> dict[int, tuple[bool, TaskRow]]:
+        """Cancel those tasks that are pending. Returns for each existing one whether this call cancelled it,
+        and its row as it was before, but with the ``gmt_modified`` that it has now."""
+        now, found = self._stamp(), {}
+        for server, ids in self._shards.group(job_ids).items():
+            with self._on(connection, server):
+                pending: dict[int, list[int]] = {}
+                for seen in self._locked(connection, server, ids):
+                    row = tried(seen)
+                    changed = row.status == PENDING
+                    if changed:
+                        pending.setdefault(self._shards.table_of(row.job_id), []).append(row.job_id)
+                    found[row.job_id] = changed, row._replace(gmt_modified=now) if changed else row
+                for table, part in pending.items():
+                    for first in range(0, len(part), UPDATED):
+                        where = f"job_id IN ({sql.numbers(part[first : first + UPDATED])})"
+                        _run(
+                            connection,
+                            Statement(
+                                f"UPDATE {server.by_primary_key(self._shards.names[table])} "
+                                f"SET {cancelling(server, now)} WHERE {where} AND status={PENDING}"
+                            ),
+                        )
+        return found
+
+    def reschedule(
+        self, connection: Connection, job_id: int, action_time: int, expires_at: int
+    ) -> tuple[bool, TaskRow | None]:
+        """Do as ``Store.reschedule``; the row that is returned has no texts. Raises InvalidExpiry."""
+        table = self._shards.table_of(job_id)
+        server, name = self._shards.server_of[table], self._shards.names[table]
+        with self._on(connection, server):
+            found = self._locked(connection, server, {table: [job_id]})
+            if not found or found[0].row.status != PENDING:
+                return False, found[0].row if found else None
+            row = found[0].row
+            check_expiry(expires_at or row.expires_at, action_time)
+            expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
+            _run(connection, new_version(server, name, found[0], action_time, self._stamp(), expiry))
+            if row.body_sha256 is not None:
+                _run(connection, bodies.follow_one(self._shards.body_names[table], job_id, row.version))
+            return True, tried(found[0])
+
+    def _locked(
+        self, connection: Connection, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
+    ) -> list[Seen]:
+        """Lock those rows that there are, each by its whole primary key, and return them without texts."""
+        names = self._shards.names
+        there = sql.select_by_id(server, "job_id", names, ids)
+        known = {row[0] for result in server.run(there) for row in result.rows}
+        known.update(int(row[0]) for statement in there for row in _run(connection, statement))
+        what = seen_columns(server, **_WITHOUT_TEXTS)
+        selects = [
+            f"SELECT {what} FROM {names[table]} WHERE job_id={job_id:d}{server.for_update}"
+            for table, part in ids.items()
+            for job_id in part
+            if job_id in known
+        ]
+        return seen_rows(
+            Result([tuple(row) for row in _run(connection, statement)], 0)
+            for statement in sql.unions(server, selects)
+        )
+
+    # --- whose connection it is
+
+    @contextmanager
+    def _on(self, connection: Connection, server: DatabaseServer) -> Iterator[None]:
+        """Name the errors of what is done over the caller's connection, once it is known to lead there."""
+        try:
+            self._check_server(connection, server)
+            yield
+        except MissingGreenlet:
+            raise InvalidInput(_IN_RUN_SYNC) from None
+        except DBAPIError as exc:
+            error = exc.orig
+            if not isinstance(error, Exception):
+                raise
+            if not self._shards.layout.sqlite and not isinstance(error, pymysql.err.MySQLError):
+                error = pymysql.err.OperationalError(*error.args)  # another driver's
+            if error_code(error) in _NO_RIGHT:
+                like = self._shards.layout.prefix.replace("_", r"\_")
+                raise WrongShardConnection(
+                    f"{server.name}: the account of this connection needs GRANT SELECT, INSERT, UPDATE, "
+                    f"DELETE ON `{like}%`.* ({error_code(error)}); without it, use toc.outbox"
+                ) from error
+            # Chain the driver's error: the text of SQLAlchemy's error quotes the row, with its attribute.
+            raise server.translate(error, sent=True) from exc.orig
+
     def _check_server(self, connection: Connection, server: DatabaseServer) -> None:
-        if not isinstance(connection, Connection):
-            raise WrongShardConnection(
-                f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}"
-            )
-        if connection.closed:
-            raise WrongShardConnection("the connection passed is closed; pass one with an open transaction")
         family = "sqlite" if self._shards.layout.sqlite else "mysql"
         theirs = None
         if connection.dialect.name.replace("mariadb", "mysql") == family:
@@ -94,7 +285,9 @@ class CallersTransaction:
             self._identities[server] = server.identity(lambda text: server.run([Statement(text)])[0].rows[0])
         if theirs is None or theirs != self._identities[server]:
             raise WrongShardConnection(
-                f"this task is stored on {server.name}; the connection passed leads to another server"
+                f"this task is stored on {server.name}, and the connection passed leads to another server: "
+                "only tasks of a biz_id that is stored on your own server can join its transaction. "
+                "For others there is toc.outbox"
             )
 
     def _check_packets(

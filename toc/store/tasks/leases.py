@@ -151,7 +151,7 @@ class Leases:
             ]
             return {row[0] for result in server.run(sql.unions(server, reads)) for row in result.rows}
 
-        parts = self._shards.each(self._shards.group(seconds), send)
+        parts = self._shards.each(self._shards.group(seconds), send, locks=True)
         ours: set[int] = set().union(*parts.results)
         return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
 
@@ -177,7 +177,7 @@ class Leases:
             updates = sql.update_by_id(self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
             server.run(updates, transaction=True, outwait=False)
 
-        return self._shards.each(self._shards.group(job_ids), send).failed
+        return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
 
 
 def _unfailed(row: TryRow | None) -> str:

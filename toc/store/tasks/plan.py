@@ -18,9 +18,10 @@ from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.tasks import bodies, requests
 from toc.store.tasks import rows as sql
+from toc.store.tasks.leases import LEASED_IS_TRIED
 from toc.store.tasks.pulls import moved
 
-PENDING = int(TaskStatus.PENDING)
+PENDING, CANCELLED = int(TaskStatus.PENDING), int(TaskStatus.CANCELLED)
 
 TRIED_BEFORE = "a try for a former time had begun"
 """last_error of a tried task without another error, after a new deadline has restored all tries."""
@@ -132,7 +133,7 @@ class Planner:
                     bodies.insert_if(body_name, name, before.job_id, version, row.body_sha256, content)
                 )
         due = max(row.action_time, 0 if seen.leased else seen.until)
-        return Plan(asked, Stored(put, before=_tried(seen), due=due), changes=changes, telling=telling)
+        return Plan(asked, Stored(put, before=tried(seen), due=due), changes=changes, telling=telling)
 
     def transaction(
         self, server: DatabaseServer, plans: Sequence[Plan], now: int
@@ -217,13 +218,19 @@ def new_version(
     be running. A hand-out ends, but the row is not due before its ttr would have ended.
     """
     due, row = server.instant(action_time), seen.row
-    tried = seen.leased or row.attempts or row.crashes  # it resets both, but a cancel must know
+    begun = seen.leased or row.attempts or row.crashes  # it resets both, but a cancel must know
     return Statement(  # [rule: new-version]
         f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},"
-        f"{moved(server, due)},{more}{'last_error=COALESCE(last_error,%s),' if tried else ''}"
+        f"{moved(server, due)},{more}{'last_error=COALESCE(last_error,%s),' if begun else ''}"
         f"gmt_modified={server.instant(stamp)} WHERE job_id={row.job_id:d} AND {as_read(seen)}",
-        [*params, TRIED_BEFORE] if tried else params,
+        [*params, TRIED_BEFORE] if begun else params,
     )
+
+
+def cancelling(server: DatabaseServer, now: int) -> str:
+    """Return the assignments that cancel a row at ``now`` (ms)."""
+    ended, attempts = server.instant(now), LEASED_IS_TRIED.format(greatest=server.greatest)
+    return f"status={CANCELLED},attempts={attempts},next_time={ended},gmt_modified={ended}"
 
 
 def as_read(seen: Seen) -> str:
@@ -236,10 +243,10 @@ def as_read(seen: Seen) -> str:
     )
 
 
-def seen_columns(server: DatabaseServer) -> str:
-    """Return what to SELECT for ``seen_rows``."""
-    until = server.milliseconds("lease_until")
-    return f"lease_owner IS NOT NULL,COALESCE({until},0),pull_nonce IS NOT NULL,{sql.columns(server)}"
+def seen_columns(server: DatabaseServer, **instead: str) -> str:
+    """Return what to SELECT for ``seen_rows``; ``instead`` replaces columns."""
+    until, columns = server.milliseconds("lease_until"), sql.columns(server, **instead)
+    return f"lease_owner IS NOT NULL,COALESCE({until},0),pull_nonce IS NOT NULL,{columns}"
 
 
 def seen_rows(results: Iterable[Result]) -> list[Seen]:
@@ -254,7 +261,7 @@ def seen_rows(results: Iterable[Result]) -> list[Seen]:
     return found
 
 
-def _tried(seen: Seen) -> TaskRow:
+def tried(seen: Seen) -> TaskRow:
     """Return a row as callers see it: a leased one counts as tried."""
     return seen.row._replace(attempts=max(seen.row.attempts, 1)) if seen.leased else seen.row
 

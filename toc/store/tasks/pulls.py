@@ -120,7 +120,7 @@ class Pulls:
                 )
             return self._after(server, ids, updates)
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
 
     def release(self, leases: Iterable[PullLease]) -> Answers[PullRow | None]:
         """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.
@@ -182,7 +182,7 @@ class Pulls:
                     }
             return outcomes
 
-        return self._shards.each(self._shards.group(by_id), send).joined()
+        return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
 
     def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
         """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
@@ -267,7 +267,7 @@ class Pulls:
             rows = self._after(server, ids, [update(server, name, job_id) for name, job_id in wanted])
             return {job_id: result(job_id, rows.get(job_id)) for _, job_id in wanted}
 
-        return self._shards.each(self._shards.group(job_ids), send).joined()
+        return self._shards.each(self._shards.group(job_ids), send, locks=True).joined()
 
     def _select(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
         return sql.select_by_id(server, self._columns[server], self._shards.names, ids)

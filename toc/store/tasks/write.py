@@ -241,7 +241,7 @@ class Writer:
         chunks = [
             (server, chunk)
             for server, tables in self._shards.group_tables(by_table).items()
-            for chunk in _chunks(tables, rows)
+            for chunk in chunks_of(tables, rows)
         ]
         written = False
         unknown: list[int] = []
@@ -588,7 +588,7 @@ def _content(row: TaskRow) -> tuple[object, ...]:
     return row.action_time, row.attribute, row.body_sha256, row.tries, row.expires_at
 
 
-def _chunks(by_table: Mapping[int, Sequence[int]], rows: Sequence[TaskRow]) -> Iterator[Chunk]:
+def chunks_of(by_table: Mapping[int, Sequence[int]], rows: Sequence[TaskRow]) -> Iterator[Chunk]:
     """Split rows of one server, given by table and number, into chunks of bounded size."""
     chunk: dict[int, list[int]] = {}
     many = size = 0

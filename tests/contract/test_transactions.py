@@ -1,0 +1,380 @@
+"""Tasks in the caller's transaction: they exist exactly if its rows do, and it locks nothing but theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import pytest
+from contract.system import Contract
+from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+from toc import CancelOutcome, NewTask, RescheduleOutcome
+from toc.model import errors
+
+JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    order_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+
+
+class Elsewhere(DeclarativeBase):
+    pass
+
+
+class Note(Elsewhere):
+    __tablename__ = "notes"
+    note_id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture(scope="module")
+def engine(contract: Contract) -> Iterator[Engine]:
+    """An application's engine, as it comes: REPEATABLE READ, in another time zone."""
+    url = contract.settings.need_database_urls()[0]
+    engine = create_engine(make_url(url).set(database=f"{contract.prefix}0"))
+
+    @event.listens_for(engine, "connect")
+    def connected(driver: Any, _record: Any) -> None:
+        driver.cursor().execute("SET time_zone='+08:00'")
+
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def soon(seconds: float = 7200) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def indexed(contract: Contract, job_id: int) -> bool:
+    return bool(contract.scores(job_id))
+
+
+def settle(contract: Contract) -> None:
+    """Wait for what commits have begun."""
+    contract.center.close()
+
+
+# --- session=
+
+
+def test_a_task_of_a_session_is_indexed_after_its_commit_and_not_at_the_release_of_a_savepoint(
+    contract: Contract, engine: Engine
+) -> None:
+    with Session(engine) as session, session.begin():
+        session.add(Order(order_id=1))
+        with session.begin_nested():
+            job_id = contract.center.submit("c.plain", biz_id=1, delay=3600, session=session)
+        savepoint = session.begin_nested()
+        lost = contract.center.submit("c.plain", biz_id=1, delay=3600, session=session)
+        savepoint.rollback()
+        settle(contract)
+        assert not indexed(contract, job_id)
+    contract.wait(lambda: indexed(contract, job_id), "the commit is followed")
+    assert contract.center.get(lost) is None
+    assert not indexed(contract, lost)
+
+
+def test_nothing_is_left_of_a_session_that_rolls_back(contract: Contract, engine: Engine) -> None:
+    before = contract.rows()
+    with Session(engine) as session:
+        contract.center.submit("c.plain", biz_id=2, delay=3600, session=session)
+        contract.center.submit_many([NewTask("c.plain", n, delay=3600) for n in range(9)], session=session)
+        session.rollback()
+    assert contract.rows() == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "ends_it"),
+    [
+        ("conditional_savepoint", False),
+        ("rollback_only", False),
+        ("create_savepoint", False),
+        ("control_fully", True),
+    ],
+)
+def test_a_session_that_joined_a_transaction_is_followed_once_that_commits(
+    contract: Contract, engine: Engine, mode: JoinMode, ends_it: bool
+) -> None:
+    with engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session:
+            job_id = contract.center.submit("c.plain", biz_id=3, delay=3600, session=session)
+            change = contract.center.cancel(
+                contract.center.submit("c.plain", biz_id=3, delay=3600, session=session), session=session
+            )
+            session.commit()
+        if not ends_it:
+            settle(contract)
+            assert contract.center.get(job_id) is None
+            assert not indexed(contract, job_id)
+            with pytest.raises(errors.NotCommitted, match="still open"):
+                _ = change.outcome
+            outer.commit()
+    contract.wait(lambda: indexed(contract, job_id), "the outer commit is followed")
+    assert change.outcome is CancelOutcome.CANCELLED
+
+
+def test_the_recipe_of_a_rollback_per_test_leaves_nothing(contract: Contract, engine: Engine) -> None:
+    before = contract.rows()
+    with engine.connect() as connection:
+        outer = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            contract.center.submit("c.plain", biz_id=4, delay=3600, session=session)
+            session.commit()
+            contract.center.submit("c.plain", biz_id=4, delay=3600, session=session)
+            session.rollback()
+        outer.rollback()
+    settle(contract)
+    assert contract.rows() == before
+
+
+def test_with_several_binds_the_caller_names_the_one_that_leads_to_the_task(
+    contract: Contract, engine: Engine
+) -> None:
+    other = create_engine("sqlite://")
+    Elsewhere.metadata.create_all(other)
+    try:
+        with Session(binds={Base: engine, Elsewhere: other}) as session, session.begin():
+            session.add_all([Order(order_id=5), Note(note_id=5)])
+            with pytest.raises(errors.WrongShardConnection, match="no default bind"):
+                contract.center.submit("c.plain", biz_id=5, delay=3600, session=session)
+            ours = session.connection(bind_arguments={"mapper": Order.__mapper__})
+            job_id = contract.center.submit("c.plain", biz_id=5, delay=3600, connection=ours)
+        contract.wait(lambda: indexed(contract, job_id), "the commit is followed")
+        with Session(engine, binds={Elsewhere: other}) as session, session.begin():
+            session.add(Note(note_id=6))
+            job_id = contract.center.submit("c.plain", biz_id=5, delay=3600, session=session)
+        contract.wait(lambda: indexed(contract, job_id), "the commit is followed")
+    finally:
+        other.dispose()
+
+
+def test_a_scoped_session_is_a_session(contract: Contract, engine: Engine) -> None:
+    session = scoped_session(sessionmaker(engine))
+    job_id = contract.center.submit("c.plain", biz_id=6, delay=3600, session=session)  # type: ignore[arg-type]
+    session.commit()
+    session.remove()
+    contract.wait(lambda: indexed(contract, job_id), "the commit is followed")
+
+
+def test_what_cannot_be_joined_is_refused_by_name(contract: Contract, engine: Engine) -> None:
+    before, submit = contract.rows(), contract.center.submit
+    with Session(engine, twophase=True) as session, pytest.raises(errors.TwoPhase, match="outbox"):
+        submit("c.plain", biz_id=7, delay=9, session=session)
+    with engine.connect() as connection:
+        two = connection.begin_twophase()
+        with pytest.raises(errors.TwoPhase):
+            contract.center.cancel_by_biz("c.plain", 7, connection=connection)
+        two.rollback()
+        with Session(engine) as session, pytest.raises(errors.InvalidInput, match="not both"):
+            submit("c.plain", biz_id=7, delay=9, session=session, connection=connection)
+    with Session(engine) as session, pytest.raises(errors.InvalidInput, match="on_conflict"):
+        submit("c.plain", biz_id=7, delay=9, dedup_key="x", on_conflict="replace", session=session)
+    with pytest.raises(errors.WrongShardConnection, match="not int"):
+        submit("c.plain", biz_id=7, delay=9, session=5)  # type: ignore[arg-type]
+    assert contract.rows() == before
+
+
+def test_rights_that_the_caller_lacks_are_named(contract: Contract, engine: Engine) -> None:
+    user = f"{contract.prefix}app"
+    contract.query(f"CREATE USER '{user}'@'127.0.0.1' IDENTIFIED BY 'pw'")
+    contract.query(f"GRANT SELECT ON `{contract.prefix}0`.* TO '{user}'@'127.0.0.1'")
+    theirs = create_engine(engine.url.set(username=user, password="pw"))
+    try:
+        with theirs.begin() as connection, pytest.raises(errors.WrongShardConnection, match="GRANT SELECT"):
+            contract.center.submit_many(
+                [NewTask("c.plain", n, delay=9) for n in range(20)], connection=connection
+            )
+    finally:
+        theirs.dispose()
+        contract.query(f"DROP USER '{user}'@'127.0.0.1'")
+
+
+# --- async
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of SQLAlchemy, outside run_sync
+@pytest.mark.parametrize("driver", ["asyncmy", "aiomysql"])
+def test_an_async_session_submits_and_changes_within_run_sync(
+    contract: Contract, engine: Engine, driver: str
+) -> None:
+    center = contract.center
+    kept = center.submit("c.plain", biz_id=8, delay=3600)
+
+    def work(session: Session) -> Any:
+        session.add(Order(order_id=800 + len(driver)))
+        one = center.submit("c.plain", biz_id=8, delay=3600, session=session, dedup_key=f"k-{driver}")
+        many = center.submit_many([NewTask("c.plain", 8, delay=3600, body=b"%s")], session=session)
+        moved = center.reschedule(kept, action_time=soon(), session=session)
+        return one, many[0], moved
+
+    async def run() -> Any:
+        other = create_async_engine(engine.url.set(drivername=f"mysql+{driver}"))
+        try:
+            async with AsyncSession(other) as session, session.begin():
+                with pytest.raises(errors.InvalidInput, match="run_sync"):
+                    center.submit("c.plain", biz_id=8, delay=3600, session=session)
+                done = await session.run_sync(work)
+                gone = await session.run_sync(lambda _: center.cancel(done[1], session=session))
+            async with AsyncSession(other) as session:  # a driver's own errors have our names
+                with pytest.raises(errors.StoreUnavailable, match="1205"):
+                    await session.run_sync(blocked)
+            return *done, gone
+        finally:
+            await other.dispose()
+
+    def blocked(session: Session) -> None:
+        session.execute(text("SET innodb_lock_wait_timeout=1"))
+        with engine.begin() as connection:
+            center.cancel(kept, connection=connection)
+            center.cancel(kept, session=session)
+
+    one, two, moved, gone = asyncio.run(run())
+    contract.wait(lambda: indexed(contract, one), "the commit is followed")
+    assert gone.outcome is CancelOutcome.CANCELLED
+    assert contract.status(two) == 3
+    assert moved.outcome is RescheduleOutcome.RESCHEDULED
+
+
+# --- changes
+
+
+def changes(
+    contract: Contract, biz_id: int, **where: Any
+) -> tuple[list[int], list[tuple[Callable[[], object], object]]]:
+    """Two cancels and a reschedule; how their outcomes are read, and what they are once committed."""
+    center: Any = contract.center
+    job_ids = center.submit_many([NewTask("c.plain", biz_id, delay=3600) for _ in range(4)])
+    one = center.cancel(job_ids[0], **where)
+    moved = center.reschedule(job_ids[1], action_time=soon(), **where)
+    every = center.cancel_by_biz("c.plain", biz_id, **where)
+    expected = dict.fromkeys(job_ids, CancelOutcome.CANCELLED)
+    return job_ids, [
+        (lambda: one.outcome, CancelOutcome.CANCELLED),
+        (lambda: every.outcome, expected),
+        (lambda: moved.outcome, RescheduleOutcome.RESCHEDULED),  # and cancelled then
+    ]
+
+
+@pytest.mark.parametrize("by", ["session", "connection"])
+def test_the_outcome_of_a_change_exists_after_the_commit(contract: Contract, engine: Engine, by: str) -> None:
+    with Session(engine) as session, session.begin():
+        where: Any = {"session": session} if by == "session" else {"connection": session.connection()}
+        job_ids, outcomes = changes(contract, 90 + len(by), **where)
+        for outcome, _ in outcomes:
+            with pytest.raises(errors.NotCommitted, match="still open"):
+                outcome()
+        assert {contract.status(job_id) for job_id in job_ids} == {0}
+    contract.wait(lambda: not any(indexed(contract, job_id) for job_id in job_ids), "entries are taken out")
+    assert {contract.status(job_id) for job_id in job_ids} == {3}
+    for outcome, expected in outcomes:
+        assert outcome() == expected
+
+
+def test_a_reschedule_moves_row_and_entry_at_the_commit(contract: Contract, engine: Engine) -> None:
+    job_id = contract.center.submit("c.plain", biz_id=10, delay=3600, body=b"x")
+    (score,) = contract.scores(job_id).values()
+    with engine.begin() as connection:
+        change = contract.center.reschedule(job_id, action_time=soon(), connection=connection)
+    contract.wait(lambda: list(contract.scores(job_id).values()) > [score + 3_000_000], "the entry is moved")
+    assert change.outcome is RescheduleOutcome.RESCHEDULED
+    task = contract.center.get(job_id)
+    assert task is not None
+    assert (task.version, task.body) == (1, b"x")
+
+
+def test_a_change_that_was_rolled_back_has_no_outcome(contract: Contract, engine: Engine) -> None:
+    with Session(engine) as session:
+        job_ids, outcomes = changes(contract, 11, session=session)
+        session.rollback()
+        with session.begin_nested() as savepoint:
+            outcomes += changes(contract, 12, session=session)[1]
+            savepoint.rollback()
+        session.commit()
+    for outcome, _ in outcomes:
+        with pytest.raises(errors.NotCommitted, match="rolled back"):
+            outcome()
+    assert {contract.status(job_id) for job_id in job_ids} == {0}
+
+
+def test_what_has_ended_or_never_was_is_answered_so(contract: Contract, engine: Engine) -> None:
+    job_id = contract.center.submit("c.plain", biz_id=13, delay=3600)
+    contract.query(f"UPDATE {contract.table(job_id)} SET status=2 WHERE job_id=%s", job_id)
+    with engine.begin() as connection:
+        late = contract.center.cancel(job_id, connection=connection)
+        later = contract.center.reschedule(job_id, action_time=soon(), connection=connection)
+        never = contract.center.cancel(job_id + 1, connection=connection)
+        nothing = contract.center.reschedule(job_id + 1, action_time=soon(), connection=connection)
+    assert (late.outcome, later.outcome) == (CancelOutcome.TOO_LATE, RescheduleOutcome.TOO_LATE)
+    assert (never.outcome, nothing.outcome) == (CancelOutcome.UNKNOWN, RescheduleOutcome.UNKNOWN)
+
+
+def test_a_transaction_sees_and_changes_what_it_has_submitted(contract: Contract, engine: Engine) -> None:
+    center = contract.center
+    with engine.begin() as connection:
+        one, two = center.submit_many([NewTask("c.plain", 14, delay=3600)] * 2, connection=connection)
+        moved = center.reschedule(one, action_time=soon(), connection=connection)
+        gone = center.cancel(two, connection=connection)
+        again = center.cancel(two, connection=connection)
+    assert moved.outcome is RescheduleOutcome.RESCHEDULED
+    assert gone.outcome is again.outcome is CancelOutcome.CANCELLED
+    assert contract.status(one) == 0
+
+
+def test_submit_many_stores_all_or_none(contract: Contract, engine: Engine) -> None:
+    center = contract.center
+    center.submit("c.plain", biz_id=15, delay=3600, dedup_key="taken")
+    before = contract.rows()
+    tasks = [NewTask("c.plain", n, delay=3600, body=b"b" if n % 2 else None) for n in range(15)]
+    with engine.begin() as connection:
+        clash = NewTask("c.plain", 15, delay=3600, dedup_key="taken", attribute={"other": 1})
+        with pytest.raises(errors.DedupConflict):
+            center.submit_many([*tasks, clash], connection=connection)
+        assert contract.rows() == before
+        job_ids = center.submit_many(
+            [*tasks, NewTask("c.plain", 15, delay=3600, dedup_key="taken")], connection=connection
+        )
+    assert len(set(job_ids)) == 16
+    assert contract.rows() == before + 15
+    task = center.get(job_ids[1])
+    assert task is not None
+    assert task.body == b"b"
+
+
+def test_a_callers_transaction_locks_its_own_rows_alone(contract: Contract, engine: Engine) -> None:
+    """At REPEATABLE READ, where a scan or a read of what is not there would lock every new row out."""
+    center = contract.center
+    biz = 16
+    ours = center.submit_many([NewTask("c.plain", biz, delay=3600, body=b"b") for _ in range(40)])
+    others = center.submit_many([NewTask("c.plain", biz, delay=3600, body=b"b") for _ in range(3)])
+    contract.query("SET innodb_lock_wait_timeout=1")
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT @@tx_isolation").scalar_one() == "REPEATABLE-READ"
+        center.cancel(ours[-1] + 4096 * 1024, connection=connection)  # there is no such task
+        for job_id in ours[:3]:
+            center.reschedule(job_id, action_time=soon(), connection=connection)
+        for_all = center.submit_many([NewTask("c.plain", biz, delay=3600)] * 3, connection=connection)
+        theirs = _cancel_together(center, connection, ours)
+        for job_id in others:
+            contract.query(f"UPDATE {contract.table(job_id)} SET version=version WHERE job_id=%s", job_id)
+        later = [center.submit("c.plain", biz_id=biz, delay=3600, body=b"b") for _ in range(20)]
+        assert center.cancel(others[0]) is CancelOutcome.CANCELLED
+        connection.commit()
+    assert set(theirs.outcome.values()) == {CancelOutcome.CANCELLED}
+    assert {contract.status(job_id) for job_id in [*later, *for_all, *others[1:]]} == {0}
+
+
+def _cancel_together(center: Any, connection: Connection, job_ids: list[int]) -> Any:
+    return center._theirs(None, connection).cancel(job_ids, lambda outcomes: outcomes)

@@ -1,0 +1,74 @@
+"""Fault 57: tasks cancelled in a caller's transaction that stays open over their times."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from fault.conftest import Build, Verdict
+from fault.kit.load import TOPICS, Load
+from sqlalchemy import create_engine
+
+from benchmarks.local import MariaDB, RedisServer
+from toc import CancelOutcome, NewTask
+
+RATE = 50
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count"), [(6, 300), pytest.param(60, 1000, marks=pytest.mark.slow)], ids=["6 s", "60 s"]
+)
+def test_others_in_the_same_tables_are_not_late(
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict, seconds: int, count: int
+) -> None:
+    line = verdict(57, "tasks cancelled in a caller's open transaction", f"{count:,} for {seconds} s")
+    system = build(clean_redis.url)
+    client = system.client
+    daemon = system.start()
+    ahead = 8.0  # by then all are cancelled
+    held = client.submit_many(
+        [
+            NewTask(TOPICS[n % len(TOPICS)], n, ahead + seconds * n / count, attribute={"fail": n % 7 == 0})
+            for n in range(count)
+        ]
+    )
+    engine = create_engine(mariadb.url)
+    try:
+        with (
+            Load(client, rate=RATE, ahead=(0.3, 0.3), cancel=0.0, fail=0.1) as load,
+            engine.connect() as connection,
+            client.cancelled_with(connection, held) as outcomes,
+        ):
+            system.wait(lambda: len(load.job_ids) > RATE, "the load runs", 10)
+            due = system.row(held[-1]).action_time / 1000
+            system.wait(lambda: time.time() > due, "all would have been due", ahead + seconds)
+            others = load.job_ids[:]
+            began = time.monotonic()
+            system.wait(lambda: not system.pending(others), "those of others are written meanwhile", 30)
+            behind = time.monotonic() - began
+            started = {event.job_id for event in system.history() if event.event == "start"} & set(held)
+            unwritten = len(system.pending(held))
+            connection.commit()
+    finally:
+        engine.dispose()
+    late = system.late(load.job_ids)
+    p99 = late[int(len(late) * 0.99)]
+    found = Counter(outcome.value for outcome in outcomes)
+    line.prove(
+        len(started) > count // 2 and unwritten == count and "rows_not_written" in daemon.told(),
+        f"{len(started):,} of {count:,} had started and could not be written; of {len(load.job_ids):,} "
+        f"others p99 {p99:.1f} ms, at most {late[-1]:.0f} ms late, the last written after {behind:.1f} s; "
+        f"outcomes {dict(found)}",
+    )
+    print(line.proof)
+    assert not load.errors
+    assert behind < 3 + line.slack  # a failed try of others, and its next one
+    assert p99 < 10 + 1000 * line.slack
+    assert late[-1] < 100 + 1000 * line.slack
+    told = dict(zip(held, outcomes, strict=True))
+    assert set(outcomes) <= {CancelOutcome.CANCELLED, CancelOutcome.MAY_HAVE_STARTED}
+    assert all(told[job_id] is CancelOutcome.MAY_HAVE_STARTED for job_id in started)
+    line.judge(system, within=6)
+    ran = {event.job_id for event in system.history() if event.event == "start"} & set(held)
+    assert {job_id for job_id in held if told[job_id] is CancelOutcome.CANCELLED} & ran == set()
