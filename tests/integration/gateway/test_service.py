@@ -15,7 +15,7 @@ import pytest
 import structlog
 from harness.system import System
 
-from toc.gateway.lines import MAX_WAITING, THREADS, Line
+from toc.gateway.lines import MAX_CALLS, THREADS, Line
 from toc.gateway.service import Service
 from toc.model.access import Role, Token
 from toc.model.errors import (
@@ -51,7 +51,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                     asked = [*map(many.put, keyed), many.get(known)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
                     assert {type(one) for one in found} == {Busy}, found
-                for _ in range(THREADS + MAX_WAITING):
+                for _ in range(MAX_CALLS):
                     with pytest.raises(Busy, match="thread"):
                         await service.within("first", partial(done.append, 1))
             finally:
@@ -149,7 +149,7 @@ def test_who_holds_a_token_makes_so_many_and_an_operator_more(
 
 def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread() -> None:
     async def steps() -> None:
-        line, over, began = Line("test", most=8), threading.Event(), list[str]()
+        line, over, began = Line("test", most=14), threading.Event(), list[str]()
 
         def work(name: str) -> str:
             began.append(name)
@@ -162,7 +162,7 @@ def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread() -> No
 
         try:
             many = [asyncio.create_task(ask("many")) for _ in range(20)]
-            while sum(one.done() for one in many) < 20 - (THREADS - 1) - 4:  # half of the places are left
+            while sum(one.done() for one in many) < 20 - 7:  # half of the places are left
                 await asyncio.sleep(0.01)
             other = [asyncio.create_task(ask("other")) for _ in range(2)]
             while Counter(began) != {"many": THREADS - 1, "other": 1}:
@@ -170,7 +170,7 @@ def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread() -> No
             many[-5].cancel()  # what nobody waits for is not begun
             over.set()
             found = await asyncio.gather(*many, *other, return_exceptions=True)
-            assert Counter(type(one) for one in found)[Busy] == 20 - (THREADS - 1) - 4
+            assert Counter(type(one) for one in found)[Busy] == 20 - 7
             assert began[THREADS] == "other" or began[THREADS + 1] == "other", "in turns"
         finally:
             over.set()
