@@ -145,8 +145,7 @@ class Port:
                 exchange.begin(*(() if token is None else (f"token {token.name}",)))
                 reply = await self._dialect.answer(request)
             handed = reply.handed
-            if handed:
-                exchange.check_there()
+            exchange.ready(reply.body)
         except ClientGone:
             self._dialect.service.pulls.release(handed)
             exchange.end()
@@ -156,6 +155,7 @@ class Port:
         except Problem as exc:
             reply = _plain(exc.detail, exc.kind.status)
         except Exception as exc:
+            self._dialect.service.pulls.release(handed)
             reply = self._failed(request, exc)
         try:
             await exchange.answer(reply.status, _head(reply), reply.body, close=close)

@@ -120,8 +120,7 @@ class App:
             status, media_type, handed = answer.status, answer.media_type, answer.handed
             body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
             headers = _encoded(answer.headers)
-            if handed:
-                exchange.check_there()
+            exchange.ready(b"" if page else body)
         except ClientGone:
             self._service.pulls.release(handed)
             exchange.end()

@@ -44,9 +44,6 @@ HEAD_BYTES = 32 << 10
 BESIDE_BYTES = 512 << 10
 """Most bytes of a body that bring the application no data: sizes of chunks, their extensions, trailers. More
 than uvicorn and the event loop read ahead of the application."""
-MAX_UNREAD = 64 << 20
-"""Most bytes of answers that all clients of a process together may leave unread. Beyond it, the connection
-whose client has read nothing for longest is closed."""
 OTHERS = 7
 """How many places one may have for each that is left to others."""
 LOOK_SECONDS = 1.0
@@ -102,8 +99,6 @@ class Connection(asyncio.Protocol):
         """How many headers the next request to be answered has, -1 if that is not known."""
         self._beside = 0
         """Bytes of a body since the application was last given any of its data."""
-        self.sending = 0
-        """Bytes of an answer that the transport has not been given yet."""
         self._waiting: set[asyncio.Task[Any]] = set()
 
     # --- what the event loop tells
@@ -170,7 +165,6 @@ class Connection(asyncio.Protocol):
         """Note that the client does not read."""
         self.crowd.unread[self] = self._loop.time()
         self._inner.pause_writing()
-        self.crowd.bound_unread()
 
     def resume_writing(self) -> None:
         """Note that the client reads."""
@@ -226,11 +220,6 @@ class Connection(asyncio.Protocol):
             self._waiting.discard(task)
 
     # --- its end
-
-    @property
-    def kept_back(self) -> int:
-        """How many bytes of its answers the client has not taken yet."""
-        return self.sending + self.transport.get_write_buffer_size()
 
     def refuse(self, kind: Kind, detail: str) -> None:
         """Answer beside the application, which has not begun to answer, and close."""
@@ -462,17 +451,6 @@ class Crowd:
                 count[name] -= 1
                 if not count[name]:
                     del count[name]
-
-    def bound_unread(self) -> None:
-        """Close connections whose clients have read nothing for longest, until few enough bytes are
-        unread."""
-        held = {one: one.kept_back for one in self.unread}
-        total = sum(held.values())
-        for victim, size in held.items():
-            if total <= MAX_UNREAD:
-                return
-            total -= size
-            victim.close("unread")
 
     async def look_on(self) -> None:
         """Close what lasts too long, once a second, until cancelled."""

@@ -22,9 +22,9 @@ short and comes so soon."""
 PART = 64 << 10
 """A longer answer is given to the connection in parts, each once the client has read of those before."""
 MAX_HELD = 128 << 20
-"""Most bytes of bodies, received or to be handed out, that all requests together hold. One sender uses at
-most as many as are left free, so that he cannot keep out others. A sender is a token, or on a port of a
-dialect the address of a client."""
+"""Most bytes that all requests together hold: of bodies, received or to be handed out, and of long answers
+until their clients have read them. One sender uses at most as many as are left free, so that he cannot keep
+out others. A sender is a token, or on a port of a dialect the address of a client."""
 ESCAPED = 6
 """Most bytes of JSON for one byte of a text."""
 
@@ -192,8 +192,11 @@ class Exchange:
         finally:
             waits.give(*names)
 
-    def check_there(self) -> None:
-        """Raise ClientGone if the client is known to have left."""
+    def ready(self, answer: bytes) -> None:
+        """Take memory for an answer that is long: its client may read slowly. Raises Busy, and ClientGone if
+        the client is known to have left."""
+        if len(answer) > PART:
+            self.hold(len(answer))
         if self.connection.left:
             raise ClientGone
 
@@ -225,10 +228,8 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         rest: bytes | memoryview = body if size <= PART else memoryview(body)
         while len(rest) > PART and not connection.left:
-            connection.sending = len(rest) - PART
             part, rest = rest[:PART], rest[PART:]
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        connection.sending = 0
         await self._send({"type": "http.response.body", "body": rest})
         connection.outlet.uncork()
         connection.answered()

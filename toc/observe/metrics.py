@@ -15,7 +15,7 @@ LABEL_VALUES = {
     "step": ("prepare", "read", "finish", "commit"),
     "queue": ("store", "dead"),
     "how": ("left", "recycled", "died"),
-    "reason": ("slow", "crowded", "unread"),
+    "reason": ("slow", "crowded"),
 }
 """The possible values of each label of counters and histograms, except topics."""
 
@@ -174,8 +174,7 @@ REQUEST_SECONDS = _histogram(
 CONNECTIONS = _gauge("toc_connections", "Open connections of clients of the gateway.")
 CONNECTIONS_CLOSED = _counter(
     "toc_closed_connections",
-    "Connections that the gateway closed. slow: the client was. crowded: too many were open. unread: too "
-    "many answers were.",
+    "Connections that the gateway closed. slow: the client was. crowded: too many were open.",
     "reason",
 )
 
