@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from toc.loop import Wake
 from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.scores import store_score
@@ -13,7 +12,6 @@ from toc.model.topic import Slot, Topic
 from toc.model.verdict import Place
 from toc.worker.entry import Entry, Inflight
 from toc.worker.settle.moves import EntryMover, Move
-from toc.worker.take.feedback import Returned
 
 TOPIC = Topic("order.close", 1, 1, horizon=60)
 SLOT = Slot(TOPIC.name, 0)
@@ -63,7 +61,7 @@ def test_twice_as_many_moves_take_twice_as_much_work() -> None:
         for entry in entries
     ]
     store: Any = None
-    mover = EntryMover(store, queues, inflight, clock, Returned(lambda _: 0, [Wake()]))  # type: ignore[arg-type]
+    mover = EntryMover(store, queues, inflight, clock)  # type: ignore[arg-type]
     Compared.times = 0
     assert not mover.make(moves)
     assert queues.moved == {"commit": MANY // 2, "rollback": MANY // 2, "bury": 0}

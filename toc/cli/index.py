@@ -1,4 +1,4 @@
-"""toc sweep | rebuild"""
+"""toc index on | off, toc sweep | rebuild"""
 
 from __future__ import annotations
 
@@ -8,18 +8,35 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from toc.cli.operations import command
 from toc.cli.options import Json, flag, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import opened
 from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.operate.operation import Record
+from toc.operate.operations import index
 
 if TYPE_CHECKING:
     from toc.maintenance.sweep import SweepCounts
     from toc.model.topic import Topic
     from toc.sdk.client import TimeoutCenter
 
+app = typer.Typer(no_args_is_help=True, help="Whether there is an index in Redis, or the database alone.")
+
 REST_SECONDS = 1.0
 """Between two rounds of a sweep, at least, or for as long as the one before took."""
+
+
+@command(app, index.on, arguments=0)
+def _show_on(record: Record, *, as_json: bool) -> None:
+    """Example: toc index on"""
+    show_one(record, as_json=as_json)
+
+
+@command(app, index.off, arguments=0)
+def _show_off(record: Record, *, as_json: bool) -> None:
+    """Example: toc index off"""
+    show_one(record, as_json=as_json)
 
 
 def sweep(

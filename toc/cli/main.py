@@ -52,7 +52,7 @@ _COMMANDS = {
 _GROUPS = {
     "db": db.app, "topic": topic.app, "template": template.app, "schedule": schedule.app,
     "target": target.app, "secrets": target.secrets, "import": importing.app, "dead": dead.app,
-    "token": token.app, "config": config.app,
+    "index": index.app, "token": token.app, "config": config.app,
 }  # fmt: skip
 
 for panel, commands in _COMMANDS.items():

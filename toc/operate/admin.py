@@ -10,6 +10,7 @@ from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
 from toc.index.messages import Peek
 from toc.index.queues import Queues
+from toc.maintenance.depths import depths
 from toc.maintenance.passes import sweep_all
 from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.model.errors import (
@@ -177,7 +178,8 @@ def slot_views(center: TimeoutCenter, topic: str | None = None) -> list[SlotView
     store = center.store
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
     by_slot = {Slot(row.topic, row.number): row for row in slot_owners(center.settings)}
-    peeks = center.queues.peek(sorted(slot for each in topics for slot in each.slots()))
+    slots = sorted(slot for each in topics for slot in each.slots())
+    peeks = depths(store, center.queues, topics, slots, center.clock.now_ms(), due=False)
     return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toc.coordination.operator import Operator
+from toc.coordination.znodes import host_of
 from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from toc.config import Settings
     from toc.coordination.coordinator import SlotRow
+    from toc.sdk.client import TimeoutCenter
 
 
 def open_operator(settings: Settings) -> Operator:
@@ -28,3 +30,14 @@ def slot_owners(settings: Settings) -> list[SlotRow]:
         return []
     with open_operator(settings) as operator:
         return operator.slots()
+
+
+def living_hosts(center: TimeoutCenter) -> list[str]:
+    """Return the hosts that have workers or gateways now. Raises CoordinationUnavailable, StoreUnavailable or
+    IndexUnavailable."""
+    if center.settings.zookeeper is not None:
+        with open_operator(center.settings) as operator:
+            return sorted({row.member.host for row in operator.workers()})
+    if center.settings.redis_url is None or (owner := center.queues.owner()) is None:
+        return []
+    return sorted(set(map(host_of, owner.alive)))

@@ -18,10 +18,17 @@ from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.intents import Drain, Intents, Pin, Weight
 from toc.coordination.znodes import host_of
 from toc.index import preflight
-from toc.index.calls import IndexBroken
+from toc.index.calls import BySlot, IndexBroken
 from toc.index.messages import SILENT_SECONDS, Peek
+from toc.maintenance.depths import depths
 from toc.model.clock import from_ms
-from toc.model.errors import CoordinationUnavailable, IndexUnavailable, TocError
+from toc.model.errors import (
+    CoordinationUnavailable,
+    IndexUnavailable,
+    SchemaBehind,
+    StoreUnavailable,
+    TocError,
+)
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import admin, schedules, targets
@@ -75,8 +82,13 @@ def examine(
     settings = center.settings
     settings.need_database_urls()
     lines = _lines("database", center.store.examine())
+    try:
+        indexed = center.queues.present
+    except (StoreUnavailable, SchemaBehind) as exc:
+        return [*lines, *_unless_said(lines, "database", exc)]
     progress(0.2, "looking at Redis")
-    lines += _lines("redis", preflight.examine(center.queues))
+    lines += _lines("redis", preflight.examine(center.queues)) if indexed else [_NO_INDEX]
+    lines += _not_wanted(center) if indexed else []
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
     topics_read = False
@@ -87,12 +99,15 @@ def examine(
     else:
         topics_read = True
         lines += _none_yet(topics)
-        lines += _lines("redis", _owner(center))
+        lines += _lines("redis", _owner(center)) if indexed else []
     slots = [slot for topic in topics for slot in topic.slots()]
-    peeks = center.queues.peek(slots)
-    lines += _lines("redis", preflight.broken(center.queues, slots))
-    lines += _index_rights(center, peeks, lines)
-    lines += _without_index(peeks)
+    peeks: BySlot[Peek] = {}
+    with suppress(TocError):  # the server fails: reported elsewhere
+        peeks = depths(center.store, center.queues, topics, slots, center.clock.now_ms(), due=False)
+    if indexed:
+        lines += _lines("redis", preflight.broken(center.queues, slots))
+        lines += _index_rights(center, peeks, lines)
+        lines += _without_index(peeks)
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     if settings.zookeeper:
         lines += _cluster(center, settings.zookeeper, topics)
@@ -110,6 +125,24 @@ def examine(
 
 def _lines(part: str, findings: Iterable[Finding]) -> list[Line]:
     return [Line(found.level, part, *found[1:]) for found in findings]
+
+
+_NO_INDEX = Line(
+    Level.NOTE,
+    "redis",
+    "-",
+    "there is no index: tasks that are submitted less than a second ahead start up to a second late",
+    "for milliseconds always, set TOC_REDIS_URL and run `toc index on`",
+)
+
+
+def _not_wanted(center: TimeoutCenter) -> list[Line]:
+    """Whether the rows say that there is no index."""
+    with suppress(TocError):  # the schema or the server fails: reported elsewhere
+        if not center.store.identity.indexed():
+            what = "TOC_REDIS_URL is set, and the tasks are not indexed: workers and gateways are refused"
+            return [Line(Level.REFUSE, "redis", "-", what, "unset it, or run `toc index on`")]
+    return []
 
 
 def _owner(center: TimeoutCenter) -> list[Finding]:
@@ -175,7 +208,7 @@ def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> lis
     what = "TOC_ZOOKEEPER is not set: only one daemon on one host can run; when it is down, nothing fires"
     do = "set TOC_ZOOKEEPER to run several hosts as a cluster"
     lines = [Line(Level.NOTE, "workers", "-", what, do)]
-    if not topics:
+    if not topics or not center.queues.present:
         return lines
     try:
         owned = admin.local_workers(center.store, center.queues)

@@ -16,6 +16,7 @@ from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.tasks.leases import owner_number
+from toc.store.tasks.scan import Position
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -57,6 +58,8 @@ def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limi
     start = ("", 0, 0) if after is None else _parsed(after)
     slots = sorted(slot for topic in topics for slot in topic.slots() if slot >= start[:2])
     found: list[tuple[Slot, int]] = []
+    if not center.queues.present:
+        found, slots = [one for one in _leased(center, topics) if (*one[0], one[1]) > start], []
     for at in range(0, len(slots), SLOTS):
         peeks = {slot: _known(peek) for slot, peek in center.queues.peek(slots[at : at + SLOTS]).items()}
         for slot in [slot for slot in slots[at : at + SLOTS] if peeks[slot].prepared]:
@@ -71,6 +74,16 @@ def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limi
     where = _where(center, {job_id: slot for slot, job_id in shown})
     last = f"{shown[-1][0]}.{shown[-1][1]}" if more else None
     return Page([where[job_id] for _, job_id in shown if job_id in where], last)
+
+
+def _leased(center: TimeoutCenter, topics: Sequence[Topic]) -> list[tuple[Slot, int]]:
+    """Return the tasks that have a lease, by slot and job_id. Raises StoreUnavailable."""
+    store, by_type = center.store, {topic.biz_type: topic for topic in topics}
+    starts = dict.fromkeys(store.tables, Position(0))
+    where = f" AND {store.leases.held()}"
+    pages = store.scans.page(starts, center.clock.now_ms() + 1, OF_A_SLOT, where=where).whole()
+    rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
+    return sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
 
 
 def where_of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from toc.coordination.assignment import Member
 from toc.index.messages import Peek
-from toc.model.errors import IndexUnavailable, StoreUnavailable, Unavailable
+from toc.maintenance.depths import depths as slot_depths
+from toc.model.errors import IndexUnavailable, StoreUnavailable, TocError, Unavailable
 from toc.observe import metrics
 from toc.observe.board import Key, Metric, MetricKind, Values
 from toc.observe.exposition import quantile
@@ -106,7 +107,13 @@ class Top:
         slots = [slot for topic in self._center.catalog.known().values() for slot in topic.slots()]
         depths: dict[str, list[Peek]] = {}
         failures: list[IndexUnavailable] = []
-        for slot, depth in self._center.queues.depths(slots).items():
+        center, topics = self._center, self._center.catalog.known().values()
+        try:
+            found = slot_depths(center.store, center.queues, topics, slots, center.clock.now_ms())
+        except TocError as exc:
+            trouble.append(str(exc).splitlines()[0])
+            return {}
+        for slot, depth in found.items():
             if isinstance(depth, IndexUnavailable):
                 failures.append(depth)
             else:

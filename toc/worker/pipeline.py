@@ -79,7 +79,7 @@ class Pipeline:
             inflight=self.inflight,
             clock=clock,
             pressure=self.pressure,
-            returned=self.returned,
+            returned=self.returned.put,
         )
         self.bodies = BodyReader(store, self.finisher, self.inflight, clock)
         self.dispatcher = Dispatcher(

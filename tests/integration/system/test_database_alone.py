@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -21,6 +22,8 @@ from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus,
 from toc.index.no_index import NoIndex
 from toc.model.errors import ConfigError
 from toc.model.topic import Backoff, Delivery
+from toc.operate import doctor
+from toc.operate.top import Top
 
 
 def test_the_row_alone_answers(alone: System) -> None:
@@ -143,6 +146,29 @@ def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> No
     alone.stop()
     verdict = alone.verdict()
     assert verdict.clean, verdict
+
+
+def test_operators_see_what_the_rows_say(alone: System) -> None:
+    alone.create_topics(slots=2)
+    alone.start(processes=1)
+    center = alone.center
+    job_ids = center.submit_many([NewTask("test.sync", n, 60) for n in range(10)])
+    runs = center.submit("test.sync", biz_id=1, delay=0.01, attribute={"sleep": 5})
+    alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
+
+    def shown(*words: str, code: int = 0) -> Any:
+        done = forks.run([*words, "--json"], env=alone.env, directory=alone.directory)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    slots = shown("slots", "--topic", "test.sync")
+    assert sum(slot["scheduled"] for slot in slots) == len(job_ids)
+    assert sum(slot["prepared"] for slot in slots) == 1
+    assert [task["job_id"] for task in shown("running")] == [str(runs)]
+    assert not doctor.problems(doctor.examine(center))
+    picture = Top(center).look()
+    (view,) = [view for view in picture.topics if view["topic"] == "test.sync"]
+    assert (view["scheduled"], view["prepared"]) == (len(job_ids), 1)
 
 
 def _soon() -> datetime:

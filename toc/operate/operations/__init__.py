@@ -7,6 +7,7 @@ from toc.operate.operations import (
     audit,
     cluster,
     dead,
+    index,
     pending,
     schedules,
     targets,
@@ -16,7 +17,7 @@ from toc.operate.operations import (
     topics,
 )
 
-SUBJECTS = (tasks, topics, pending, dead, cluster, tokens, templates, audit, targets, schedules)
+SUBJECTS = (tasks, topics, pending, dead, cluster, index, tokens, templates, audit, targets, schedules)
 OPERATIONS = tuple(
     one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Operation)
 )

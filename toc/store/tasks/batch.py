@@ -42,6 +42,17 @@ class OpenTasks(NamedTuple):
     dead: int = 0
 
 
+class SlotTasks(NamedTuple):
+    """How many tasks of a slot have not ended well. ``held``: of the pending;
+    ``due``: of the others; ``first``: when the first of these is due (ms)."""
+
+    pending: int = 0
+    held: int = 0
+    due: int = 0
+    dead: int = 0
+    first: int | None = None
+
+
 class Finish(Enum):
     """The outcome of finishing a task."""
 
@@ -117,6 +128,37 @@ class Batches(Tries):
             sum(int(held) for _, held in pending),
             sum(count for status, count, _ in rows if status == DEAD),
         )
+
+    def count_by_slot(self, now_ms: int) -> dict[tuple[int, int], SlotTasks]:
+        """Count the tasks that have not ended well, by biz_type and number of the slot. Reads all their
+        rows."""
+
+        def count(server: DatabaseServer, _table: int, name: str) -> str:
+            now = server.from_now(0)
+            held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
+            pending, slot = f"status={PENDING}", "slot_crc & (slot_amount-1)"  # a power of two
+            time_ms = server.milliseconds("next_time")
+            taken, due = f"{pending} AND ({held})", f"{pending} AND next_time<={server.instant(now_ms)}"
+            counts = [
+                f"SUM(CASE WHEN {pending} THEN 1 ELSE 0 END)",
+                f"SUM(CASE WHEN {taken} THEN 1 ELSE 0 END)",
+                f"SUM(CASE WHEN {taken} THEN 0 WHEN {due} THEN 1 ELSE 0 END)",
+                f"SUM(CASE WHEN status={DEAD} THEN 1 ELSE 0 END)",
+                f"MIN(CASE WHEN {taken} THEN NULL WHEN {pending} THEN {time_ms} END)",
+            ]
+            return (
+                f"SELECT biz_type,{slot},{','.join(counts)} FROM {name} WHERE status IN ({PENDING},{DEAD}) "
+                f"GROUP BY biz_type,{slot}"
+            )
+
+        found: dict[tuple[int, int], SlotTasks] = {}
+        for result in self._scan(range(self._shards.tables), count):
+            for biz_type, number, *counts, first in result.rows:
+                before = found.get((biz_type, number), SlotTasks())
+                pending, held, due, dead = (a + int(b) for a, b in zip(before[:4], counts, strict=True))
+                firsts = [one for one in (first, before.first) if one is not None]
+                found[biz_type, number] = SlotTasks(pending, held, due, dead, min(firsts, default=None))
+        return found
 
     # --- guarded changes -------------------------------------------------------------------------------
 

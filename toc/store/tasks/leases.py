@@ -93,6 +93,10 @@ class Leases:
         """Return the SQL condition that a row can be taken, for reads on any server: all are of one kind."""
         return self.unleased(self._shards.servers[0])
 
+    def held(self) -> str:
+        """Return the SQL condition that a row has a lease that has not run out, for reads on any server."""
+        return f"lease_owner IS NOT NULL AND lease_until>{self._shards.servers[0].from_now(0)}"
+
     def _none_but(self, server: DatabaseServer, owner: int) -> str:
         owners = sql.numbers((owner, *self._dead))
         ended = f"lease_until IS NULL OR lease_until<{server.from_now(0)}"  # NULL as in ``judged``

@@ -18,7 +18,9 @@ from http import HTTPStatus
 
 from toc.index.messages import Peek
 from toc.index.queues import Queues
+from toc.maintenance.depths import depths
 from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.topic import Delivery
 from toc.observe.board import BOARD_BYTES, Family, Level, SharedMetrics, Values, own_board
@@ -79,6 +81,7 @@ class Monitor:
         self._queues = queues
         self._store = store
         self._catalog = catalog
+        self._clock = Clock()
         self._lock = threading.Lock()
         self._boards: dict[str, SharedMetrics] = {}
         self._ended: Values = {}
@@ -175,9 +178,11 @@ class Monitor:
         state, topics = self._state, self._catalog.known()
         counted = state.owned | state.unowned
         unseen = 0
-        for slot, depth in self._queues.depths(counted | state.moving).items():
+        slots = counted | state.moving
+        found = depths(self._store, self._queues, topics.values(), slots, self._clock.now_ms())
+        for slot, depth in found.items():
             if isinstance(depth, IndexUnavailable):
-                unseen += slot in counted and self._queues.present
+                unseen += slot in counted
                 continue
             if slot in counted:  # moving slots are counted by one daemon; both report their lateness
                 _add_depth(values, slot.topic, depth)

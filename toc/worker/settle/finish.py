@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from toc.index.queues import Queues
@@ -21,7 +21,7 @@ from toc.store.store import Store
 from toc.worker.entry import Entry, Inflight
 from toc.worker.settle.flush import Flusher
 from toc.worker.settle.moves import EntryMover, Move, move_by_row, tell_unwritten
-from toc.worker.take.feedback import Pressure, Returned
+from toc.worker.take.feedback import Pressure
 
 MAX_UNMOVED = 2000
 """Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
@@ -65,7 +65,7 @@ class Finisher:
     inflight: Inflight
     clock: Clock
     pressure: Pressure
-    returned: Returned
+    returned: Callable[[Entry, int, int], None] = lambda *_: None
 
     def __post_init__(self) -> None:
         self.away = PutAway()

@@ -19,7 +19,6 @@ from toc.observe.metrics import StepTimer
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
 from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Inflight
-from toc.worker.take.feedback import Returned
 
 log = get_logger(__name__)
 
@@ -42,10 +41,18 @@ def move_by_row(entry: Entry, row: TryRow | None) -> Move:
 
 
 class EntryMover:
-    """Makes moves in Redis. Thread-safe."""
+    """Makes moves in Redis. Thread-safe.
+
+    ``returned`` is told of tasks without an entry that are due again, when, and what time it is (both ms).
+    """
 
     def __init__(
-        self, store: Store, queues: Queues, inflight: Inflight, clock: Clock, returned: Returned
+        self,
+        store: Store,
+        queues: Queues,
+        inflight: Inflight,
+        clock: Clock,
+        returned: Callable[[Entry, int, int], None] = lambda *_: None,
     ) -> None:
         self._store = store
         self._queues = queues
@@ -76,7 +83,7 @@ class EntryMover:
             now = self._clock.now_ms()
             for move in moves:
                 if move.entry.fence == NO_FENCE and move.to is Place.STORE_QUEUE:
-                    self._returned.put(move.entry, due_ms(move.score), now)
+                    self._returned(move.entry, due_ms(move.score), now)
             return self._send([move for move in moves if move.entry in departed])
         finally:
             self._inflight.arrived(going)
