@@ -162,6 +162,11 @@ class Hands(WorkerAtRest):
         self.inbox.look_at(SLOT, 0)
         self.turn()
 
+    def begin(self) -> None:
+        """Take what is due, and see the first try running."""
+        self.take()
+        self.start_and_wait()
+
     def start(self) -> None:
         """Let waiting tries start."""
         if not self._started:

@@ -100,8 +100,7 @@ def test_a_try_whose_task_was_given_a_new_deadline_meanwhile_does_not_begin_and_
 
     system.center.store.reschedule(job_id, system.center.clock.now_ms())
     system.center.index([job_id])
-    other.take()
-    other.start_and_wait()
+    other.begin()
     assert other.runs[0].body == b"body"
     other.end_well(job_id)
 

@@ -30,8 +30,7 @@ def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(ha
     job_id = sleeper.take_one()
     sleeper.sleep()
     other.reclaim()
-    other.take()
-    other.start_and_wait()
+    other.begin()
     sleeper.start()
     sleeper.await_gone(job_id)
     other.end_and_finish()
@@ -114,8 +113,7 @@ def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(hand
     worker.adopt()
     assert worker.adopter.settled
     worker.finish()
-    other.take()
-    other.start_and_wait()
+    other.begin()
     other.end_and_finish()
     assert hands.ran(job_id)
     assert worker.runs == []
@@ -125,15 +123,13 @@ def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carr
     sleeper, other = hands
     job_id = submit_due(hands.system)
     due = hands.row(job_id).action_time
-    other.take()
-    other.start_and_wait()
+    other.begin()
     other.end_and_finish(fails=True)
     # The index forgets it, and a sweep that had read the row before that adds the entry as it was then: it
     # says that no try was used.
     hands.center.queues.cancel(SLOT, job_id)
     hands.center.queues.add({SLOT: [(job_id, store_score(due, 3, 0))]})
-    sleeper.take()
-    sleeper.start_and_wait()
+    sleeper.begin()
     sleeper.sleep()
     other.reclaim()
     other.take()
@@ -183,8 +179,7 @@ def test_a_move_that_is_under_way_does_not_take_away_the_same_id_taken_anew(hand
         sleeper.forget()
         sleeper.sleep()
         other.reclaim()
-    sleeper.take()
-    sleeper.start_and_wait()
+    sleeper.begin()
     sleeper.sleep()
     other.reclaim()
     sleeper.end(fails=True)
@@ -359,8 +354,7 @@ def test_an_old_snapshot_that_tells_of_a_try_for_a_former_deadline_costs_one_try
         other.reclaim()
         row = hands.row(job_id)
         assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 1, crashes)
-    other.take()
-    other.start_and_wait()
+    other.begin()
     other.end_well(job_id)
 
 

@@ -85,8 +85,7 @@ def test_what_waits_long_for_its_row_starts_all_the_same(hands: Pair) -> None:
         take([job_id], rows)
 
     hands.patch.setattr(first.checker.reader, "ask", ask)
-    first.take()
-    first.start_and_wait()
+    first.begin()
     assert second.store.read_tries([job_id])[job_id].lease > 0
     first.end_well(job_id)
 
@@ -100,8 +99,7 @@ def test_what_nobody_kept_alive_while_it_waited_for_its_row_gets_no_lease(hands:
         hands.patch.undo()
         first.sleep()
         second.reclaim()
-        second.take()
-        second.start_and_wait()
+        second.begin()
         take([job_id], first.store.read_tries(job_ids))
 
     hands.patch.setattr(first.checker.reader, "ask", ask)
@@ -119,8 +117,7 @@ def begun_beside_a_sleeper(hands: Pair) -> int:
     job_id = first.begin_one()
     first.sleep()
     second.reclaim()
-    second.take()
-    second.start_and_wait()
+    second.begin()
     first.leases.look(0)
     second.ask_for_leases()
     return job_id
@@ -229,8 +226,7 @@ def test_what_will_not_start_gives_its_lease_to_who_runs_it(hands: Pair) -> None
     def begin_elsewhere() -> None:
         hands.redis.call("FLUSHALL")
         hands.center.queues.add({SLOT: [(job_id, float(hands.row(job_id).action_time))]})
-        owner.take()
-        owner.start_and_wait()
+        owner.begin()
 
     meanwhile(hands.patch, orphan.store.leases, "take", begin_elsewhere)
     orphan.take()
@@ -259,8 +255,7 @@ def test_what_is_refused_its_start_gives_up_its_lease_before_it_is_let_go(hands:
     first.leases.look(0)
     first.finish()
     assert first.inflight.get(job_id) is None
-    second.take()
-    second.start_and_wait()
+    second.begin()
     assert [(task.attempt, task.job_id) for task in second.runs] == [(1, job_id)]
 
 
@@ -470,8 +465,7 @@ def test_a_slot_that_is_handed_over_during_a_look_without_redis_is_left_to_its_n
 
     def hand_over() -> None:
         former.book.give_up([SLOT])
-        owner.take()
-        owner.start_and_wait()
+        owner.begin()
 
     meanwhile(hands.patch, former.store.scans if during == "page" else former.store.leases, during, hand_over)
     former.take_without_redis()
@@ -605,7 +599,6 @@ def test_a_worker_that_waits_for_a_second_has_not_stood_still(hands: Pair) -> No
     worker, other = hands
     job_id = submit_due(hands.system)
     worker.stand_still(1.1)
-    worker.take()
-    worker.start_and_wait()
+    worker.begin()
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "it runs for a moment only"
     worker.end_and_finish()

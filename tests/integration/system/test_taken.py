@@ -43,8 +43,7 @@ def test_what_is_let_go_for_want_of_a_lease_makes_no_room_for_more(
     monkeypatch.setattr(handler_threads, "START_WITHIN_SECONDS", 100)
     monkeypatch.setattr(agenda, "MAX_UNSTARTED", 300)
     submit(system, 1600)
-    worker.take()
-    worker.start_and_wait()
+    worker.begin()
     for _ in range(6):
         worker.clock.slept += 2 * UNLEASED_SECONDS
         worker.end()  # so the thread meets the rest of the line
