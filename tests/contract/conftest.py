@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from contract.kit_system import KitContract
 from contract.system import Contract
 from harness import secured
 
@@ -30,15 +32,12 @@ def contract(
             one.stop()
 
 
-@pytest.fixture(scope="module", params=["with an index", "the database alone"])
-def either(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDB
+@pytest.fixture(scope="module")
+def alone(
+    tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDB, module_database_prefix: str
 ) -> Iterator[Contract]:
-    """A system with one daemon that runs every topic, on each rung of the ladder."""
-    if request.param == "with an index":
-        yield request.getfixturevalue("running")
-        return
-    prefix = request.getfixturevalue("module_database_prefix").replace("toc_", "toc_alone_")
+    """One without an index, with one daemon that runs every topic."""
+    prefix = module_database_prefix.replace("toc_", "toc_alone_")
     one = Contract(tmp_path_factory.mktemp("alone"), None, mariadb, prefix)
     try:
         one.create_topics()
@@ -46,6 +45,33 @@ def either(
         yield one
     finally:
         one.stop()
+
+
+RUNGS = {"with an index": "running", "the database alone": "alone"}
+"""The rungs of the ladder on one host, and the fixture of each."""
+KIT = "the kit for tests"
+
+
+@pytest.fixture(params=RUNGS)
+def either(request: pytest.FixtureRequest) -> Contract:
+    """A system with one daemon, on each rung."""
+    found: Contract = request.getfixturevalue(RUNGS[request.param])
+    return found
+
+
+@pytest.fixture(params=[*RUNGS, KIT])
+def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
+    """The same, and the kit for tests of applications."""
+    if request.param != KIT:
+        yield request.getfixturevalue(RUNGS[request.param])
+        return
+    kit = KitContract(tmp_path)
+    try:
+        kit.create_topics()
+        kit.start()
+        yield cast(Contract, kit)
+    finally:
+        kit.stop()
 
 
 @pytest.fixture(scope="module")

@@ -36,12 +36,12 @@ def gone(contract: Contract, job_id: int) -> None:
     contract.wait(lambda: not contract.scores(job_id), f"{job_id} is out of the index")
 
 
-def test_a_task_fires_at_its_time_and_leaves_no_entry(either: Contract) -> None:
-    for job_id in [submit(either, "c.plain", 1, 0.3 + n / 10, hello="wörld") for n in range(5)]:
-        until_status(either, job_id, 2)
-        gone(either, job_id)
-        (start,) = either.history(job_id)
-        due = ms(either.row(job_id)["action_time"])
+def test_a_task_fires_at_its_time_and_leaves_no_entry(each: Contract) -> None:
+    for job_id in [submit(each, "c.plain", 1, 0.3 + n / 10, hello="wörld") for n in range(5)]:
+        until_status(each, job_id, 2)
+        gone(each, job_id)
+        (start,) = each.history(job_id)
+        due = ms(each.row(job_id)["action_time"])
         assert start["at"] / 1e6 >= due
         assert (start["attempt"], start["status"], start["biz_id"], start["topic"]) == (1, 0, 1, "c.plain")
         assert start["attribute"] == {"hello": "wörld"}
@@ -86,18 +86,18 @@ def test_a_failed_try_puts_the_entry_at_its_next_time_plus_remaining_over_32(run
 
 
 @pytest.mark.parametrize(("topic", "tries"), [("c.thrice", 3), ("c.once", 1), ("c.most", 31), ("c.async", 2)])
-def test_a_task_dies_after_exactly_n_tries(either: Contract, topic: str, tries: int) -> None:
-    job_id = submit(either, topic, 4, **{"raise": "error"})
-    either.wait(lambda: either.status(job_id) == 4, "it is dead")
+def test_a_task_dies_after_exactly_n_tries(each: Contract, topic: str, tries: int) -> None:
+    job_id = submit(each, topic, 4, **{"raise": "error"})
+    each.wait(lambda: each.status(job_id) == 4, "it is dead")
     key = f"dead_{{{topic}_{zlib.crc32(b'4') % _slots(topic)}}}"
-    either.wait(lambda: list(either.scores(job_id)) == [key] * either.center.queues.present, "buried")
-    starts = either.history(job_id)
+    each.wait(lambda: list(each.scores(job_id)) == [key] * each.center.queues.present, "buried")
+    starts = each.history(job_id)
     assert [start["attempt"] for start in starts] == list(range(1, tries + 1))
-    row = either.row(job_id)
+    row = each.row(job_id)
     assert f"no {tries}" in row["last_error"]
     assert row["attempts"] == tries
-    assert either.center.cancel(job_id) is CancelOutcome.TOO_LATE
-    assert either.status(job_id) == 4
+    assert each.center.cancel(job_id) is CancelOutcome.TOO_LATE
+    assert each.status(job_id) == 4
 
 
 def _slots(topic: str) -> int:
@@ -107,123 +107,123 @@ def _slots(topic: str) -> int:
 @pytest.mark.parametrize(
     ("how", "reason"), [("dead", "cannot ever work"), ("dead without a reason", "no reason given")]
 )
-def test_dead_is_dead_at_once_with_its_reason(either: Contract, how: str, reason: str) -> None:
-    job_id = submit(either, "c.plain", 5, **{"raise": how})
-    until_status(either, job_id, 4)
-    assert either.row(job_id)["last_error"] == reason
-    assert len(either.history(job_id)) == 1
-    either.wait(lambda: all(key.startswith("dead_{") for key in either.scores(job_id)), "buried")
+def test_dead_is_dead_at_once_with_its_reason(each: Contract, how: str, reason: str) -> None:
+    job_id = submit(each, "c.plain", 5, **{"raise": how})
+    until_status(each, job_id, 4)
+    assert each.row(job_id)["last_error"] == reason
+    assert len(each.history(job_id)) == 1
+    each.wait(lambda: all(key.startswith("dead_{") for key in each.scores(job_id)), "buried")
 
 
-def test_redrive_runs_a_dead_task_again_with_all_its_tries(either: Contract) -> None:
-    job_id = submit(either, "c.thrice", 6, **{"raise": "error", "times": 99})
-    until_status(either, job_id, 4)
-    before = len(either.history(job_id))
-    listed = either.json("dead", "list", "--topic", "c.thrice")
+def test_redrive_runs_a_dead_task_again_with_all_its_tries(each: Contract) -> None:
+    job_id = submit(each, "c.thrice", 6, **{"raise": "error", "times": 99})
+    until_status(each, job_id, 4)
+    before = len(each.history(job_id))
+    listed = each.json("dead", "list", "--topic", "c.thrice")
     (record,) = [record for record in listed if record["job_id"] == str(job_id)]
     assert "no 3" in str(record)
-    done = either.toc("dead", "redrive", str(job_id))
+    done = each.toc("dead", "redrive", str(job_id))
     assert done.returncode == 0, done.stderr
-    either.wait(lambda: len(either.history(job_id)) == before + 3, "three more tries")
-    until_status(either, job_id, 4)
-    assert [start["attempt"] for start in either.history(job_id)] == [1, 2, 3, 1, 2, 3]
+    each.wait(lambda: len(each.history(job_id)) == before + 3, "three more tries")
+    until_status(each, job_id, 4)
+    assert [start["attempt"] for start in each.history(job_id)] == [1, 2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("topic", ["c.batch", "c.batch-whole"])
-def test_a_batch_handler_reports_per_task_or_fails_as_a_whole(either: Contract, topic: str) -> None:
+def test_a_batch_handler_reports_per_task_or_fails_as_a_whole(each: Contract, topic: str) -> None:
     due = datetime.now(UTC) + timedelta(seconds=1.5)
     tasks = [
         NewTask(topic, biz_id=n, action_time=due, attribute={"raise": "error"} if n % 5 == 0 else {})
         for n in range(10)
     ]
-    job_ids = either.center.submit_many(tasks)
+    job_ids = each.center.submit_many(tasks)
     bad = job_ids[::5]
-    either.wait(lambda: all(either.status(job_id) == 4 for job_id in bad), "the bad ones are dead")
+    each.wait(lambda: all(each.status(job_id) == 4 for job_id in bad), "the bad ones are dead")
     if topic == "c.batch":
         for job_id in set(job_ids) - set(bad):
-            until_status(either, job_id, 2)
-            assert len(either.history(job_id)) == 1
-    assert all(len(either.history(job_id)) == 2 for job_id in bad)
+            until_status(each, job_id, 2)
+            assert len(each.history(job_id)) == 1
+    assert all(len(each.history(job_id)) == 2 for job_id in bad)
 
 
-def test_cancel_of_a_waiting_task_holds(either: Contract) -> None:
-    job_id = submit(either, "c.plain", 8, 2.5)
-    assert either.center.cancel(job_id) is CancelOutcome.CANCELLED
-    assert either.scores(job_id) == {}
-    assert either.center.cancel(job_id) is CancelOutcome.CANCELLED
-    other = submit(either, "c.plain", 9, 2.7)
-    until_status(either, other, 2)
-    assert either.status(job_id) == 3
-    assert either.history(job_id) == []
-    assert either.center.cancel(job_id) is CancelOutcome.CANCELLED
-    assert either.center.cancel(other) is CancelOutcome.TOO_LATE
-    assert either.status(other) == 2
+def test_cancel_of_a_waiting_task_holds(each: Contract) -> None:
+    job_id = submit(each, "c.plain", 8, 2.5)
+    assert each.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert each.scores(job_id) == {}
+    assert each.center.cancel(job_id) is CancelOutcome.CANCELLED
+    other = submit(each, "c.plain", 9, 2.7)
+    until_status(each, other, 2)
+    assert each.status(job_id) == 3
+    assert each.history(job_id) == []
+    assert each.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert each.center.cancel(other) is CancelOutcome.TOO_LATE
+    assert each.status(other) == 2
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_cancel_of_a_running_task_says_so_and_there_is_no_later_try(either: Contract, failing: bool) -> None:
+def test_cancel_of_a_running_task_says_so_and_there_is_no_later_try(each: Contract, failing: bool) -> None:
     gate = f"cancel-{failing}"
     extra: dict[str, Any] = {"raise": "error"} if failing else {}
-    job_id = submit(either, "c.thrice", 10 + failing, gate=gate, **extra)
-    started(either, job_id)
-    assert either.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-    either.open_gate(gate)
-    gone(either, job_id)
-    assert either.status(job_id) == 3
-    assert either.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-    assert len(either.history(job_id)) == 1
+    job_id = submit(each, "c.thrice", 10 + failing, gate=gate, **extra)
+    started(each, job_id)
+    assert each.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    each.open_gate(gate)
+    gone(each, job_id)
+    assert each.status(job_id) == 3
+    assert each.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert len(each.history(job_id)) == 1
 
 
-def test_cancel_of_an_unknown_task_is_unknown(either: Contract) -> None:
-    known = submit(either, "c.plain", 12, 3600)
-    assert either.center.cancel(known + 1) is CancelOutcome.UNKNOWN
-    assert either.center.cancel(2**62 + 5) is CancelOutcome.UNKNOWN
-    assert either.center.get(known + 1) is None
+def test_cancel_of_an_unknown_task_is_unknown(each: Contract) -> None:
+    known = submit(each, "c.plain", 12, 3600)
+    assert each.center.cancel(known + 1) is CancelOutcome.UNKNOWN
+    assert each.center.cancel(2**62 + 5) is CancelOutcome.UNKNOWN
+    assert each.center.get(known + 1) is None
 
 
-def test_cancel_by_biz_answers_for_each_task_of_that_biz_id_on_that_topic(either: Contract) -> None:
-    waiting = [submit(either, "c.plain", 13, 3600) for _ in range(3)]
-    other = submit(either, "c.thrice", 13, 3600)
-    done = submit(either, "c.plain", 13)
-    until_status(either, done, 2)
-    assert either.center.cancel_by_biz("c.plain", biz_id=13) == {
+def test_cancel_by_biz_answers_for_each_task_of_that_biz_id_on_that_topic(each: Contract) -> None:
+    waiting = [submit(each, "c.plain", 13, 3600) for _ in range(3)]
+    other = submit(each, "c.thrice", 13, 3600)
+    done = submit(each, "c.plain", 13)
+    until_status(each, done, 2)
+    assert each.center.cancel_by_biz("c.plain", biz_id=13) == {
         **dict.fromkeys(waiting, CancelOutcome.CANCELLED),
         done: CancelOutcome.TOO_LATE,
     }
-    assert either.status(other) == 0
-    assert either.center.cancel_by_biz("c.plain", biz_id=131313) == {}
+    assert each.status(other) == 0
+    assert each.center.cancel_by_biz("c.plain", biz_id=131313) == {}
 
 
-def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(either: Contract) -> None:
-    sooner = submit(either, "c.plain", 14, 3600)
-    later = submit(either, "c.plain", 15, 2.5)
+def test_reschedule_moves_a_task_both_ways_and_it_fires_at_the_new_time_only(each: Contract) -> None:
+    sooner = submit(each, "c.plain", 14, 3600)
+    later = submit(each, "c.plain", 15, 2.5)
     now = datetime.now(UTC)
-    outcome = either.center.reschedule(later, action_time=now + timedelta(seconds=3.5))
+    outcome = each.center.reschedule(later, action_time=now + timedelta(seconds=3.5))
     assert outcome.name == "RESCHEDULED"
-    outcome = either.center.reschedule(sooner, action_time=now + timedelta(seconds=2))
+    outcome = each.center.reschedule(sooner, action_time=now + timedelta(seconds=2))
     assert outcome.name == "RESCHEDULED"
     for job_id in (sooner, later):
-        until_status(either, job_id, 2)
-        (start,) = either.history(job_id)
-        assert start["at"] / 1e6 >= ms(either.row(job_id)["action_time"])
+        until_status(each, job_id, 2)
+        (start,) = each.history(job_id)
+        assert start["at"] / 1e6 >= ms(each.row(job_id)["action_time"])
         assert start["version"] == 1
-        again = either.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=9))
+        again = each.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(seconds=9))
         assert again.name == "TOO_LATE"
-    nowhere = either.center.reschedule(sooner + 1, action_time=datetime.now(UTC) + timedelta(seconds=9))
+    nowhere = each.center.reschedule(sooner + 1, action_time=datetime.now(UTC) + timedelta(seconds=9))
     assert nowhere.name == "UNKNOWN"
 
 
-def test_reschedule_of_a_running_task_runs_it_again_at_the_new_time(either: Contract) -> None:
-    job_id = submit(either, "c.plain", 16, gate="sixteen")
-    started(either, job_id)
+def test_reschedule_of_a_running_task_runs_it_again_at_the_new_time(each: Contract) -> None:
+    job_id = submit(each, "c.plain", 16, gate="sixteen")
+    started(each, job_id)
     due = datetime.now(UTC) + timedelta(seconds=2)
-    assert either.center.reschedule(job_id, action_time=due).name == "MAY_HAVE_STARTED"
-    either.open_gate("sixteen")
-    until_status(either, job_id, 2)
-    first, second = either.history(job_id)
-    assert second["at"] / 1e6 >= ms(either.row(job_id)["action_time"])
+    assert each.center.reschedule(job_id, action_time=due).name == "MAY_HAVE_STARTED"
+    each.open_gate("sixteen")
+    until_status(each, job_id, 2)
+    first, second = each.history(job_id)
+    assert second["at"] / 1e6 >= ms(each.row(job_id)["action_time"])
     assert (first["version"], second["version"]) == (0, 1)
-    gone(either, job_id)
+    gone(each, job_id)
 
 
 @pytest.mark.parametrize("status", [2, 3])
@@ -332,22 +332,22 @@ def test_a_timed_out_entry_of_nobody_is_rolled_back_and_charged_but_never_the_la
     gone(running, last)
 
 
-def test_an_instant_task_runs_at_once_and_may_lie_in_the_past(either: Contract) -> None:
-    now = either.center.submit("c.now", biz_id=70)
-    past = either.center.submit("c.now", biz_id=71, action_time=datetime.now(UTC) - timedelta(days=1))
+def test_an_instant_task_runs_at_once_and_may_lie_in_the_past(each: Contract) -> None:
+    now = each.center.submit("c.now", biz_id=70)
+    past = each.center.submit("c.now", biz_id=71, action_time=datetime.now(UTC) - timedelta(days=1))
     for job_id in (now, past):
-        until_status(either, job_id, 2)
-        assert len(either.history(job_id)) == 1
+        until_status(each, job_id, 2)
+        assert len(each.history(job_id)) == 1
 
 
-def test_get_and_find_show_how_a_task_ended(either: Contract) -> None:
-    job_id = submit(either, "c.plain", 72)
-    until_status(either, job_id, 2)
-    task = either.center.get(job_id)
+def test_get_and_find_show_how_a_task_ended(each: Contract) -> None:
+    job_id = submit(each, "c.plain", 72)
+    until_status(each, job_id, 2)
+    task = each.center.get(job_id)
     assert task is not None
     assert task.status is TaskStatus.PROCESSED
-    assert either.json("get", str(job_id))["job_id"] == str(job_id)
-    assert [found["job_id"] for found in either.json("find", "--biz-id", "72")] == [str(job_id)]
+    assert each.json("get", str(job_id))["job_id"] == str(job_id)
+    assert [found["job_id"] for found in each.json("find", "--biz-id", "72")] == [str(job_id)]
 
 
 def _forge(contract: Contract, key: str, member: int | str, score: float = 1.0) -> None:
@@ -356,16 +356,16 @@ def _forge(contract: Contract, key: str, member: int | str, score: float = 1.0) 
     contract.redis.publish(f"wake_{{{key}}}", f"{score:.17g}")
 
 
-def test_no_task_starts_once_toc_topic_pause_has_returned(either: Contract) -> None:
-    assert either.toc("topic", "pause", "c.plain").returncode == 0
+def test_no_task_starts_once_toc_topic_pause_has_returned(each: Contract) -> None:
+    assert each.toc("topic", "pause", "c.plain").returncode == 0
     try:
-        job_id = either.center.submit("c.plain", biz_id=1, delay=0.01)
-        later = either.center.submit("c.async", biz_id=1, delay=0.5)
-        either.wait_status(later, 2)
-        assert (either.status(job_id), either.history(job_id)) == (0, [])
+        job_id = each.center.submit("c.plain", biz_id=1, delay=0.01)
+        later = each.center.submit("c.async", biz_id=1, delay=0.5)
+        each.wait_status(later, 2)
+        assert (each.status(job_id), each.history(job_id)) == (0, [])
     finally:
-        assert either.toc("topic", "resume", "c.plain").returncode == 0
-    either.wait_status(job_id, 2)
+        assert each.toc("topic", "resume", "c.plain").returncode == 0
+    each.wait_status(job_id, 2)
 
 
 def test_a_long_handler_is_kept_alive_under_one_fence_and_runs_once(running: Contract) -> None:

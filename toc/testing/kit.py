@@ -112,7 +112,8 @@ class Toc:
         return self._clock.now
 
     def use(self, *centers: TimeoutCenter) -> None:
-        """Run the handlers of these centers only, if others of the process handle the same topics."""
+        """Have the topics, handlers and schedules of these centers only: others of the process may handle the same
+        topics."""
         self._chosen = centers
 
     def topic(self, name: str, **policies: Any) -> Topic:
@@ -273,7 +274,9 @@ class Toc:
         """The topics, after making those of handlers that are new."""
         topics = self._store.topics.list()
         names = {topic.name for topic in topics}
-        for name in sorted({name for center in all_centers() for name in center.handlers} - names):
+        for name in sorted(
+            {name for center in self._chosen or all_centers() for name in center.handlers} - names
+        ):
             topics.append(Topic(name, _new_type(topics), SLOTS))
             self._store.topics.create(topics[-1])
         return topics

@@ -1,0 +1,117 @@
+"""The kit for tests, as the contract's tests see a system: a thread lets its time pass like the machine's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+from contract.system import TOPICS
+from harness.patience import until
+from typer.testing import CliRunner
+
+from toc.cli.main import app
+from toc.testing import Toc
+
+T = TypeVar("T")
+TURN_SECONDS = 0.005
+
+
+class KitContract:
+    """What tests use of ``Contract``, in this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "history").mkdir()
+        self.kit = Toc()
+        self.center = self.kit.center
+        self.kit.use(self.center)  # not those of other tests
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._pass_time)
+
+    def create_topics(self, names: Sequence[str] = tuple(TOPICS)) -> None:
+        for name in names:
+            done = self.toc("topic", "create", name, *TOPICS[name])
+            assert done.returncode == 0, done.stderr
+
+    def start(self) -> None:
+        with mock.patch.dict(os.environ, TOC_TEST_HISTORY=str(self.directory / "history")):
+            path = Path(__file__).with_name("contract_app.py")
+            spec = importlib.util.spec_from_file_location("contract_app_of_the_kit", path)
+            assert spec is not None
+            assert spec.loader is not None
+            self._app = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(self._app)
+        self.kit.use(self._app.center)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.kit.close()
+
+    def _pass_time(self) -> None:
+        while not self._ended.wait(TURN_SECONDS):
+            behind = time.time() - self.kit.now.timestamp()
+            try:
+                self.kit.advance(max(0.0, behind - 0.002))
+            except Exception:
+                continue
+
+    def toc(self, *words: str) -> subprocess.CompletedProcess[str]:
+        done = CliRunner().invoke(app, words)
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+    def json(self, *words: str) -> Any:
+        done = self.toc(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def row(self, job_id: int) -> dict[str, Any]:
+        row = self.center.store.get(job_id)
+        assert row is not None
+        times = {name: _instant(getattr(row, name)) for name in ("action_time", "next_time")}
+        return {**row._asdict(), **times}
+
+    def status(self, job_id: int) -> int:
+        return int(self.row(job_id)["status"])
+
+    def scores(self, _job_id: int) -> dict[str, float]:
+        return {}
+
+    def history(self, job_id: int) -> list[dict[str, Any]]:
+        lines = [
+            json.loads(line)
+            for path in (self.directory / "history").iterdir()
+            for line in path.read_text().split("\n")[:-1]
+        ]
+        return sorted((line for line in lines if line["job_id"] == job_id), key=lambda line: line["at"])
+
+    def open_gate(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    def wait(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
+        found: list[T] = []
+
+        def so() -> bool:
+            found.append(condition())
+            return bool(found[-1])
+
+        assert until(so, seconds), what
+        return found[-1]
+
+    def wait_status(self, job_id: int, status: int) -> None:
+        self.wait(lambda: self.status(job_id) == status, f"{job_id} has status {status}")
+
+
+def _instant(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).replace(tzinfo=None)
