@@ -112,8 +112,8 @@ class Toc:
         return self._clock.now
 
     def use(self, *centers: TimeoutCenter) -> None:
-        """Have the topics, handlers and schedules of these centers only: others of the process may handle the same
-        topics."""
+        """Have the topics, handlers and schedules of these centers only, as others of the process may handle
+        the same topics."""
         self._chosen = centers
 
     def topic(self, name: str, **policies: Any) -> Topic:
