@@ -30,29 +30,6 @@ def at(*nominals: int) -> list[float]:
     return [(nominal - NOW) / SECOND for nominal in nominals]
 
 
-TEN = every(10, overlap="allow")  # ahead of NOW + 30 s: those of 10, 20 and 30 s
-
-
-def test_what_is_planned_is_planned_again_by_the_next_step_where_the_times_are_others() -> None:
-    state, planned = running(TEN)
-    assert at(*(one.nominal for one in planned)) == [10, 20, 30]
-    fifteen = every(15, overlap="allow")
-    changed = change(TEN, state, fifteen, planned, NOW, paused=None)
-    assert (changed.instead, changed.state.fired) == ([], 0)
-    after = step(fifteen, changed.state, NOW, ended=True)
-    assert at(*(one.nominal for one in after.made)) == [15, 30]
-
-
-def test_what_is_planned_is_replaced_one_by_one_where_the_times_stay() -> None:
-    state, planned = running(TEN)
-    soon = NOW + 9_500  # the task of 10 s may be starting, and that of 20 s was cancelled by hand
-    other = every(10, overlap="allow", attribute={"a": 1})
-    changed = change(TEN, state, other, planned[2:], soon, paused=None)
-    assert at(*(one.nominal for one in changed.instead)) == [30]
-    assert step(other, changed.state, soon, ended=True).made == []
-    assert changed.state.fired == 3
-
-
 @pytest.mark.parametrize(
     ("paused", "missed"), [(None, 0), (True, 3)], ids=["the policy of missed decides", "a pause counts them"]
 )
@@ -72,15 +49,6 @@ def test_another_rule_does_not_fire_for_times_before_it() -> None:
     changed = change(every(3600), state, minutely, [], later, paused=None)
     made = step(minutely, changed.state, later, ended=True).made
     assert at(*(one.nominal for one in made)) == [1020]
-
-
-def test_a_resumed_schedule_goes_on_from_now_and_counts_nothing_as_missed() -> None:
-    state, planned = running(TEN)
-    paused = change(TEN, state, TEN, planned, NOW, paused=True).state
-    later = NOW + 600 * SECOND
-    resumed = change(TEN, paused, TEN, [], later, paused=False).state
-    assert (resumed.missed, resumed.look, resumed.paused) == (0, later, False)
-    assert at(step(TEN, resumed, later, ended=True).made[0].nominal) == [610]
 
 
 @pytest.mark.parametrize("options", [{"paused": True}, {"overlap": "skip"}])

@@ -298,12 +298,3 @@ def test_who_may_only_read_does_not_see_the_query_of_a_url(gateway: Gateway) -> 
     own = gateway.submit("hooks", biz_id="own", url=f"http://127.0.0.1:8080/x?key={CANARY}").body["job_id"]
     for path in (f"/v1/tasks/{own}", "/v1/tasks?biz_id=own"):
         assert CANARY not in str(gateway.call("GET", path, token="read").body)
-
-
-def test_a_topic_has_a_target_that_is_there(gateway: Gateway) -> None:
-    gateway.call("POST", "/v1/targets", {"name": "bank", "url": "https://example.com/"})
-    altered = gateway.call("PATCH", "/v1/topics/hooks", {"target": "bank"})
-    assert (altered.status, altered.body.get("target")) == (200, "bank"), altered.body
-    unknown = gateway.call("PATCH", "/v1/topics/hooks", {"target": "nobody"})
-    assert (unknown.status, unknown.body["type"]) == (404, "/docs#unknown")
-    assert gateway.call("PATCH", "/v1/topics/hooks", {"target": ""}).body["target"] == ""
