@@ -29,11 +29,12 @@ from rich.console import Console
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
+from benchmarks.servers import PostgreSql
 from toc.dev.local.redis import MissingServer, bundled_valkey
 from toc.observe.log import close_log
 from toc.store.servers import mysql_connection
 
-AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper)
+AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper, PostgreSql)
 
 
 class Launch(Protocol):
@@ -152,6 +153,15 @@ def zookeeper(server_directory: Path) -> Iterator[ZooKeeper]:
     yield from _shared(secured.zookeeper(server_directory / "zookeeper"))
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgreSql]:
+    """The shared PostgreSQL. Its account is not root, so its directory is one that others may enter."""
+    directory = Path(tempfile.mkdtemp(prefix="toc-"))
+    directory.chmod(0o711)
+    yield from _shared(PostgreSql(directory / "postgres"))
+    shutil.rmtree(directory)
+
+
 @pytest.fixture
 def clean_redis(redis_server: RedisServer) -> RedisServer:
     """The shared Redis, emptied, its scripts forgotten."""
@@ -238,7 +248,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """Starts servers of this test's own: ``launch(RedisServer, aof=False)``, ``launch(MariaDB)``."""
-    started: list[RedisServer | RedisCluster | MariaDB | ZooKeeper] = []
+    started: list[RedisServer | RedisCluster | MariaDB | ZooKeeper | PostgreSql] = []
 
     def start(kind: type[AnyServer], **options: Any) -> AnyServer:
         server = kind(tmp_path / f"{kind.__name__.lower()}{len(started)}", **options)

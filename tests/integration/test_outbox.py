@@ -1,0 +1,203 @@
+"""The outbox: a task exists once exactly if the transaction that asked for it has committed, anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from harness.system import System, small_system
+from sqlalchemy import Engine, create_engine, func, select, text, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from benchmarks.local import MariaDB, RedisServer
+from benchmarks.servers import PostgreSql
+from toc import NewTask, Task, outbox
+from toc.model import errors
+
+
+@pytest.fixture
+def system(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> Iterator[System]:
+    one = small_system(tmp_path, clean_redis, mariadb, database_prefix)
+    one.create_topics()
+    yield one
+    one.stop()
+
+
+@pytest.fixture(params=["mariadb", "postgresql", "sqlite"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An application's own database."""
+    name = f"shop_{secrets.token_hex(3)}"
+    if request.param == "sqlite":
+        url = make_url(f"sqlite:///{tmp_path}/shop.db")
+    else:
+        server: MariaDB | PostgreSql
+        if request.param == "mariadb":
+            server = request.getfixturevalue("mariadb")
+            url = make_url(server.url)
+        else:
+            server = request.getfixturevalue("postgres")
+            url = make_url(server.url).set(drivername="postgresql+psycopg")
+        root = create_engine(url, isolation_level="AUTOCOMMIT")
+        with root.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        url = url.set(database=name)
+    one = create_engine(url)
+    outbox.metadata.create_all(one)
+    yield one
+    one.dispose()
+    if request.param != "sqlite":
+        with root.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {name}"))
+        root.dispose()
+
+
+def waiting(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(outbox.table)).scalar_one()
+
+
+def found(system: System, biz_id: int | str) -> list[Task]:
+    return system.center.find(biz_id=biz_id)
+
+
+def test_a_task_comes_out_as_it_went_in_if_its_transaction_commits(system: System, engine: Engine) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    with Session(engine) as session, session.begin():
+        outbox.submit(
+            session,
+            "test.sync",
+            biz_id="order-é",
+            action_time=at,
+            attribute={"reason": "日%s"},
+            tries=3,
+            expires_at=at + timedelta(hours=1),
+            body=bytes(range(256)) * 400,
+            content_type="image/x",
+        )
+    with Session(engine) as session:
+        outbox.submit(session, "test.sync", biz_id=1, delay=3600)
+        session.rollback()
+    with engine.begin() as connection:
+        outbox.submit(connection, "test.sync", biz_id=2, delay=timedelta(hours=1), dedup_key="mine")
+        savepoint = connection.begin_nested()
+        outbox.submit(connection, "test.sync", biz_id=3, delay=3600)
+        savepoint.rollback()
+    assert outbox.drain(engine, system.center) == 2
+    assert (outbox.drain(engine, system.center), waiting(engine)) == (0, 0)
+    (task,) = found(system, "order-é")
+    assert (task.topic, task.action_time, task.attribute, task.tries) == (
+        "test.sync",
+        at,
+        {"reason": "日%s"},
+        3,
+    )
+    assert (task.body, task.content_type) == (bytes(range(256)) * 400, "image/x")
+    assert task.expires_at == at + timedelta(hours=1)
+    assert [len(found(system, biz_id)) for biz_id in (1, 2, 3)] == [0, 1, 0]
+
+
+def test_drains_that_die_half_way_or_run_at_once_make_one_task(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.begin() as connection:
+        for biz_id in range(40):
+            outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600)
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "delete", lambda _: 1 / 0)  # it dies between submit and removal
+        with pytest.raises(ZeroDivisionError):
+            outbox.drain(engine, system.center)
+    assert waiting(engine) == 40
+    assert len(found(system, 7)) == 1
+    threads = [threading.Thread(target=outbox.drain, args=(engine, system.center)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert waiting(engine) == 0
+    assert [len(found(system, biz_id)) for biz_id in range(40)] == [1] * 40
+
+
+def test_a_task_that_toc_refuses_stays_and_holds_up_no_other(system: System, engine: Engine) -> None:
+    with engine.begin() as connection:
+        outbox.submit(connection, "no.such", biz_id=1, delay=3600)
+        outbox.submit(connection, "test.sync", biz_id=2, delay=3600)
+        outbox.submit(connection, "test.sync", biz_id=3)  # the topic is not an instant one
+        outbox.submit(connection, "test.sync", biz_id=4, delay=3600)
+        for bad in (
+            {"delay": -1},
+            {"delay": 5, "attribute": {"x": {1}}},
+            {"action_time": datetime(2000, 1, 1, tzinfo=UTC)},
+        ):
+            with pytest.raises(errors.InvalidInput):
+                outbox.submit(connection, "test.sync", biz_id=5, **bad)
+    assert outbox.drain(engine, system.center) == 2
+    assert [len(found(system, biz_id)) for biz_id in (1, 2, 3, 4)] == [0, 1, 0, 1]
+    with engine.begin() as connection:
+        records = connection.execute(select(outbox.table.c.error).order_by(outbox.table.c.id)).scalars().all()
+        assert ["no.such" in records[0], "action_time" in records[1]] == [True, True]
+        connection.execute(
+            update(outbox.table).values(
+                error=None, task=func.replace(outbox.table.c.task, "no.such", "test.async")
+            )
+        )
+    assert outbox.drain(engine, system.center) == 1
+
+
+def test_a_task_whose_time_has_passed_in_the_outbox_runs_at_once(system: System, engine: Engine) -> None:
+    with engine.begin() as connection:
+        outbox.submit(connection, "test.sync", biz_id=1, delay=0.001)
+    due = datetime.now(UTC) + timedelta(milliseconds=20)
+    system.wait(lambda: datetime.now(UTC) > due, "its time has passed", 1)
+    system.start()
+    assert outbox.drain(engine, system.center) == 1
+    (task,) = found(system, 1)
+    system.wait(lambda: system.starts(task.job_id), "it runs", 10)
+
+
+def test_a_server_of_toc_that_is_away_leaves_its_records(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.begin() as connection:
+        for biz_id in range(3):
+            outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600)
+    put = system.center.put
+
+    def away(_tasks: object) -> list[int]:
+        raise errors.StoreUnavailable("away")
+
+    def second(task: NewTask) -> object:
+        return put(task) if task.biz_id == 0 else away(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system.center, "submit_many", away)
+        patch.setattr(system.center, "put", second)
+        with pytest.raises(errors.StoreUnavailable):
+            outbox.drain(engine, system.center)
+    assert waiting(engine) == 2
+    assert outbox.drain(engine, system.center) == 2
+    assert [len(found(system, biz_id)) for biz_id in range(3)] == [1] * 3
+
+
+def test_an_async_session_writes_to_it_within_run_sync(system: System, mariadb: MariaDB) -> None:
+    name = f"{system.settings.database_prefix}0"
+    engine = create_engine(make_url(mariadb.url).set(database=name))
+    outbox.metadata.create_all(engine)
+
+    async def run() -> None:
+        other = create_async_engine(engine.url.set(drivername="mysql+asyncmy"))
+        async with AsyncSession(other) as session, session.begin():
+            await session.run_sync(lambda s: outbox.submit(s, "test.sync", biz_id=1, delay=3600))
+        await other.dispose()
+
+    asyncio.run(run())
+    assert outbox.drain(engine, system.center) == 1
+    engine.dispose()

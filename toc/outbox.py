@@ -1,0 +1,175 @@
+"""An outbox: tasks submitted in a transaction on any database, and brought to toc after its commit.
+
+    outbox.metadata.create_all(engine)          # one table, toc_outbox, beside the application's own
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.submit(session, "order.close", biz_id=order.id, delay=timedelta(minutes=30))
+    outbox.drain(engine, center)                # from a thread or a schedule, such as each second
+
+For applications whose rows are not on the server of the task table. A record gets a dedup_key when it is
+made. So a drain that dies half-way, or two at once, make one task of it: toc keeps the key as long as the
+task's row, by default for three days after its end.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    Table,
+    Text,
+    delete,
+    select,
+    update,
+)
+from sqlalchemy.orm import Session
+
+from toc.model.body import MAX_BODY
+from toc.model.clock import Clock, from_ms
+from toc.model.errors import InvalidInput, Unavailable
+from toc.model.sharding import BizId
+from toc.model.task import NewTask
+from toc.model.topic import Topic, TopicType
+from toc.observe.log import get_logger
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.submission import RowMaker
+
+log = get_logger(__name__)
+
+TOGETHER = 500
+"""Most records of one round trip."""
+CENTURY = 3.2e9
+"""Seconds: a later deadline is refused at once; TOC_MAX_DELAY counts when the record is drained."""
+
+metadata = MetaData()
+table = Table(
+    "toc_outbox",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
+    Column("task", Text, nullable=False),
+    Column("body", LargeBinary(1 << 24)),
+    # Why toc has refused the task. Set it to NULL to have it submitted again.
+    Column("error", Text),
+)
+"""``table.to_metadata(yours)`` makes it a part of an application's own schema."""
+
+
+def submit(
+    session: Session | Connection,
+    topic: str,
+    *,
+    biz_id: int | str,
+    delay: timedelta | float | None = None,
+    action_time: datetime | None = None,
+    attribute: Mapping[str, Any] | None = None,
+    dedup_key: str | None = None,
+    slot_basis: str | None = None,
+    tries: int = 0,
+    expires_at: datetime | None = None,
+    body: bytes | None = None,
+    content_type: str | None = None,
+) -> None:
+    """Write a task into the outbox, in the transaction of the session or connection.
+
+    The arguments are those of ``TimeoutCenter.submit``; ``delay`` counts from now. Raises an InvalidInput,
+    but not for what only the task table knows, such as an unknown topic (``drain``).
+    """
+    dedup_key = dedup_key if dedup_key is not None else f"outbox-{secrets.token_hex(16)}"
+    task = NewTask(
+        topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
+        content_type,
+    )  # fmt: skip
+    dated = delay is not None or action_time is not None
+    kind = TopicType.TIMED if dated else TopicType.INSTANT
+    row = RowMaker(Clock(), CENTURY, MAX_BODY).row(task, lambda name: Topic(name, 1, 1, topic_type=kind))
+    record = task._asdict() | {
+        "delay": None,
+        "action_time": row.action_time if dated else None,
+        "attribute": json.loads(row.attribute),
+        "expires_at": row.expires_at,
+        "body": None,
+    }
+    session.execute(table.insert().values(task=json.dumps(record), body=body))
+
+
+def drain(engine: Engine, center: TimeoutCenter) -> int:
+    """Submit what the outbox holds, and remove it. Returns how many tasks that were.
+
+    A task whose time has passed is due at once. One that toc refuses stays, with its ``error``, and is logged
+    (``outbox_refused``). Raises Unavailable if a server of toc was out of reach, once those of the others are
+    submitted; and the errors of ``engine``.
+    """
+    done, after = 0, 0
+    away: Unavailable | None = None
+    while True:
+        with engine.connect() as connection:
+            waiting = select(table).where(table.c.error.is_(None), table.c.id > after)
+            records = connection.execute(waiting.order_by(table.c.id).limit(TOGETHER)).all()
+        if not records:
+            if away is not None:
+                raise away
+            return done
+        after = records[-1].id
+        by_server: dict[int, dict[int, NewTask]] = {}
+        for record in records:
+            task = _task(record, center.clock.now_ms())
+            server = center.store.server_of_biz(BizId.of(task.biz_id))
+            by_server.setdefault(server, {})[record.id] = task
+        for tasks in by_server.values():
+            submitted, refused, error = _submit(center, tasks)
+            away = away or error
+            done += len(submitted)
+            with engine.begin() as connection:
+                connection.execute(delete(table).where(table.c.id.in_(submitted)))
+                for number, text in refused.items():
+                    connection.execute(update(table).where(table.c.id == number).values(error=text))
+
+
+def _submit(
+    center: TimeoutCenter, tasks: Mapping[int, NewTask]
+) -> tuple[Sequence[int], Mapping[int, str], Unavailable | None]:
+    """Submit tasks of one server. Returns those that are, why others are refused, and what prevented the
+    rest."""
+    try:
+        center.submit_many(tasks.values())
+    except (InvalidInput, Unavailable):
+        pass  # of one of them: see of which
+    else:
+        return list(tasks), {}, None
+    submitted: list[int] = []
+    refused: dict[int, str] = {}
+    for number, task in tasks.items():
+        try:
+            center.put(task)
+        except InvalidInput as exc:
+            refused[number] = str(exc)
+            log.warning("outbox_refused", record=number, topic=task.topic, error=str(exc))
+        except Unavailable as exc:
+            return submitted, refused, exc
+        else:
+            submitted.append(number)
+    return submitted, refused, None
+
+
+def _task(record: Row[Any], now: int) -> NewTask:
+    """Return the task of a record, which is due later than ``now`` (ms)."""
+    fields = json.loads(record.task)
+    due, expires_at = fields["action_time"], fields["expires_at"]
+    if due is not None and due - now < 1000:  # it may have passed before it is submitted
+        fields |= {"action_time": None, "delay": max(due - now, 1) / 1000}
+    elif due is not None:
+        fields["action_time"] = from_ms(due)
+    fields |= {"expires_at": from_ms(expires_at) if expires_at else None, "body": record.body}
+    return NewTask(**fields)
