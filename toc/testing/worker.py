@@ -73,7 +73,7 @@ class Worker:
             inflight=inflight,
             clock=clock,
             pressure=Pressure(),
-            returned=returned,
+            returned=returned.put,
         )
         self._bodies = BodyReader(store, finisher, inflight, clock)
         self._reading = False
