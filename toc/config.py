@@ -78,6 +78,10 @@ _FORMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "namespace": (NAMESPACE.fullmatch, NAMESPACE_HINT),
     "zookeeper": (lambda hosts: "://" not in hosts and _ZOOKEEPER.fullmatch(hosts), _ZOOKEEPER_HINT),
     "cluster": (NAME.fullmatch, "letters, digits, '.', '_' and '-', at most 128"),
+    "host": (
+        lambda name: name not in (".", "..") and name.isprintable() and "/" not in name,  # it names nodes
+        "a name without '/' and control characters",
+    ),
     "metrics_address": (_is_address, "HOST:PORT, such as 127.0.0.1:9464, or :9464 for every address"),
     "secret_key": (
         lambda keys: all(_KEY.fullmatch(key.get_secret_value()) for key in keys),
@@ -148,7 +152,7 @@ class Settings(BaseSettings):
     """How long a stopping daemon waits for running handlers."""
     weight: float = Field(1.0, gt=0, le=1000, description="more than 0, up to 1000")
     """Share of the slots that this host takes, relative to other hosts."""
-    host: str = Field(default_factory=socket.gethostname, min_length=1, max_length=255, description="a name")
+    host: str = Field(default_factory=socket.gethostname, min_length=1, max_length=255, description="no '/'")
     """Name of this host for operators."""
 
     metrics_address: str | None = Field(
