@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.model.access import CLUSTER_ACTIONS, MATRIX, Access, Action, Role, Token, check_grant
+from toc.model.access import Access, Action, Role, Token, check_grant
 from toc.model.errors import InvalidInput, NotGranted, UnknownTopic
 from toc.model.pattern import check_pattern, covers, matches
 from toc.model.template import Template, best_of
@@ -85,22 +85,6 @@ def test_a_token_grants_no_wider_patterns(own: str, wanted: str, granted: bool) 
     else:
         with pytest.raises(NotGranted, match="topics"):
             check_grant(giver, [Role.READ], ["x", wanted], None, None)
-
-
-def test_a_token_is_asked_for_role_and_topic() -> None:
-    token = Token("shop", frozenset({Role.PRODUCE}), ("shop.*", "cart"))
-    assert token.may(Action.SUBMIT, "shop.close") is Access.ALLOWED
-    assert token.may(Action.SUBMIT, "cart") is Access.ALLOWED
-    assert token.may(Action.SUBMIT, "carts") is Access.HIDDEN
-    assert token.may(Action.PULL, "shop.close") is Access.FORBIDDEN
-    assert token.may(Action.PULL, "carts") is Access.FORBIDDEN, "the role is asked first: no topic is told of"
-    admin = Token("root", frozenset({Role.ADMIN}), ("shop.*",))
-    for call in Action:
-        assert (admin.may(call, "shop.a") is Access.ALLOWED) is (call not in CLUSTER_ACTIONS), call
-    everywhere = Token("root", frozenset({Role.ADMIN}), ("x", "**"))
-    assert {everywhere.may(call, "shop.a") for call in Action} == {Access.ALLOWED}, "as with '*'"
-    assert {call for call in Action if Role.ADMIN not in MATRIX[call]} == set()
-    assert set(MATRIX) == set(Action)
 
 
 def test_of_templates_the_longest_pattern_wins() -> None:

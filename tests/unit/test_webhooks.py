@@ -531,13 +531,6 @@ def test_names_that_hang_hold_up_no_other_and_the_last_good_answer_serves_meanwh
             over.set()
 
 
-@pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example"])
-def test_a_host_that_can_be_no_name_is_not_looked_up(host: str) -> None:
-    answer = send(f"https://{host}/", Allow())
-    assert answer.status is None
-    assert answer.text.endswith("is no name of a host: its parts have 1 to 63 characters")
-
-
 @pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\nb", "a\rb", "a\0b"])
 def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
     check_headers({"A": "b"})
@@ -545,14 +538,6 @@ def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
         with pytest.raises(InvalidTarget, match="control character") as refused:
             check_headers(headers)
         assert reason(refused.value, 1.0) == str(refused.value), "it is not the URL's fault"
-
-
-@pytest.mark.parametrize("url", ["http://example.com/", "https://example.com:8443/", "ftp://example.com/"])
-def test_only_https_on_its_port_unless_listed(url: str) -> None:
-    def never(*_: object, **__: object) -> list[object]:
-        raise AssertionError("nothing is looked up")
-
-    assert "url must be" in send(url, Allow(), never).text
 
 
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

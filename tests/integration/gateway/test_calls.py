@@ -61,41 +61,6 @@ def test_a_task_lives_over_http(shared: Gateway) -> None:
     assert TIME.fullmatch(task["ended"])
 
 
-def test_a_search_finds_each_task_once_in_the_order_of_their_times(shared: Gateway) -> None:
-    start = datetime.now(UTC) + timedelta(days=2)
-    tasks = [
-        {"biz_id": n, "action_time": (start + timedelta(seconds=n // 3)).isoformat()} for n in range(300)
-    ]
-    made = shared.call("POST", "/v1/topics/test.batch/tasks:batch", {"tasks": tasks}).body["tasks"]
-    job_ids = [one["job_id"] for one in made]
-    shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks})
-
-    def pages(query: str, token: str = "all") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        place = ""
-        for _ in range(100):
-            page = shared.call("GET", f"/v1/tasks?{query}{place}", token=token)
-            assert page.status == 200, page
-            found += page.body["tasks"]
-            if page.body["next"] is None:
-                return found
-            place = f"&next={page.body['next']}"
-        raise AssertionError("it has no end")
-
-    found = pages("topic=test.batch&limit=17")
-    assert [one["job_id"] for one in found] == sorted(
-        job_ids, key=lambda one: (job_ids.index(one) // 3, int(one))
-    )
-    middle = (start + timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    assert len(pages(f"topic=test.batch&due_after={middle}")) in (147, 150)
-    assert len(pages(f"topic=test.batch&due_before={middle}")) in (150, 153)
-    assert {one["topic"] for one in pages("limit=1000", "sync-only")} == {"test.sync"}
-    assert shared.call("GET", "/v1/tasks?topic=test.batch", token="sync-only").status == 404
-    assert [one["job_id"] for one in pages("biz_id=12&topic=test.batch")] == [job_ids[12]]
-    assert pages("biz_id=12&text=true&topic=test.batch") == []
-    assert pages("biz_id=12&topic=test.batch&status=dead") == []
-
-
 def test_a_damaged_row_is_named_on_its_page_and_hides_no_other(shared: Gateway) -> None:
     later = datetime.now(UTC) + timedelta(days=4)  # than all others
     tasks = [{"biz_id": 4242, "action_time": (later + timedelta(hours=n + 1)).isoformat()} for n in range(3)]

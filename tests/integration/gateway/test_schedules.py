@@ -7,8 +7,6 @@ from typing import Any
 
 from harness.gateway import Gateway
 
-from toc.store.servers.server import Statement
-
 DAILY = {"topic": "test.sync", "cron": "0 2 * * *", "zone": "Europe/Berlin"}
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
@@ -126,22 +124,3 @@ def test_a_token_needs_the_pattern_of_the_topic_that_a_schedule_has_or_shall_hav
         absent = shared.call(method, f"/v1/schedules/absent{path}", body, token="sync-only")
         assert (hidden.status, hidden.body) == (404, absent.body)
     assert not shared.call("GET", "/v1/schedules/other").body["paused"]
-
-
-def test_a_row_that_this_version_does_not_understand_is_said_to_be_so_and_can_be_deleted(
-    shared: Gateway,
-) -> None:
-    made(shared, "strange", paused=True)
-    shards = shared.system.center.store._shards
-    table = shared.system.center.store.schedules.table_of("strange")
-    change = f"UPDATE {shards.schedule_names[table]} SET definition='{{}}' WHERE name='strange'"
-    shards.server_of[table].run([Statement(change)])
-    for method, path in (("GET", ""), ("GET", ":preview"), ("POST", ":pause")):
-        answer = shared.call(method, f"/v1/schedules/strange{path}")
-        assert (answer.status, answer.body["type"]) == (503, "/docs#not-ready"), answer
-        assert shared.call(method, f"/v1/schedules/strange{path}", token="sync-only").status == 404
-    names = [one["name"] for one in shared.call("GET", "/v1/schedules").body["schedules"]]
-    assert names
-    assert "strange" not in names
-    assert shared.call("DELETE", "/v1/schedules/strange", token="sync-only").status == 404
-    assert shared.call("DELETE", "/v1/schedules/strange").status == 200

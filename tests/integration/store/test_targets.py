@@ -57,26 +57,6 @@ def test_no_secret_is_in_the_table_in_clear(table: TargetTable) -> None:
     assert "hunter2" not in repr(row)
 
 
-def test_without_the_key_targets_are_seen_paused_and_deleted_but_not_opened(
-    table: TargetTable, stores: Callable[..., Store]
-) -> None:
-    stored = table.create(target(), SECRETS)
-    for other, why in ((stores([]).targets, "toc secrets key"), (stores([new_key()]).targets, "no key")):
-        assert other.list() == [stored]
-        with pytest.raises(SecretsLocked, match=why) as caught:
-            other.change("shop", lambda *both: both, with_secrets=True)
-        assert caught.value.exit_code == 3
-        with pytest.raises(SecretsLocked, match=why):
-            other.open(stored)
-        assert other.pause("shop", by="ann", why="tired")
-        assert other.get("shop").paused_why == "tired"
-        stored = other.change("shop", lambda found, _: (replace(found, paused=False), None))
-    with pytest.raises(SecretsLocked):
-        stores([]).targets.create(target("new"), SECRETS)
-    assert table.open(table.get("shop")).headers == SECRETS.headers
-    stores([]).targets.delete("shop")
-
-
 def test_secrets_copied_into_another_targets_row_are_refused(table: TargetTable) -> None:
     one = table.create(target("one"), SECRETS)
     two = table.create(target("two"), TargetSecrets(new_secret()))
