@@ -31,7 +31,7 @@ from toc.model.errors import (
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus, decode_attribute
 from toc.model.template import Template
-from toc.operate import admin, bulk
+from toc.operate import bulk
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import LATEST_MS
@@ -295,18 +295,14 @@ class Lmstfy(Dialect):
             if not dead:
                 break
             now = center.clock.now_ms()
-            redrive = partial(
-                admin.redrive,
-                center.store,
-                center.queues,
-                center.catalog.known().values(),
+            steps = bulk.redrive(
+                center,
                 [row.job_id for row in dead],
-                now_ms=now,
                 tries=1,
                 expires_at=min(now + 1000 * ttl, LATEST_MS) if ttl else 0,
             )
-            done = await self.service.within(LONG, redrive)
-            count += done.tasks
+            done = await self.service.within(LONG, partial(bulk.last_counts, steps))
+            count += done["redriven"]
         return reply({"msg": "respawned", "count": count}, 200, on_queue.where.call)
 
     async def _delete_dead(self, on_queue: QueueRequest) -> Reply:

@@ -284,17 +284,8 @@ def _duration(name: str, value: object) -> timedelta:
 
 def _within(name: str, value: timedelta, low: timedelta, high: timedelta) -> None:
     if not low <= value <= high:
-        raise InvalidSchedule(
-            f"{name} must be {_in_words(low)} to {_in_words(high)}, not {_in_words(value)}", name
-        )
-
-
-def _in_words(duration: timedelta) -> str:
-    """A duration in the unit that suits it, a whole number of it if there is one."""
-    for unit, length in (("days", _DAY), ("hours", timedelta(hours=1)), ("minutes", timedelta(minutes=1))):
-        if duration and not duration % length:
-            return f"{duration // length} {unit if duration != length else unit.removesuffix('s')}"
-    return f"{duration / timedelta(seconds=1):.15g} s"
+        least, most, given = (f"{one.total_seconds():.15g} s" for one in (low, high, value))
+        raise InvalidSchedule(f"{name} must be {least} to {most}, not {given}", name)
 
 
 def _ms(duration: timedelta) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from toc.model.errors import (
 )
 from toc.model.task import TaskRow
 from toc.model.topic import Slot, Topic, check_native, check_topic_name
-from toc.model.verdict import entry_score
 from toc.operate.cluster import slot_owners
 from toc.sdk.client import TimeoutCenter, open_queues
 from toc.sdk.submission import check_job_id
@@ -74,48 +73,7 @@ def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
     return store.topics.alter(name, **changes)
 
 
-# --- dead tasks -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Redriven:
-    """The result of a redrive: how many tasks are pending again, and how many of them wait for the sweep."""
-
-    tasks: int
-    unindexed: int
-
-
-def redrive(
-    store: Store,
-    queues: Queues,
-    topics: Iterable[Topic],
-    job_ids: Iterable[int],
-    *,
-    now_ms: int,
-    tries: int | None = None,
-    expires_at: int = 0,
-) -> Redriven:
-    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
-
-    ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never.
-    Writes the rows first, then the index; if Redis is out of reach, the sweep adds the entries. Meant for a
-    few hundred tasks; use ``toc.operate.bulk`` for more. Raises StoreUnavailable.
-    """
-    by_type = {topic.biz_type: topic for topic in topics}
-    unindexed = 0
-    rows = store.redrive(job_ids, now_ms, tries=tries, expires_at=expires_at)
-    entries: dict[Slot, list[tuple[int, float]]] = {}
-    for row in rows:
-        topic = by_type.get(row.biz_type)
-        if topic is None:
-            unindexed += 1  # its topic was removed: no worker consumes its slot
-            continue
-        score = entry_score(topic, row.next_time, 0)
-        entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
-    for slot, reply in queues.redrive(entries).items():
-        if isinstance(reply, IndexUnavailable):
-            unindexed += len(entries[slot])
-    return Redriven(len(rows), unindexed)
+# --- a task ------------------------------------------------------------------------------------------
 
 
 def get_row(store: Store, job_id: int) -> TaskRow:

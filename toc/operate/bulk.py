@@ -15,7 +15,7 @@ from typing import NamedTuple
 from toc.model.errors import IndexUnavailable, InvalidExpiry
 from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.topic import Slot
-from toc.operate import admin
+from toc.model.verdict import entry_score
 from toc.operate.audit import audited, tasks_chosen
 from toc.sdk.client import TimeoutCenter
 
@@ -74,18 +74,36 @@ def changed(
         return last_counts(steps, note)
 
 
-def redrive(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
-    """Make dead tasks pending again, due now, with all their tries.
+def redrive(
+    center: TimeoutCenter,
+    job_ids: Sequence[int],
+    rate: float | None = None,
+    *,
+    tries: int | None = None,
+    expires_at: int = 0,
+) -> Iterator[BulkStep]:
+    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
 
-    Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for the sweep. Raises
-    StoreUnavailable.
+    ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never. Writes
+    the rows first, then the index. Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for
+    the sweep, because Redis is out of reach. Raises StoreUnavailable.
     """
-    topics = center.store.topics.list()
+    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     counts = {"redriven": 0, "not_indexed_yet": 0}
     for done, chunk in paced(job_ids, rate):
-        result = admin.redrive(center.store, center.queues, topics, chunk, now_ms=center.clock.now_ms())
-        counts["redriven"] += result.tasks
-        counts["not_indexed_yet"] += result.unindexed
+        rows = center.store.redrive(chunk, center.clock.now_ms(), tries=tries, expires_at=expires_at)
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            topic = topics.get(row.biz_type)
+            if topic is None:
+                counts["not_indexed_yet"] += 1  # its topic was removed: no worker consumes its slot
+                continue
+            entry = row.job_id, entry_score(topic, row.next_time, 0)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
+        for slot, reply in center.queues.redrive(entries).items():
+            if isinstance(reply, IndexUnavailable):
+                counts["not_indexed_yet"] += len(entries[slot])
+        counts["redriven"] += len(rows)
         yield BulkStep(done, dict(counts))
 
 
