@@ -194,7 +194,7 @@ COMMANDS: dict[str, str] = {
     f"{_SCHEDULE} --zone Europe/Berlin": "zone has no effect",
     "schedule create s --topic t --cron '0 9 * * *' --anchor 2030-02-01T00:00:00Z": "anchor has no effect",
     "schedule backfill s --from 2030-01-31T12:00:00 --to 2030-02-01T00:00:00Z": "no time zone",
-    f"{_TARGET} --dead-on 500": "422, not '500'",
+    f"{_TARGET} --dead-on 500": "422, not 500",
     f"{_TARGET} --timeout 1h": "timeout",
     f"{_TARGET} --headers missing": "'missing' cannot be read",
     "target create t --url http://example.com/": "TOC_WEBHOOK_ALLOW",

@@ -15,7 +15,7 @@ import typer
 
 from toc.cli.options import Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import attribute, biz_id, job_number, number, opened, past, who, whole_seconds
+from toc.cli.values import attribute, biz_id, headers, job_number, number, opened, past, who, whole_seconds
 from toc.model.duration import parse_duration
 from toc.model.errors import InvalidInput
 from toc.model.wire import parse_instant
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Show = Callable[..., None]
 """Prints the record of an operation: ``show(record, as_json=...)``."""
-Option = tuple[Any, Callable[[Any], Any]]
-"""An option as typer has it, and the function that reads what was typed."""
 
 _TYPES: dict[Any, Any] = {Value.WHOLE: int, Value.FLAG: bool}
 """What is not here is a text to typer, but for the members of enums."""
@@ -38,13 +36,18 @@ _TIMES: dict[Any, Callable[[str], Any]] = {
     Value.MOMENT: parse_instant,
     Value.PAST: lambda text: past(text, round(time.time() * 1000)),
 }
-_READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute}
+_READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute, Value.HEADERS: headers}
 """The functions that read texts."""
 _METAVARS: dict[Any, str] = {
     **dict.fromkeys(_TIMES, "TIME"), Value.OBJECT: "JSON", Value.TEXT: "TEXT", Value.TOPIC: "TOPIC",
-    Value.BIZ_ID: "ID", Value.NUMBER: "N",
+    Value.BIZ_ID: "ID", Value.NUMBER: "N", Value.HEADERS: "FILE",
 }  # fmt: skip
 """What a value is called in the help."""
+_HINTS = {
+    Value.PAST: " An age such as 2h, or RFC 3339.",
+    Value.HEADERS: " Lines 'Name: value'; - is stdin.",
+}
+"""How it is typed."""
 
 
 def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **values: Any) -> Any:
@@ -83,31 +86,28 @@ def made(
     operation: Operation,
     *,
     arguments: int = 1,
-    **options: Option | Param | None,
+    **replaced: Param | None,
 ) -> Callable[[Show], Callable[..., None]]:
     """Return a function that makes a command of one that prints the record of an operation.
 
     The help is the docstring of the operation and then that of the decorated function. The first
-    ``arguments`` params have no option. ``options`` replace those that are made of params, or their params;
-    those that are None have no option. A function with a parameter ``values`` gets them, too.
+    ``arguments`` params have no option. ``replaced`` are params that are others here; those that are None
+    have no option. A function with a parameter ``values`` gets them, too.
     """
     params = {part.name: part for param in operation.params for part in param.parts or (param,)}
-    own: dict[str, Option] = {}
-    for name, one in options.items():
+    for name, one in replaced.items():
         if one is None:
             del params[name]
-        elif isinstance(one, Param):
-            params[name] = one
         else:
-            own[name] = one
+            params[name] = one
 
     def declare(show: Show) -> Callable[..., None]:
         def run(*, as_json: bool, yes: bool = True, **typed: Any) -> None:
             given: Record = {}
             for name, param in params.items():
                 value = typed[_safe(name)]
-                if value is not None and (value is not False or param.default is False):
-                    given[name] = _read(param, value, own.get(name), as_text=typed.get("text", False))
+                if value not in (None, []) and (value is not False or param.default is False):
+                    given[name] = _read(param, value, as_text=typed.get("text", False))
             given.pop("text", None)
             values = _values(operation, given)
             record = acted(operation, yes=yes, **values)
@@ -116,7 +116,7 @@ def made(
 
         run.__doc__ = inspect.cleandoc(f"{operation.do.__doc__}\n\n    {show.__doc__ or ''}").strip()
         run.__name__ = show.__name__
-        taken = [_parameter(_safe(name), *_declared(param, own.get(name))) for name, param in params.items()]
+        taken = [_parameter(_safe(name), *_declared(param)) for name, param in params.items()]
         for place, param in enumerate(operation.params[:arguments]):
             about = typer.Argument(metavar=param.metavar or "NAME", help=param.about)
             kind = list[str] if param.many else _TYPES.get(param.kind, str)
@@ -165,33 +165,32 @@ def _safe(name: str) -> str:
     return f"{name}_" if iskeyword(name) else name
 
 
-def _declared(param: Param, own: Option | None) -> tuple[Any, Any]:
+def _declared(param: Param) -> tuple[Any, Any]:
     """Return a param as typer has it: its type and default."""
-    if own is not None:
-        return str | None, own[0]
     name = param.option or f"--{param.name.replace('_', '-')}"
     kind: Any = param.kind if isinstance(param.kind, type) else _TYPES.get(param.kind, str)
     if kind is bool:
         return kind, flag(name, param.about)
     bounds = {"min": param.least, "max": param.most} if kind is int else {}
     metavar = param.metavar or ("N" if bounds else _METAVARS.get(param.kind))
-    about = f"{param.about} An age such as 2h, or RFC 3339." if param.kind is Value.PAST else param.about
-    taken = option(metavar, about, name, default=param.default, **bounds)
+    taken = option(metavar, param.about + _HINTS.get(param.kind, ""), name, default=param.default, **bounds)
     if param.many:
-        kind = list.__class_getitem__(kind)
+        kind = list[str] if isinstance(param.kind, Value) else list.__class_getitem__(kind)
     return (kind | None if param.default is None else kind), taken
 
 
-def _read(param: Param, typed: Any, own: Option | None, *, as_text: bool) -> Any:
-    """Return the value of what was typed."""
-    if own is not None:
-        return own[1](typed)
+def _read(param: Param, typed: Any, *, as_text: bool) -> Any:
+    """Return the value of what was typed. A list is typed with commas, or an option for each."""
     if param.kind is Value.BIZ_ID:
         return biz_id(typed, as_text=as_text)
     if param.kind is Value.JOB_ID:
-        return list(map(job_number, typed)) or None if param.many else job_number(typed)
-    if param.kind is Value.NUMBER and isinstance(typed, str):
-        return number(typed, param.option or f"--{param.name}", param.least, param.most)
+        return list(map(job_number, typed)) if param.many else job_number(typed)
+    if param.kind is Value.NUMBER:
+        value = number(typed, param.option or f"--{param.name}", param.least, param.most)
+        return None if param.null and not value else value
+    if param.many and param.kind in (Value.TEXT, Value.WHOLE):
+        parts = [part.strip() for text in typed for part in text.split(",") if part.strip()]
+        return [int(part) if param.kind is Value.WHOLE and part.isdecimal() else part for part in parts]
     return _READ[param.kind](typed) if param.kind in _READ else typed
 
 

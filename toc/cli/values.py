@@ -22,6 +22,7 @@ from toc.model.errors import (
     InvalidDelay,
     InvalidDocument,
     InvalidInput,
+    InvalidTarget,
     shown,
 )
 from toc.model.sharding import valid_job_id
@@ -36,6 +37,8 @@ OLDEST = 36_525 * 86_400.0
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+MAX_HEADERS_FILE = 100_000
+"""Bytes that a file of headers may have."""
 _MAX_DIGITS = 25
 """Digits that are read of a whole number: with more it is out of range just the same."""
 
@@ -117,6 +120,24 @@ def attribute(text: str | None) -> dict[str, Any] | None:
             f"""--attribute must be a JSON object such as {{"reason": "unpaid"}}, not {text[:40]}"""
         )
     return value
+
+
+def headers(source: str) -> dict[str, str]:
+    """Read lines ``Name: value``. Raises InvalidInput, which quotes no value."""
+    data = file_bytes("headers:", source, MAX_HEADERS_FILE)
+    if len(data) > MAX_HEADERS_FILE:
+        raise InvalidTarget(f"headers: the file has more than {MAX_HEADERS_FILE} bytes")
+    found: dict[str, str] = {}
+    for count, line in enumerate(data.decode("latin-1").split("\n"), 1):
+        if not line.strip():
+            continue
+        name, colon, value = line.removesuffix("\r").partition(":")
+        if not colon:
+            raise InvalidTarget(f"headers: line {count} is not 'Name: value'")
+        if name in found:
+            raise InvalidTarget(f"headers: {shown(name)} is given twice")
+        found[name] = value.strip(" ")
+    return found
 
 
 def file_bytes(what: str, file: str, most: int) -> bytes:

@@ -18,10 +18,11 @@ LIMITS = (
     Param("timeout", Value.SECONDS, "Longest request. Default 15s."),
     Param("concurrency", Value.WHOLE, "Requests in flight, over all workers. Default 50."),
     Param("rate", Value.NUMBER, "Requests per second, over all workers. Default: no limit.", null=True),
-    Param("dead_on", Value.WHOLE, "Which of 400, 404, 422 make a task dead. Default none.", many=True),
+    Param("dead_on", Value.WHOLE, "Which of 400, 404, 422 make a task dead. Default none.", many=True,
+          metavar="LIST"),
     Param("topics", Value.TEXT,
           "Patterns of the topics that may use it: shop.*, pay.*. Default all that its creator may.",
-          many=True),
+          many=True, metavar="LIST"),
     Param("headers", Value.HEADERS, "Go with every request. Encrypted, and never shown."),
 )  # fmt: skip
 
