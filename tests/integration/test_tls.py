@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,18 +230,6 @@ def as_root(server: SecuredMariaDB, **options: Any) -> pymysql.Connection[pymysq
     return pymysql.connect(
         host="127.0.0.1", port=server.port, user="root", password=str(root.password), **options
     )
-
-
-def test_servers_that_are_secured_take_nothing_in_the_clear(servers: Servers) -> None:
-    for server, said in ((servers.redis, b"PING\r\n"), (servers.zookeeper, b"srvr\n\n")):
-        with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
-            connection.sendall(said)
-            with contextlib.suppress(ConnectionResetError):
-                answer = connection.recv(64)
-                assert b"PONG" not in answer
-                assert b"Zookeeper" not in answer
-    with pytest.raises(pymysql.err.OperationalError, match=r"denied|require_secure_transport"):
-        as_root(servers.mariadb, ssl_disabled=True)
 
 
 def test_a_ca_that_cannot_be_read_is_a_setting_that_is_wrong(servers: Servers, tmp_path: Path) -> None:

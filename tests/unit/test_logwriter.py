@@ -7,14 +7,11 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.patience import until
 
-from toc.observe.logwriter import QUEUE_BYTES, LogWriter
+from toc.observe.logwriter import LogWriter
 
 
 class Log:
@@ -26,51 +23,6 @@ class Log:
 
     def _count(self, lines: int) -> None:
         self.dropped += lines
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    """The end of a pipe that reads without waiting, and the one that writes."""
-    receiver, sender = os.pipe()
-    os.set_blocking(receiver, False)
-    yield receiver, sender
-    os.close(receiver)
-    os.close(sender)
-
-
-def read(receiver: int) -> bytes:
-    try:
-        return os.read(receiver, 1 << 20)
-    except BlockingIOError:
-        return b""
-
-
-def test_a_stalled_reader_is_not_waited_for_and_what_is_dropped_is_counted(pipe: tuple[int, int]) -> None:
-    receiver, sender = pipe
-    log = Log(sender)
-    lines = [f"{number} {'x' * 10_000}\n".encode() for number in range(3000)]
-    for line in lines:
-        log.writer.write(line)
-    text = b""
-
-    def taken_all() -> bool:
-        nonlocal text
-        while part := read(receiver):  # the writer has room again as soon as that is read
-            text += part
-            time.sleep(0.001)
-        return len(text.splitlines()) == len(lines) - log.dropped
-
-    assert until(taken_all, 60)
-    log.writer.write(b"later\n")
-    log.writer.close(60.0)
-    text += read(receiver)
-    assert log.dropped > 0
-    *taken, later = text.splitlines(keepends=True)
-    assert later == b"later\n"
-    places = {line: place for place, line in enumerate(lines)}
-    assert taken == sorted(set(taken), key=places.__getitem__)
-    assert len(taken) == len(lines) - log.dropped
-    assert sum(map(len, taken)) < QUEUE_BYTES + 70_000 + 4096  # the queue, and what a pipe holds
 
 
 def _count(writer: LogWriter, name: int) -> None:

@@ -142,18 +142,6 @@ def test_numbers_clash_with_none(client: Client) -> None:
     assert len(set(numbers)) == 60
 
 
-def test_only_own_rows_are_touched(client: Client, dialects: Gateway) -> None:
-    client.add("own", 60)
-    center = dialects.system.center
-    center.catalog.refresh()
-    foreign = center.submit("test.sync", biz_id=12345, delay=60, attribute={"topic": "own"})
-    assert client.pull("own") == NOTHING
-    assert client.pull("own", 12345)["dm_error"] == 1
-    row = center.store.get(foreign)
-    assert row is not None
-    assert (row.status, row.attempts) == (TaskStatus.PENDING, 0)
-
-
 GOOD = {"topic": "t", "timing_moment": 2_000_000_000, "content": "{}"}
 
 

@@ -6,11 +6,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import pymysql
 import pytest
 import structlog
 from fault.kit.proxy import Proxy
@@ -18,7 +16,6 @@ from harness.patience import until
 from harness.rows import insert, insert_many
 from harness.secured import root_url
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB
 from toc.loop import Reactor
@@ -29,7 +26,6 @@ from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
-from toc.store.servers import mysql_connection
 from toc.store.servers.server import Lost, Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import Finish, Guard
@@ -113,23 +109,6 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
     found = through_proxy.read(ids)
     assert [found[job_id].status for job_id in ids] == [2, 3, 0, 0, 0, 0]
     assert found[ids[2]].version == 1
-
-
-@pytest.fixture
-def connection(mysql_place: Any) -> Iterator[Any]:
-    """Opens connections as the store has them, whose answers may take longer than any test."""
-    connect = mysql_connection.connector(make_url(mysql_place.urls[0]), 60, 3600, 3600)
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(connect()))
-
-
-def test_slow_answers_are_waited_for_and_leave_nothing_behind(connection: Callable[[], Any]) -> None:
-    slow = connection()
-    slept = [result.rows for result in slow.batch(["SELECT SLEEP(1.2)", "SELECT 'a'", "SELECT SLEEP(1.2)"])]
-    assert slept == [[(0,)], [("a",)], [(0,)]]
-    assert [result.rows for result in slow.batch(["SELECT 1", "SELECT 2"])] == [[(1,)], [(2,)]]
-    with pytest.raises(pymysql.err.MySQLError, match="no_such_table"):
-        slow.batch(["SELECT SLEEP(1.2)", "SELECT 1 FROM no_such_database.no_such_table"])
 
 
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:

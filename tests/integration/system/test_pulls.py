@@ -20,7 +20,7 @@ from toc.index.messages import Peek
 from toc.index.queues import Queues
 from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease
-from toc.model.pull import LEASE_ENDED, AckOutcome, LeaseOutcome
+from toc.model.pull import AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.acks import MAX_WAITING
 from toc.pull.handed_out import HandedOut
@@ -90,27 +90,6 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
     async with asyncio.timeout(PATIENCE):
         while any(row.next_time > row.now for row in system.center.store.pulls.read(job_ids).values()):
             await asyncio.sleep(0.01)
-
-
-def test_the_end_of_ttr_is_a_try_and_the_last_one_leaves_a_dead_task(
-    pulled: System, gateway: Pulls, other: Pulls
-) -> None:
-    """Redelivered then and never before; then dead."""
-
-    async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        first = await one(gateway, ttr=1)
-        second = await one(other, ttr=1)
-        assert datetime.now(UTC) >= lease_end(first)
-        assert (second.task.job_id, second.attempt, second.last) == (job_id, 2, True)
-        assert await gateway.pull([TOPIC], wait=3) == []
-        row = pulled.row(job_id)
-        assert (row.status, row.attempts, row.last_error) == (TaskStatus.DEAD, 2, LEASE_ENDED)
-        await settled(pulled, {"dead": 1})
-        assert await gateway.ack([second.lease]) == [AckOutcome.DEAD]
-        assert await other.nack([second.lease]) == [LeaseOutcome.GONE]
-
-    run(steps)
 
 
 def test_late_acks_count_and_late_nacks_and_extends_do_not(
