@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import freezegun
 import pytest
 import time_machine
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from toc import (
     CancelOutcome,
@@ -29,7 +32,7 @@ from toc import (
     TocError,
     Unavailable,
 )
-from toc.model.errors import ConfigError, DuplicateHandler
+from toc.model.errors import ConfigError, DuplicateHandler, NotCommitted
 from toc.testing import InjectedFailure, NeedsAwait, Toc, TooManyCalls, kit
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
@@ -328,3 +331,78 @@ def test_afterwards_a_center_has_its_own_settings_again(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError):
         center.submit("order.close", biz_id=1, delay=1)
     assert InjectedFailure.__doc__
+
+
+def test_a_task_of_a_session_appears_when_the_session_commits(toc: Toc, shop: Shop, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    try:
+        with Session(engine) as session:
+            first = shop.center.submit("order.close", biz_id=1, delay=60, session=session)
+            assert shop.center.cancel_by_biz("order.close", 9, session=session)
+            assert toc.tasks() == []
+            session.commit()
+            assert [task.job_id for task in toc.tasks()] == [first]
+            with session.begin_nested():
+                shop.center.submit("order.close", biz_id=2, delay=60, session=session)
+            with suppress(ZeroDivisionError), session.begin_nested():
+                shop.center.submit("order.close", biz_id=3, delay=60, session=session)
+                _ = 1 / 0
+            change = shop.center.cancel(first, session=session)
+            with pytest.raises(NotCommitted):
+                _ = change.outcome
+            session.commit()
+            assert change.outcome is CancelOutcome.CANCELLED
+            shop.center.submit("order.close", biz_id=4, delay=60, session=session)
+            session.rollback()
+        assert [task.biz_id for task in toc.tasks(status=PENDING)] == [2]
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_session_commits_also_where_the_test_rolls_everything_back(
+    toc: Toc, shop: Shop, tmp_path: Path, commits: bool
+) -> None:
+    """The recipe of SQLAlchemy for test suites."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    try:
+        with engine.connect() as connection:
+            around = connection.begin()
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                shop.center.submit("order.close", biz_id=1, delay=60, session=session)
+                session.commit() if commits else session.rollback()
+                assert [task.biz_id for task in toc.tasks()] == [1] * commits
+            around.rollback()
+        assert toc.advance("1m") == commits
+    finally:
+        engine.dispose()
+
+
+def test_a_task_of_a_connection_appears_when_its_transaction_commits(
+    toc: Toc, shop: Shop, tmp_path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    try:
+        with engine.begin() as connection:
+            with connection.begin_nested():
+                one = shop.center.submit(
+                    "order.close", biz_id=1, delay=60, dedup_key="a", connection=connection
+                )
+            assert one == shop.center.submit(
+                "order.close", biz_id=1, delay=60, dedup_key="a", connection=connection
+            )
+            inner = connection.begin_nested()
+            shop.center.submit("order.close", biz_id=2, delay=60, connection=connection)
+            inner.rollback()
+            later = shop.center.reschedule(
+                one, action_time=toc.now + timedelta(hours=1), connection=connection
+            )
+        assert [task.job_id for task in toc.tasks()] == [one]
+        assert later.outcome is RescheduleOutcome.RESCHEDULED
+        with suppress(ZeroDivisionError), engine.begin() as connection:
+            shop.center.submit("order.close", biz_id=3, delay=60, connection=connection)
+            _ = 1 / 0
+        assert toc.advance("1h") == 1
+        assert shop.ran == [1]
+    finally:
+        engine.dispose()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
 from toc.model.clock import Clock
 from toc.model.errors import NotCommitted
+from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, TaskStatus
 from toc.sdk.indexing import Indexing, near
 from toc.store.store import Store
@@ -127,8 +128,24 @@ class Change(Generic[T]):
             return self._found[0]
 
 
+class CallersWork(Protocol):
+    """Submits and changes in one transaction of a caller."""
+
+    def submit(self, many: Sequence[Submission]) -> list[int]:
+        """Store tasks; return their job_ids in order."""
+
+    def ids(self, biz: BizId, biz_type: int) -> list[int]:
+        """Return the tasks of a biz_id, with those of the transaction."""
+
+    def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
+        """Cancel tasks. ``answer`` makes the outcome of theirs."""
+
+    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
+        """Give a task another deadline ``due`` (ms); it expires at ``expiry`` (ms; 0: as before)."""
+
+
 class InTransaction:
-    """Submits and changes in one transaction of a caller, over ``connection``."""
+    """Does the work of a caller over the ``connection`` of its transaction."""
 
     def __init__(
         self,
@@ -147,6 +164,10 @@ class InTransaction:
         job_ids = self._store.callers.put_many(self.connection, many)
         self._after_commit.add(self.connection, job_ids)
         return job_ids
+
+    def ids(self, biz: BizId, biz_type: int) -> list[int]:
+        """Return the tasks of a biz_id, with those of the transaction."""
+        return self._store.ids_with(self.connection, biz, biz_type)
 
     def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
         """Cancel tasks. ``answer`` makes the outcome of theirs."""

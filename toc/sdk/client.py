@@ -53,7 +53,7 @@ from toc.model.task import (
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.observe.tracing import Tracing
-from toc.sdk.changes import Change, Changes, InTransaction
+from toc.sdk.changes import CallersWork, Change, Changes, InTransaction
 from toc.sdk.indexing import Indexing
 from toc.sdk.schedules import Schedules
 from toc.sdk.submission import OF_TIMES, RowMaker, at_any_time, bodies_of, check_job_id, conflict_of
@@ -87,6 +87,7 @@ class StandIn(NamedTuple):
     store: Store
     queues: Queues
     catalog: TopicCatalog
+    in_transaction: Callable[[AnySession | None, AnyConnection | None], CallersWork]
 
 
 _centers: WeakSet[TimeoutCenter] = WeakSet()
@@ -407,7 +408,7 @@ class TimeoutCenter:
             return self._submit_with(theirs, list(tasks))
         return self._submit_many(tasks)
 
-    def _submit_with(self, theirs: InTransaction, tasks: Sequence[NewTask]) -> list[int]:
+    def _submit_with(self, theirs: CallersWork, tasks: Sequence[NewTask]) -> list[int]:
         rows = [self._row(task) for task in tasks]
         if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
             raise InvalidInput("on_conflict needs its own transaction: it cannot use session= or connection=")
@@ -498,7 +499,7 @@ class TimeoutCenter:
         biz_type = self.catalog.get(topic).biz_type
         self._check_places()
         if (theirs := self._theirs(session, connection)) is not None:
-            job_ids = self.store.ids_with(theirs.connection, biz, biz_type)
+            job_ids = theirs.ids(biz, biz_type)
             return theirs.cancel(job_ids, lambda outcomes: outcomes)
         job_ids = self.store.ids_of(biz, biz_type)
         outcomes: dict[int, CancelOutcome] = {}
@@ -579,10 +580,12 @@ class TimeoutCenter:
 
     # --- inside
 
-    def _theirs(self, session: AnySession | None, connection: AnyConnection | None) -> InTransaction | None:
+    def _theirs(self, session: AnySession | None, connection: AnyConnection | None) -> CallersWork | None:
         """Return what works in the caller's transaction, if one was given."""
         if session is None and connection is None:
             return None
+        if self._parts is not None:
+            return self._parts.in_transaction(session, connection)
         self._check_layout()
         found = connection_of(session, connection)
         return InTransaction(self.store, self._changes, self._after_commit, found)

@@ -23,11 +23,14 @@ from toc.model.errors import DuplicateHandler, InvalidInput, TocError
 from toc.model.handler import Handler
 from toc.model.task import Dead, Retry, Task, TaskStatus
 from toc.model.topic import Topic
+from toc.sdk.changes import Changes
 from toc.sdk.client import StandIn, TimeoutCenter, all_centers, open_queues, stand_in
+from toc.sdk.indexing import Indexing
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
 from toc.testing.expected import Expected, describe, nearest_first
+from toc.testing.transactions import Transactions
 from toc.testing.worker import Call, Worker
 
 MAX_CALLS = 10_000
@@ -76,9 +79,12 @@ class Toc:
         self._database.empty()
         settings = _settings(*sorted(item for item in os.environ.items() if item[0].startswith("TOC_")))
         catalog = _Catalog(self._topics, self._clock)
-        stand_in(StandIn(settings, self._clock, self._store, open_queues(settings), catalog))
         self.center = TimeoutCenter()
         """A center of the test's own, such as to submit and cancel by hand."""
+        changes = Changes(lambda: self._store, Indexing(self.center), lambda: self._clock)
+        self._transactions = Transactions(self._store, changes)
+        queues = open_queues(settings)
+        stand_in(StandIn(settings, self._clock, self._store, queues, catalog, self._transactions.of))
         self._chosen: tuple[TimeoutCenter, ...] = ()
         self._failures: Counter[str] = Counter()
         self._kills: defaultdict[str, list[bool]] = defaultdict(list)
@@ -92,6 +98,7 @@ class Toc:
     def close(self) -> None:
         """Give the centers their own settings and servers back, and forget all tasks. May be called twice."""
         stand_in(None)
+        self._transactions.close()
         self._end_worker()
         if self._runner is not None:
             self._runner.close()

@@ -1,0 +1,214 @@
+"""``session=`` and ``connection=`` in a test.
+
+The application's transaction is in a database of its own, the kit's rows are not. So what is done in it is
+kept until it commits, and then done: for a session when the session commits, although the test may roll
+everything back around it (``join_transaction_mode="create_savepoint"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, event
+
+from toc.model.errors import NotCommitted
+from toc.model.sharding import BizId
+from toc.model.task import CancelOutcome, RescheduleOutcome, Submission
+from toc.sdk.changes import Change, Changes
+from toc.store.store import Store
+from toc.store.tasks.callers_transaction import connection_of
+
+T = TypeVar("T")
+
+
+class _Step:
+    """Something to do at the commit. ``scopes`` are the savepoints around it that are open."""
+
+    def __init__(self, do: Callable[[], Any], scopes: list[Any], row: Submission | None = None) -> None:
+        self.do = do
+        self.scopes = scopes
+        self.row = row
+        self.is_open = True
+        self.found: list[Any] = []
+
+    def outcome(self) -> Any:
+        """What doing it returned. Raises NotCommitted."""
+        if not self.found:
+            raise NotCommitted("the transaction or savepoint of this change was rolled back")
+        return self.found[0]
+
+
+class Journal:
+    """What was done in the transactions of one session or connection, until they end."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        """The savepoints that are open."""
+        self.steps: list[_Step] = []
+
+    def add(self, do: Callable[[], Any], row: Submission | None = None) -> _Step:
+        """Keep something to do."""
+        self.steps.append(_Step(do, self.open_scopes(), row))
+        return self.steps[-1]
+
+    def open_scopes(self) -> list[Any]:
+        """The savepoints in which the next step is taken."""
+        return list(self.scopes)
+
+    def release(self, scope: Any) -> None:
+        """A savepoint ends well: what was done in it belongs to what is around it."""
+        for step in self.steps:
+            if scope in step.scopes:
+                step.scopes.remove(scope)
+
+    def drop(self, scope: Any) -> None:
+        """A savepoint was rolled back."""
+        gone = [step for step in self.steps if scope in step.scopes]
+        self._forget(gone)
+
+    def commit(self) -> None:
+        """The outermost transaction commits."""
+        steps, self.steps = self.steps, []
+        for step in steps:
+            step.found.append(step.do())
+            step.is_open = False
+
+    def roll_back(self) -> None:
+        """The outermost transaction was rolled back."""
+        self._forget(list(self.steps))
+
+    def _forget(self, steps: Sequence[_Step]) -> None:
+        for step in steps:
+            self.steps.remove(step)
+            step.is_open = False
+
+
+class OfSession(Journal):
+    """That of a Session."""
+
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self._session = session
+        self._committed: list[Any] = []
+        """Transactions that have committed and are about to end."""
+        event.listen(session, "after_commit", lambda session: self._committed.append(_innermost(session)))
+        event.listen(session, "after_transaction_end", self._ended)
+
+    def open_scopes(self) -> list[Any]:
+        """Its transactions that are open, but for the outermost."""
+        scopes, one = [], _innermost(self._session)
+        while one is not None and one.parent is not None:
+            scopes.append(one)
+            one = one.parent
+        return scopes[::-1]
+
+    def _ended(self, _session: Any, transaction: Any) -> None:
+        well = transaction in self._committed
+        if well:
+            self._committed.remove(transaction)
+        if transaction.parent is not None:
+            (self.release if well else self.drop)(transaction)
+        elif well:
+            self.commit()
+        else:
+            self.roll_back()
+
+
+def _innermost(session: Any) -> Any:
+    return session.get_nested_transaction() or session.get_transaction()
+
+
+class Transactions:
+    """The applications' transactions of one test. ``close`` it."""
+
+    def __init__(self, store: Store, changes: Changes) -> None:
+        self._store, self._changes = store, changes
+        self._journals: WeakKeyDictionary[Any, Journal] = WeakKeyDictionary()
+        self._hooks: dict[str, Callable[..., None]] = {
+            "savepoint": lambda connection, _name: self._of(connection).scopes.append(object()),
+            "release_savepoint": lambda connection, *_: self._ends(connection, Journal.release),
+            "rollback_savepoint": lambda connection, *_: self._ends(connection, Journal.drop),
+            "commit": lambda connection: self._of(connection).commit(),
+            "rollback": lambda connection: self._of(connection).roll_back(),
+        }
+        for name, hook in self._hooks.items():  # of all engines: a savepoint may be older than the first task
+            event.listen(Engine, name, hook)
+
+    def close(self) -> None:
+        """Follow no transaction any more."""
+        for name, hook in self._hooks.items():
+            event.remove(Engine, name, hook)
+        self._journals.clear()
+
+    def of(self, session: Any, connection: Any) -> InTest:
+        """What works in the transaction of a session or connection. Raises what production raises."""
+        found = connection_of(session, connection)
+        if session is None:
+            return InTest(self._store, self._changes, self._of(found))
+        session = session() if hasattr(session, "registry") else session  # a scoped_session
+        session = getattr(session, "sync_session", session)
+        if (journal := self._journals.get(session)) is None:
+            journal = self._journals[session] = OfSession(session)
+        return InTest(self._store, self._changes, journal)
+
+    def _of(self, connection: Connection) -> Journal:
+        return self._journals.setdefault(connection, Journal())
+
+    def _ends(self, connection: Connection, how: Callable[[Journal, object], None]) -> None:
+        journal = self._of(connection)
+        if journal.scopes:
+            how(journal, journal.scopes.pop())
+
+
+class InTest:
+    """Submits and changes in one transaction. Does as ``sdk.changes.InTransaction``."""
+
+    def __init__(self, store: Store, changes: Changes, journal: Journal) -> None:
+        self._store, self._changes, self._journal = store, changes, journal
+
+    def submit(self, many: Sequence[Submission]) -> list[int]:
+        """Store tasks at the commit; return their job_ids in order."""
+        job_ids = []
+        for one in many:
+            kept = self._named(one) if one.row.dedup_key is not None else None
+            if kept is None:
+                self._journal.add(partial(self._store.put, one), one)
+            job_ids.append(one.row.job_id if kept is None else kept)
+        return job_ids
+
+    def _named(self, one: Submission) -> int | None:
+        """The task that has this dedup_key, stored or submitted in the same transaction."""
+        key = (one.row.biz_id, one.row.biz_type, one.row.dedup_key)
+        for step in self._journal.steps:
+            row = step.row.row if step.row is not None else None
+            if row is not None and key == (row.biz_id, row.biz_type, row.dedup_key):
+                return row.job_id
+        kept = self._store.kept(one)
+        return None if kept is None else kept.job_id
+
+    def ids(self, biz: BizId, biz_type: int) -> list[int]:
+        """The tasks of a biz_id, with those of the transaction."""
+        rows = [step.row.row for step in self._journal.steps if step.row is not None]
+        wanted = (biz.number, biz.key, biz_type)
+        mine = {row.job_id for row in rows if (row.biz_id, row.biz_key, row.biz_type) == wanted}
+        return sorted({*self._store.ids_of(biz, biz_type), *mine})
+
+    def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
+        """Cancel tasks at the commit."""
+        return self._change(lambda: answer(self._changes.cancel(job_ids)))
+
+    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
+        """Give a task another deadline at the commit."""
+
+        def do() -> RescheduleOutcome:
+            changed, row = self._store.reschedule(job_id, due, expires_at=expiry)
+            return self._changes.judge_reschedule(row, due, changed=changed)
+
+        return self._change(do)
+
+    def _change(self, do: Callable[[], T]) -> Change[T]:
+        step = self._journal.add(do)
+        return Change(lambda: step.is_open, step.outcome)
