@@ -315,25 +315,6 @@ def test_without_zookeeper_a_second_daemon_is_warned_of_and_leaves_the_first_alo
     system.stop()
 
 
-def test_a_host_that_was_killed_is_named_although_others_have_its_slots(system: System) -> None:
-    system.create_topics(slots=2)
-    system.start("host-a", processes=1)
-    lost = system.start("host-b", processes=1)
-
-    def alive() -> bool:
-        owner = system.center.queues.owner()
-        return owner is not None and any(member.startswith("host-b") for member in owner.alive)
-
-    def named() -> list[str]:
-        return [line.of for line in having(doctor.examine(system.center), Level.WARN, "without leaving")]
-
-    system.wait(alive, "it has begun", 60)
-    lost.kill()
-    system.wait(lambda: named() == ["host-b"], "it is named", 60)
-    system.start("host-b", processes=1)
-    system.wait(lambda: not named(), "it is back", 60)
-
-
 def test_servers_that_are_set_wrongly_are_named_with_what_to_set(
     launch: Launch, database_prefix: str
 ) -> None:
