@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from harness import forks
-from sqlalchemy import Engine, create_engine, inspect, text
+from sqlalchemy import Engine, create_engine, inspect
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB
@@ -71,15 +68,6 @@ class Target:
     def arguments(self) -> list[str]:
         return [self.url, str(self.databases), str(self.tables), self.prefix]
 
-    def start(self) -> subprocess.Popen[str]:
-        """One of which each line can be waited for."""
-        return subprocess.Popen(
-            [sys.executable, "-c", UPGRADE, *self.arguments()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
     def upgrade_beside_others(self) -> subprocess.CompletedProcess[str]:
         """One in a process of its own, to its end."""
         env = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -89,6 +77,13 @@ class Target:
         if self.sqlite:
             return create_engine(self.url + suffix)
         return create_engine(make_url(self.url).set(database=f"{self.prefix}{database}{suffix}"))
+
+    def execute(self, statement: str, *, database: int = 0) -> None:
+        """Run a statement there."""
+        engine = self.engine(database)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+        engine.dispose()
 
 
 @pytest.fixture
@@ -103,8 +98,7 @@ def sqlite(tmp_path: Path) -> Target:
 
 def test_a_lost_database_is_made_anew_and_empty_only_when_told_to(mysql: Target) -> None:
     def drop(number: int) -> None:
-        with mysql.engine(1 - number).connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE {mysql.prefix}{number}")
+        mysql.execute(f"DROP DATABASE {mysql.prefix}{number}", database=1 - number)
 
     mysql.migrator().upgrade()
     drop(1)
@@ -136,17 +130,6 @@ def test_the_code_needs_the_newest_revision() -> None:
     assert ScriptDirectory.from_config(config).get_current_head() == REVISION
 
 
-def test_migrations_leave_nothing_to_generate(target: Target) -> None:
-    target.migrator().upgrade()
-    for database in range(target.databases):
-        engine = target.engine(database)
-        with engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
-            metadata = database_metadata(database, target.databases, target.tables)
-            assert compare_metadata(context, metadata) == []
-        engine.dispose()
-
-
 def test_migrations_and_the_declared_schema_make_the_same_tables(target: Target) -> None:
     """Compared as the server itself describes them: types, keys, collations, order."""
     target.migrator().upgrade()
@@ -171,10 +154,7 @@ def _describe(engine: Engine, table: str) -> list[Any]:
             columns = [tuple(row[1:]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
             # names of implied indexes are SQLite's own
             indexes = [
-                (
-                    row[2],
-                    [tuple(column) for column in connection.exec_driver_sql(f"PRAGMA index_info({row[1]})")],
-                )
+                (row[2], list(map(tuple, connection.exec_driver_sql(f"PRAGMA index_info({row[1]})"))))
                 for row in connection.exec_driver_sql(f"PRAGMA index_list({table})")
             ]
             return [columns, sorted(indexes)]
@@ -191,14 +171,13 @@ def test_upgrade_twice_changes_nothing_and_reports_progress_once(target: Target)
 
 def test_tables_of_before_the_first_version_are_refused_before_anything_changes(target: Target) -> None:
     target.migrator().upgrade()
-    engine = target.engine()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0009'")
-    engine.dispose()
+    target.execute("UPDATE alembic_version SET version_num = '0009'")
     assert target.migrator().check()[0].behind
     with pytest.raises(ConfigError, match=r"made before the first version.*TOC_DATABASE_PREFIX"):
         target.migrator().upgrade()
     assert target.migrator().check()[0].revision == "0009"
+    target.execute("UPDATE alembic_version SET version_num = '9999'")
+    assert not target.migrator().check()[0].behind, "a schema that is further on is not behind"
 
 
 @pytest.fixture
@@ -213,15 +192,14 @@ def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_later_revision_expands_tables_that_are_in_use(target: Target, second: str) -> None:
     target.migrator().upgrade()
     target.migrator().downgrade(REVISION)
-    store, add = (
-        target.store(),
-        "INSERT INTO timeout_identity (number, identity, lease_secret, gmt_create) VALUES (9, 'x', '', {})",
+    store, now = target.store(), 1 if target.sqlite else "NOW(3)"
+    target.execute(
+        "INSERT INTO timeout_identity (number, identity, lease_secret, gmt_create) "
+        f"VALUES (9, 'x', '', {now})"
     )
-    engine = target.engine()
-    with engine.begin() as connection:
-        connection.exec_driver_sql(add.format(1 if target.sqlite else "NOW(3)"))
     store.check()
     target.migrator().upgrade()
+    engine = target.engine()
     with engine.connect() as connection:
         columns = {column["name"] for column in inspect(connection).get_columns("timeout_task_0000")}
         assert "made_up" in columns
@@ -248,14 +226,9 @@ def test_check_names_the_shards_that_are_behind(mysql: Target) -> None:
         store.check()
     mysql.migrator().upgrade()
     store.check()
-    engine = mysql.engine(1)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE timeout_task_0005")
-    engine.dispose()
-
+    mysql.execute("DROP TABLE timeout_task_0005", database=1)
     with pytest.raises(SchemaBehind, match="timeout_task_0005") as caught:
         store.check()
-
     assert f"{mysql.prefix}0" not in str(caught.value)
     store.close()
 
@@ -268,16 +241,7 @@ def test_using_tables_that_are_not_there_says_what_to_do(target: Target) -> None
     store.close()
 
 
-def test_a_schema_that_is_further_on_is_not_behind(target: Target) -> None:
-    target.migrator().upgrade()
-    engine = target.engine()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    engine.dispose()
-    assert not any(status.behind for status in target.migrator().check())
-
-
-@pytest.mark.parametrize("changes", [{"tables": 16}, {"tables": 4}, {"databases": 1}, {"databases": 4}])
+@pytest.mark.parametrize("changes", [{"tables": 16}, {"databases": 1}])
 def test_other_numbers_of_tables_are_refused_before_anything_changes(
     mysql: Target, changes: dict[str, int]
 ) -> None:
@@ -290,11 +254,11 @@ def test_other_numbers_of_tables_are_refused_before_anything_changes(
 
 def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, database_prefix: str) -> None:
     target = Target(mariadb.url, 2, 512, database_prefix)
-    program = target.start()
-    assert program.stdout is not None
-    first = program.stdout.readline()
-    program.send_signal(signal.SIGKILL)
-    program.communicate()
+    command = [sys.executable, "-c", UPGRADE, *target.arguments()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        first = program.stdout.readline()
+        program.kill()
     assert first.split()[1:5] == [f"{database_prefix}0", REVISION, "32", "256"]
     half = target.migrator().check()
     assert half[0].revision is None  # the fault bit: tables are there, the revision is not
@@ -305,24 +269,18 @@ def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, databa
     assert not any(status.behind for status in target.migrator().check())
 
 
-@pytest.mark.parametrize("before", [None, REVISION])
+@pytest.mark.parametrize(
+    "lost", ["DELETE FROM alembic_version", f"UPDATE alembic_version SET version_num='{REVISION}'"]
+)
 def test_an_upgrade_that_was_killed_before_its_revision_was_recorded_is_resumed(
-    mysql: Target, second: str, before: str | None
+    mysql: Target, second: str, lost: str
 ) -> None:
     """Its tables are all changed, so there is nothing left to do but to record it."""
-    if before is None:
-        mysql.migrator().upgrade()
+    mysql.migrator().upgrade()
+    if lost.startswith("DELETE"):
         mysql.migrator().downgrade(REVISION)
-    else:
-        mysql.migrator().upgrade()
     for database in range(mysql.databases):
-        engine = mysql.engine(database)
-        with engine.begin() as connection:
-            if before is None:
-                connection.exec_driver_sql("DELETE FROM alembic_version")
-            else:
-                connection.execute(text("UPDATE alembic_version SET version_num=:before"), {"before": before})
-        engine.dispose()
+        mysql.execute(lost, database=database)
     mysql.migrator().upgrade()
     assert {status.revision for status in mysql.migrator().check()} == {second}
     assert not any(status.behind for status in mysql.migrator().check())
