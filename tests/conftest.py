@@ -25,7 +25,6 @@ from harness.forks import keep_commands
 from harness.machine import Machine
 from harness.patience import until
 from harness.system import NewSystem, System, small_system
-from rich.console import Console
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
@@ -332,6 +331,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, fields in report.user_properties
         if name == table.PROPERTY
     ]
-    if lines:
-        table.write(lines)
-        table.show(lines, Console(width=max(terminalreporter._screen_width, 180)))
+    table.write(lines)
+    for line in lines:
+        terminalreporter.write_line(" | ".join(map(str, line.cells())))

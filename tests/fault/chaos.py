@@ -21,7 +21,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -31,7 +30,6 @@ from fault.kit.schedule import Step, schedule
 from fault.kit.stage import End, Stage
 from fault.kit.table import left, overdue, prepared
 from fault.kit.traffic import Traffic
-from harness.checker import Verdict
 from harness.final import read_final
 
 from toc import TaskStatus
@@ -57,30 +55,30 @@ def soak(seed: int, seconds: float, *, rate: float, tasks: int, directory: Path,
         settled = _settle(stage)
         verdict = stage.system.verdict(settle=SETTLED, write=10.0, hold=10.0)
         defects = [*settled, *_defects(stage, traffic, tasks)]
-        notes = _noticed(stage.logs)
-    print("what the daemons logged:", ", ".join(f"{name} {n}" for name, n in notes.most_common()))
     print("what the application met:", dict(traffic.errors) or "no error")
     print(verdict)
     for defect in defects:
         print("DEFECT", defect)
-    clean = verdict.clean and not defects
+    line = {
+        "seed": seed,
+        "seconds": round(seconds),
+        "faults": len(steps) - stage.missed,
+        "tasks": verdict.counts["acknowledged"],
+        "lost": verdict.breaches["L"],
+        "early": verdict.breaches["E"],
+        "after_cancel": verdict.breaches["C"],
+        "unexplained": verdict.breaches["D"],
+        "duplicates": dict(verdict.duplicates),
+        "dead": verdict.counts["dead"],
+        "settled": round(verdict.settled_s, 1),
+        "clean": verdict.clean and not defects,
+    }
     if record is not None:
-        _keep(record, seed, seconds, len(steps) - stage.missed, verdict, clean)
-    print(_last_line(seed, seconds, len(steps) - stage.missed, verdict, len(defects)), flush=True)
-    return clean
-
-
-def _last_line(seed: int, seconds: float, faults: int, verdict: Verdict, defects: int) -> str:
-    breaches = verdict.breaches
-    doubles = ", ".join(f"{count} by {kind}" for kind, count in sorted(verdict.duplicates.items()))
-    others = defects + sum(count for name, count in breaches.items() if name not in "LECD")
-    return (
-        f"{'CLEAN' if verdict.clean and not defects else 'BROKEN'}: seed {seed}, {seconds:.0f} s, "
-        f"{faults} faults, {verdict.counts['acknowledged']:,} tasks acknowledged: {breaches['L']} lost, "
-        f"{breaches['E']} early, {breaches['C']} run after a cancel, {breaches['D']} duplicates without a "
-        f"cause, {sum(verdict.duplicates.values())} that were in flight ({doubles or 'none'}), "
-        f"{others} other findings, settled within {verdict.settled_s:.1f} s"
-    )
+        record.parent.mkdir(exist_ok=True)
+        with record.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    print("CLEAN:" if line["clean"] else "BROKEN:", json.dumps(line), flush=True)
+    return bool(line["clean"])
 
 
 def _play(stage: Stage, steps: list[Step], began: float, seconds: float) -> None:
@@ -160,39 +158,6 @@ def _defects(stage: Stage, traffic: Traffic, tasks: int) -> list[str]:
         said = [line for line in log.read_text().splitlines() if '"thread_died"' in line]
         found += [f"{log.stem}: {line[:1500]}" for line in said]
     return found
-
-
-def _noticed(logs: Path) -> Counter[str]:
-    """How often each warning was logged: the proof that the faults bit."""
-    count: Counter[str] = Counter()
-    for log in logs.glob("*.log"):
-        for line in log.read_text().splitlines():
-            with suppress(ValueError):
-                said = json.loads(line)
-                if said.get("level") in ("warning", "error", "critical"):
-                    count[said["event"]] += 1
-    return count
-
-
-def _keep(record: Path, seed: int, seconds: float, faults: int, verdict: Verdict, clean: bool) -> None:
-    """A line for the page of all runs."""
-    record.parent.mkdir(exist_ok=True)
-    line = {
-        "seed": seed,
-        "seconds": round(seconds),
-        "faults": faults,
-        "tasks": verdict.counts["acknowledged"],
-        "lost": verdict.breaches["L"],
-        "early": verdict.breaches["E"],
-        "after_cancel": verdict.breaches["C"],
-        "unexplained": verdict.breaches["D"],
-        "duplicates": dict(verdict.duplicates),
-        "dead": verdict.counts["dead"],
-        "settled": round(verdict.settled_s, 1),
-        "clean": clean,
-    }
-    with record.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:

@@ -78,34 +78,42 @@ class Build(Protocol):
     """Makes a system, with the topics of the test app, over servers that run already."""
 
     def __call__(
-        self, redis_url: str, *, database_url: str | None = None, slots: int = 8, **settings: object
+        self, redis_url: str | None = None, *, hosts: bool = False, slots: int = 8, **settings: object
     ) -> System: ...
 
 
 @pytest.fixture
-def build(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Build]:
-    """Makes systems: ``build(redis.url)``; its tables stand in the shared MariaDB unless told otherwise.
+def build(
+    request: pytest.FixtureRequest, tmp_path: Path, mariadb: MariaDB, database_prefix: str
+) -> Iterator[Build]:
+    """Makes systems: ``build()``, on the shared Redis and MariaDB unless told otherwise.
 
-    ``topic_...`` settings are policies of the topics: ``topic_prepare_timeout=3``.
+    ``hosts``: of several hosts, that is with the shared ZooKeeper. ``topic_...`` settings are policies of the
+    topics: ``topic_prepare_timeout=3``.
     """
     systems: list[System] = []
 
     def make(
-        redis_url: str, *, database_url: str | None = None, slots: int = 8, **settings: object
+        redis_url: str | None = None, *, hosts: bool = False, slots: int = 8, **settings: object
     ) -> System:
         directory = tmp_path / f"system{len(systems)}"
         directory.mkdir()
+        if hosts:
+            shared = {"zookeeper": "zookeeper", "cluster": "zookeeper_root"}
+            found = {name: request.getfixturevalue(fixture) for name, fixture in shared.items()}
+            settings = {**found, "zookeeper": found["zookeeper"].url, "session_timeout": 2, **settings}
         policies = {
             name.removeprefix("topic_"): settings.pop(name) for name in list(settings) if "topic_" in name
         }
         given = {
+            "redis_url": redis_url or request.getfixturevalue("clean_redis").url,
             "databases": 2,
             "tables": 8,
             "database_prefix": database_prefix,
-            "database_urls": [database_url or mariadb.url],
+            "database_urls": [mariadb.url],
             **settings,
         }
-        system = System(directory, redis_url=redis_url, **given)
+        system = System(directory, **given)
         systems.append(system)
         system.create_topics(slots=slots, **{"backoff_base": 0.2, **policies})
         return system

@@ -6,30 +6,23 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness.final import read_final
 from harness.history import Client
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer
-from toc import NewTask, TimeoutCenter
+from toc import TimeoutCenter
 from toc.model.errors import DedupConflict, StoreUnavailable, SubmitUnknown
 from toc.store.tasks import write
 
 
-def through(proxy: Proxy, url: str) -> str:
-    """The URL of a MySQL server behind a proxy that reads along (hence without TLS)."""
-    changed = make_url(url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
-    return changed.render_as_string(hide_password=False)
-
-
 def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
     build: Build,
-    clean_redis: RedisServer,
     mariadb: MariaDB,
     relay: Callable[..., Proxy],
     verdict: Verdict,
@@ -37,7 +30,7 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
 ) -> None:
     line = verdict(2, "ambiguous COMMIT, double submit")
     proxy = relay(mariadb.port, seed=2)
-    system = build(clean_redis.url)
+    system = build()
     settings = system.settings.model_copy(update={"database_urls": [through(proxy, mariadb.url)]})
     with TimeoutCenter(settings) as center:
         client = Client(center, system.recorder)
@@ -52,26 +45,20 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
         monkeypatch.setattr(write, "RESEND_SECONDS", 1.0)  # how long it tries to find out
         proxy.eat(b"INSERT INTO", refuse=True, quiet=0.02)
         due = datetime.now(UTC) + timedelta(hours=1)
+        submit = partial(client.submit, "test.sync", biz_id=2000, action_time=due, dedup_key="once")
         with pytest.raises(SubmitUnknown) as caught:
-            client.submit("test.sync", biz_id=2000, action_time=due, dedup_key="once")
+            submit()
         with pytest.raises(StoreUnavailable):
-            client.submit("test.sync", biz_id=2000, action_time=due, dedup_key="once")
+            submit()
         proxy.accept()
-        again = client.submit("test.sync", biz_id=2000, action_time=due, dedup_key="once")
-        assert again == caught.value.job_id
+        assert submit() == caught.value.job_id
     line.prove(proxy.stats.eaten >= 10, f"{proxy.stats.eaten} answers to INSERT eaten after they took effect")
 
-    same = [NewTask("test.sync", 3000, 3.0, attribute={"n": 1}, dedup_key="d")] * 50
-
-    def submit(task: NewTask) -> int:
-        return system.client.submit(
-            task.topic, biz_id=3000, delay=3.0, attribute=task.attribute, dedup_key=task.dedup_key
-        )
-
+    same = partial(system.client.submit, "test.sync", biz_id=3000, delay=3.0, dedup_key="d")
     with ThreadPoolExecutor(50) as pool:
-        (winner,) = set(pool.map(submit, same))
+        (winner,) = set(pool.map(lambda _: same(attribute={"n": 1}), range(50)))
     with pytest.raises(DedupConflict) as conflict:
-        system.client.submit("test.sync", biz_id=3000, delay=3.0, attribute={"n": 2}, dedup_key="d")
+        same(attribute={"n": 2})
     assert conflict.value.job_id == winner
     stored = Counter(row.biz for row in read_final(system.center).rows)
     assert len(stored) == 80 + 500 + 1 + 1
@@ -84,15 +71,11 @@ def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
 
 @pytest.mark.slow
 def test_cancels_and_submits_whose_answers_are_lost_close_to_the_due_time_keep_their_word(
-    build: Build,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    relay: Callable[..., Proxy],
-    verdict: Verdict,
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, relay: Callable[..., Proxy], verdict: Verdict
 ) -> None:
     line = verdict(2, "ambiguous COMMIT", "cancel and submit near the due time, Redis and MySQL")
     table, index = relay(mariadb.port, seed=3), relay(clean_redis.port, seed=4)
-    system = build(clean_redis.url, topic_prepare_timeout=5)
+    system = build(topic_prepare_timeout=5)
     system.start()
     changed = {
         "database_urls": [through(table, mariadb.url)],

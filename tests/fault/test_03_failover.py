@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Launch
 from fault.conftest import Build, Verdict
 from fault.kit import servers
 from fault.kit.load import Load, tasks
@@ -17,11 +18,10 @@ from harness.system import System
 
 from benchmarks.local import RedisCluster, RedisServer
 from toc import CancelOutcome
-from toc.model.task import TaskRow
 
 
 def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run(
-    build: Build, launch: Callable[..., RedisServer], relay: Callable[..., Proxy], verdict: Verdict
+    build: Build, launch: Launch, relay: Callable[..., Proxy], verdict: Verdict
 ) -> None:
     adds, removals = verdict(3, "failover loses adds"), verdict(4, "failover loses removals")
     master, replica = launch(RedisServer), launch(RedisServer)
@@ -36,7 +36,7 @@ def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run
     assert {client.cancel(job_id) for job_id in cancelled} == {CancelOutcome.CANCELLED}
     with system.recorder.fault("other", note="no worker yet"):
         system.start()
-    system.wait(lambda: {row.status for row in _rows(system, kept)} == {2, 3}, "they are done", 60)
+    system.wait(lambda: not system.pending(kept), "they are done", 60)
     lost = client.submit_many(tasks(300, ahead=(1.5, 3.0), first=2000, fail=0.1))
     with system.recorder.fault("redis_loss"):
         before = servers.queued(master)
@@ -60,7 +60,7 @@ def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run
 
 @pytest.mark.slow
 def test_a_cluster_that_promotes_a_replica_by_itself_loses_and_doubles_nothing(
-    build: Build, launch: Callable[..., RedisCluster], tmp_path: Path, verdict: Verdict
+    build: Build, launch: Launch, tmp_path: Path, verdict: Verdict
 ) -> None:
     line = verdict(3, "failover", "Redis Cluster, by itself")
     cluster = launch(RedisCluster)
@@ -72,7 +72,7 @@ def test_a_cluster_that_promotes_a_replica_by_itself_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 def test_a_failover_by_sentinels_loses_and_doubles_nothing(
-    build: Build, launch: Callable[..., RedisServer], tmp_path: Path, verdict: Verdict
+    build: Build, launch: Launch, tmp_path: Path, verdict: Verdict
 ) -> None:
     line = verdict(3, "failover", "sentinel")
     master, replica = launch(RedisServer), launch(RedisServer)
@@ -88,22 +88,15 @@ def _lose_the_master(system: System, line: Line, master: RedisServer, replica: R
     system.start()
     system.client.submit_many(tasks(2000, ahead=(0.5, 8.0), fail=0.1))
     with Load(system.client, rate=150, ahead=(0.1, 2.0)) as load:
-        system.wait(lambda: len(load.job_ids) > 150, "the load runs", 60)
+        load.more(150)
         held = len(servers.queued(master))
         with system.recorder.fault("redis_loss"):
             master.kill()
-            system.wait(lambda: _role(replica) == "master", "the replica is the master", 60)
-        before = len(load.job_ids)
-        system.wait(lambda: len(load.job_ids) > before + 300, "the load goes on", 60)
+            system.wait(
+                lambda: servers.info(replica, "replication")["role"] == "master", "it is the master", 60
+            )
+        load.more(300)
     line.prove(held > 10, f"the master died with {held} entries, its replica was promoted")
     assert not load.errors
     line.judge(system, within=6, at_most=20)
     system.stop()
-
-
-def _role(server: RedisServer) -> str:
-    return servers.info(server, "replication")["role"]
-
-
-def _rows(system: System, job_ids: list[int]) -> list[TaskRow]:
-    return list(system.center.store.read(job_ids).values())

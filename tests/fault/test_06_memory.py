@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from conftest import Launch
 from fault.conftest import Build, Verdict
 from fault.kit import servers
 from fault.kit.load import tasks
@@ -15,7 +14,7 @@ from toc.model.errors import IndexUnavailable
 
 
 def test_a_redis_that_evicts_is_refused_and_a_full_one_drains_while_submits_go_on(
-    build: Build, launch: Callable[..., RedisServer], verdict: Verdict
+    build: Build, launch: Launch, verdict: Verdict
 ) -> None:
     evicts = verdict(6, "eviction configured")
     full = verdict(6, "memory full")

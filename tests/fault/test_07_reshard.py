@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 import pytest
+from conftest import Launch
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.servers import Reshard, errors_told
@@ -24,7 +24,7 @@ def hash_slots(system: System) -> list[int]:
 
 @pytest.mark.slow
 def test_moving_slots_of_the_cluster_under_load_loses_and_doubles_nothing(
-    build: Build, launch: Callable[..., RedisCluster], verdict: Verdict
+    build: Build, launch: Launch, verdict: Verdict
 ) -> None:
     line = verdict(7, "cluster reshard: MOVED, ASK, TRYAGAIN")
     cluster = launch(RedisCluster)

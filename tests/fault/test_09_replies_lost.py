@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from conftest import Launch
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy
@@ -19,7 +20,7 @@ PREPARE = Script("prepare").sha.encode()
 @pytest.mark.parametrize(
     ("what", "match", "probability", "count"),
     [
-        ("prepare, 10 %", PREPARE, 0.1, 2500),
+        ("prepare, 10 %", PREPARE, 0.1, 1500),
         pytest.param("every call, 1 %", b"", 0.01, 10_000, marks=pytest.mark.slow),
     ],
 )
@@ -35,7 +36,7 @@ def test_a_lost_reply_costs_neither_a_task_nor_its_lease(
 ) -> None:
     line = verdict(9, "reply to prepare lost", what)
     proxy = relay(clean_redis.port, seed=9)
-    system = build(clean_redis.url, topic_prepare_timeout=30)
+    system = build(topic_prepare_timeout=30)
     seconds = 2 + count / 1000
     with system.recorder.fault("other", note="replies are lost"):
         system.client.submit_many(tasks(count, ahead=(2.0, 2.0 + seconds), fail=0.02))
@@ -43,7 +44,7 @@ def test_a_lost_reply_costs_neither_a_task_nor_its_lease(
         proxy.eat(match, count=None, probability=probability, quiet=0.005)
         daemon = system.start(env={"TOC_REDIS_URL": f"redis://127.0.0.1:{proxy.port}"})
         with Load(system.client, rate=100, ahead=(0.1, 1.0)) as load:
-            system.wait(lambda: len(load.job_ids) > 90 * seconds, "the load is in", 60)
+            load.more(int(90 * seconds))
     eaten = proxy.stats.eaten
     line.prove(
         eaten > 20 and "prepare_failed" in daemon.log.read_text(),
@@ -56,7 +57,7 @@ def test_a_lost_reply_costs_neither_a_task_nor_its_lease(
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [3, 12])
 def test_what_a_redis_that_hung_executes_when_nobody_waits_any_more_is_found(
-    build: Build, launch: Callable[..., RedisServer], verdict: Verdict, seconds: int
+    build: Build, launch: Launch, verdict: Verdict, seconds: int
 ) -> None:
     line = verdict(9, "Redis hangs (SIGSTOP)", f"{seconds} s")
     redis = launch(RedisServer)
@@ -65,13 +66,12 @@ def test_what_a_redis_that_hung_executes_when_nobody_waits_any_more_is_found(
     # Many fall due while it hangs: each prepare that waits in its sockets then takes some.
     system.client.submit_many(tasks(1500, ahead=(0.5, 3.0 + seconds), fail=0.05))
     with Load(system.client, rate=50, ahead=(0.1, 1.0)) as load:
-        system.wait(lambda: len(load.job_ids) > 50, "the load runs", 60)
+        load.more(50)
         with system.recorder.fault("redis_down"):
             redis.pause()
             time.sleep(seconds)
             redis.resume()
-        count = len(load.job_ids)
-        system.wait(lambda: len(load.job_ids) > count + 50, "the load goes on", 60)
+        load.more(50)
     refused = daemon.log.read_text().count("prepare_failed")
     line.prove(refused, f"prepare failed {refused} times, the slowest submit took {load.slowest:.1f} s")
     assert not load.errors

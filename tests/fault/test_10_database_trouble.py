@@ -11,34 +11,22 @@ from contextlib import suppress
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
+from fault.kit.servers import application_url
 from harness.system import System
+from harness.tables import task_tables
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import MariaDB
 
 
 @pytest.fixture
 def root(mariadb: MariaDB) -> Iterator[Engine]:
     engine = create_engine(mariadb.url, isolation_level="AUTOCOMMIT")
     yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def plain(root: Engine, mariadb: MariaDB, database_prefix: str) -> Iterator[str]:
-    """The URL of an account that read_only stops, as it does not stop root."""
-    name = f"{database_prefix}app"
-    with root.connect() as connection:
-        connection.exec_driver_sql(f"CREATE USER '{name}'@'127.0.0.1' IDENTIFIED BY 'secret'")
-        for number in range(2):
-            connection.exec_driver_sql(f"GRANT ALL ON {database_prefix}{number}.* TO '{name}'@'127.0.0.1'")
-    url = make_url(mariadb.url).set(username=name, password="secret")
-    yield url.render_as_string(hide_password=False)
-    with root.connect() as connection:
+    with engine.connect() as connection:
         connection.exec_driver_sql("SET GLOBAL read_only = 0")
-        connection.exec_driver_sql(f"DROP USER '{name}'@'127.0.0.1'")
+    engine.dispose()
 
 
 def metric(root: Engine, name: str) -> int:
@@ -63,11 +51,7 @@ class Quarrel:
     """Transactions that lock rows of the task tables out of order, so that others deadlock with them."""
 
     def __init__(self, system: System, root: Engine) -> None:
-        settings = system.settings
-        self.tables = [
-            f"{settings.database_prefix}{number % settings.databases}.timeout_task_{number:04d}"
-            for number in range(settings.tables)
-        ]
+        self.tables = task_tables(system.settings)
         self._engine = root.execution_options(isolation_level="READ COMMITTED")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -102,16 +86,15 @@ class Quarrel:
 
 
 def test_what_the_database_refuses_or_rolls_back_is_done_later_and_once(
-    build: Build, root: Engine, plain: str, clean_redis: RedisServer, verdict: Verdict
+    build: Build, root: Engine, mariadb: MariaDB, verdict: Verdict
 ) -> None:
     line = verdict(10, "deadlock, lock wait, read-only, gone away")
-    system = build(clean_redis.url)
+    system = build()
     # Made by root; from here on the account that an application would have.
-    system.env["TOC_DATABASE_URLS"] = plain
-    account = str(make_url(plain).username)
+    system.env["TOC_DATABASE_URLS"] = application_url(mariadb)
     before = {name: metric(root, name) for name in ("lock_deadlocks", "lock_timeouts")}
     daemon = system.start()
-    system.client.submit_many(tasks(1500, ahead=(0.5, 7.0), fail=0.3))
+    system.client.submit_many(tasks(1500, ahead=(1.5, 8.0), fail=0.3))
     killed = 0
     with Load(system.client, rate=100, ahead=(0.1, 1.0), cancel=0.1, fail=0.3) as load:
         quarrel = Quarrel(system, root)
@@ -126,14 +109,14 @@ def test_what_the_database_refuses_or_rolls_back_is_done_later_and_once(
         with system.recorder.fault("store_down", note="killed connections"):
             rounds = 0
             while rounds < 15 or (killed <= 10 and rounds < 200):
-                killed += kill_connections(root, account)
+                killed += kill_connections(root, "app")
                 rounds += 1
                 time.sleep(0.05)
         with system.recorder.fault("store_down", note="read-only"), root.connect() as connection:
             connection.exec_driver_sql("SET GLOBAL read_only = 1")
             system.wait(lambda: "read-only" in daemon.log.read_text(), "the workers meet it", 60)
             connection.exec_driver_sql("SET GLOBAL read_only = 0")
-        system.wait(lambda: len(load.job_ids) > 200, "submits go on", 60)
+        load.more(50)
     deadlocks, waits = (metric(root, name) - count for name, count in before.items())
     line.prove(
         deadlocks > 2 and waits > 0 and killed > 10,

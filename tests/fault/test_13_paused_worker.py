@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import tasks
-from fault.kit.proxy import Proxy
-from harness.patience import until
 from harness.system import DaemonProcess, System
-from sqlalchemy.engine import make_url
 
-from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import NewTask
 
 PREPARE_TIMEOUT = 3
@@ -43,10 +38,10 @@ def long_ones(count: int, first: int, seconds: float) -> list[NewTask]:
 
 
 def test_two_owners_of_every_slot_and_a_pause_double_only_what_was_held(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(13, "double owner, paused worker", "two hosts without ZooKeeper")
-    system = build(clean_redis.url, topic_prepare_timeout=PREPARE_TIMEOUT)
+    system = build(topic_prepare_timeout=PREPARE_TIMEOUT)
     # Each takes all slots, as it knows of no other.
     first, second = (system.start(host, processes=1) for host in ("host-a", "host-b"))
     system.client.submit_many(tasks(1500, ahead=(0.5, 4.0), fail=0.1))
@@ -73,16 +68,10 @@ def test_two_owners_of_every_slot_and_a_pause_double_only_what_was_held(
 
 @pytest.mark.slow
 def test_a_host_that_stands_still_for_three_timeouts_loses_its_session_and_does_no_harm(
-    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(13, "session expiry", "host stopped for 3 timeouts")
-    system = build(
-        clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-        session_timeout=2,
-        topic_prepare_timeout=PREPARE_TIMEOUT,
-    )
+    system = build(hosts=True, topic_prepare_timeout=PREPARE_TIMEOUT)
     first, second = (system.start(host, processes=1) for host in ("host-a", "host-b"))
     system.client.submit_many(tasks(3000, ahead=(2.0, 14.0), fail=0.1))
     system.client.submit_many(long_ones(40, 10_000, 4.0))
@@ -108,50 +97,3 @@ def _running(system: System, daemon: DaemonProcess) -> set[int]:
         if event.pid in workers:
             (found.add if event.event == "start" else found.discard)(event.job_id)
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["Redis", "MySQL", "both"])
-def test_a_host_that_is_cut_off_alone_does_no_harm_and_goes_on_where_it_was(
-    build: Build,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-    relay: Callable[..., Proxy],
-    verdict: Verdict,
-    what: str,
-) -> None:
-    line = verdict(13, "one host cut off", f"from {what} for 3 timeouts")
-    system = build(
-        clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-        session_timeout=2,
-        read_timeout=2,
-        topic_prepare_timeout=PREPARE_TIMEOUT,
-    )
-    index, table = relay(clean_redis.port), relay(mariadb.port)
-    url = make_url(mariadb.url).set(port=table.port).update_query_dict({"ssl_disabled": "true"})
-    env = {
-        "TOC_REDIS_URL": f"redis://127.0.0.1:{index.port}",
-        "TOC_DATABASE_URLS": url.render_as_string(hide_password=False),
-    }
-    first = system.start("host-a", processes=1, env=env)
-    system.start("host-b", processes=1)
-    cut = {"Redis": [index], "MySQL": [table], "both": [index, table]}[what]
-    system.client.submit_many(tasks(3000, ahead=(1.0, 14.0), fail=0.1))
-    system.client.submit_many(long_ones(40, 10_000, 4.0))
-    system.wait(lambda: len(_running(system, first)) > 3, "long ones run on the first", 60)
-    with system.recorder.fault("cut", pids=first.workers()):
-        for proxy in cut:
-            proxy.stall()
-        time.sleep(3 * PREPARE_TIMEOUT)
-        for proxy in cut:
-            proxy.flow()
-    complaints = ("not_kept_alive", "rows_not_read", "rows_not_written")
-    line.prove(
-        until(lambda: any(event in first.log.read_text() for event in complaints), 10),
-        f"{sum(proxy.stats.connections for proxy in cut)} connections stood still; the host complained",
-    )
-    line.judge(system, within=4, at_most=300)

@@ -16,9 +16,9 @@ from harness.final import read_final
 from harness.history import lines
 from harness.system import System
 
-from benchmarks.local import RedisServer
 from toc import TaskStatus
 
+Shifted = Callable[[type[ShiftedRedis]], ShiftedRedis]
 SETTLE = 22
 """What was put back by a wrong clock stands too late in the index once it is right. The sweep mends that: it
 looks every 5 s at what is overdue, but not at what it found in the index up to 10 s ago. That makes 15 s, and
@@ -33,22 +33,13 @@ def most_ahead(system: System) -> float:
     return max(ahead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("whose", "seconds"),
-    [
-        pytest.param("Redis", -30, marks=pytest.mark.slow),
-        pytest.param("Redis", 30, marks=pytest.mark.slow),
-        pytest.param("worker", -30, marks=pytest.mark.slow),
-        pytest.param("worker", 30, marks=pytest.mark.slow),
-    ],
+    [("Redis", -30), ("Redis", 30), ("worker", -30), ("worker", 30)],
 )
 def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_is_right(
-    build: Build,
-    launch: Callable[..., ShiftedRedis],
-    tmp_path: Path,
-    verdict: Verdict,
-    whose: str,
-    seconds: int,
+    build: Build, launch: Shifted, tmp_path: Path, verdict: Verdict, whose: str, seconds: int
 ) -> None:
     line = verdict(14, "clock set while it runs", f"{whose} {seconds:+} s")
     redis = launch(ShiftedRedis)
@@ -58,13 +49,13 @@ def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_
     daemon = system.start(env=own.python_env)
     system.client.submit_many(tasks(300, ahead=(0.5, 4.0), fail=0.1))
     with Load(system.client, rate=80, ahead=(0.2, 1.0)) as load:
-        system.wait(lambda: len(load.job_ids) > 40, "the load runs", 10)
+        load.more(40)
         with system.recorder.fault("clock"):
             clock.shift(seconds)
-            system.wait(lambda: len(load.job_ids) > 160, "it goes on", 10)
+            load.more(120)
             skew = redis.now() - time.time()
             clock.shift(0)
-        system.wait(lambda: len(load.job_ids) > 200, "and on", 10)
+        load.more(40)
     # What failed while the clock was ahead waits for its second try by that clock; the checker compares the
     # wall clocks of both. What was decided or had ended just before the clock was set, the new one dates:
     # a start looks early, a second try late.
@@ -86,13 +77,11 @@ def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_
     assert judged.counts["processed"] > 400
 
 
-def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(
-    build: Build, clean_redis: RedisServer, tmp_path: Path
-) -> None:
+def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(build: Build, tmp_path: Path) -> None:
     """Nothing is taken before this clock calls it due, so nothing is given back either."""
     clock = ClockFile(tmp_path / "clock")
     clock.shift(-3)
-    system = build(clean_redis.url)
+    system = build()
     daemon = system.start(env=clock.python_env)
     job_id = system.client.submit("test.sync", biz_id=1, delay=timedelta(seconds=1))
     system.wait(lambda: not system.pending([job_id]), "it has run", SETTLE)
@@ -103,12 +92,12 @@ def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(
 
 @pytest.mark.slow
 def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
-    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict
+    build: Build, tmp_path: Path, verdict: Verdict
 ) -> None:
     """Neither those that are due in a while nor those that are due meanwhile."""
     line = verdict(14, "clock an hour ahead, tasks that expire", "for 6 s")
     clock = ClockFile(tmp_path / "clock")
-    system = build(clean_redis.url, topic_prepare_timeout=3)
+    system = build(topic_prepare_timeout=3)
     daemon = system.start(env=clock.python_env)
     now = datetime.now(UTC)
     job_ids = [
@@ -132,7 +121,7 @@ def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
 
 @pytest.mark.slow
 def test_the_hour_that_the_clocks_show_twice_is_like_any_other(
-    build: Build, launch: Callable[..., ShiftedRedis], verdict: Verdict
+    build: Build, launch: Shifted, verdict: Verdict
 ) -> None:
     line = verdict(14, "change to winter time")
     zone = ZoneInfo("Europe/Berlin")

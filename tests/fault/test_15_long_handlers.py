@@ -6,7 +6,6 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
-from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
 
 PREPARE_TIMEOUT = 3
@@ -15,10 +14,10 @@ LONG = 5 * PREPARE_TIMEOUT
 
 @pytest.mark.slow
 def test_handlers_five_times_as_long_as_prepare_timeout_are_kept_alive_and_not_doubled(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(15, "handler past prepare_timeout", "5 times as long, on threads and coroutines")
-    system = build(clean_redis.url, topic_prepare_timeout=PREPARE_TIMEOUT)
+    system = build(topic_prepare_timeout=PREPARE_TIMEOUT)
     # Each host takes every slot, as it knows of no other: it would take over what the other one let expire.
     for host in ("host-a", "host-b"):
         system.start(host, processes=1)
@@ -39,12 +38,10 @@ def test_handlers_five_times_as_long_as_prepare_timeout_are_kept_alive_and_not_d
 
 
 def test_a_handler_that_never_ends_is_a_failed_try_and_its_process_is_recycled(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(15, "handler past prepare_timeout", "never ends: max_runtime")
-    system = build(
-        clean_redis.url, topic_prepare_timeout=PREPARE_TIMEOUT, topic_max_runtime=2, topic_retries=2
-    )
+    system = build(topic_prepare_timeout=PREPARE_TIMEOUT, topic_max_runtime=2, topic_retries=2)
     daemon = system.start(processes=2)
     before = set(daemon.workers())
     submit = system.client.submit

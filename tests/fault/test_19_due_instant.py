@@ -13,28 +13,27 @@ from fault.conftest import Build, Verdict
 from harness.history import Client
 from harness.system import System
 
-from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome
 from toc.model.clock import from_ms
 
+COUNT = 10_000
 THREADS = 8
 WINDOW = 0.05
 """Calls come at the due time, so many seconds before or after."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [10_000])
 def test_who_cancels_or_moves_a_task_as_it_comes_due_is_answered_honestly(
-    build: Build, clean_redis: RedisServer, verdict: Verdict, count: int
+    build: Build, verdict: Verdict
 ) -> None:
-    line = verdict(19, "cancel or reschedule at the due instant", f"{count:,} at due ± 50 ms")
-    system = build(clean_redis.url)
+    line = verdict(19, "cancel or reschedule at the due instant", f"{COUNT:,} at due ± 50 ms")
+    system = build()
     system.start()
     said: list[tuple[int, CancelOutcome | RescheduleOutcome]] = []
     submitted, rate = 0, 400.0
-    while (left := count - len(said)) > 0:  # a busy machine lets some of the instants pass by
-        assert submitted <= 5 * count, f"{submitted:,} tasks, but only {len(said):,} calls in time"
-        biz_ids = range(submitted, submitted + max(left, count // 10))
+    while (left := COUNT - len(said)) > 0:  # a busy machine lets some of the instants pass by
+        assert submitted <= 5 * COUNT, f"{submitted:,} tasks, but only {len(said):,} calls in time"
+        biz_ids = range(submitted, submitted + max(left, COUNT // 10))
         met = _meet(system, biz_ids, rate)
         rate = max(rate * len(met) / len(biz_ids), 100.0)
         submitted += len(biz_ids)
@@ -56,8 +55,6 @@ def test_who_cancels_or_moves_a_task_as_it_comes_due_is_answered_honestly(
     ran = {event.job_id for event in system.history() if event.event == "start"}
     for job_id, outcome in cancelled.items():
         assert (job_id in ran) or outcome is not CancelOutcome.TOO_LATE
-        if count <= 1_000:
-            assert system.client.cancel(job_id) is outcome, "asked again, it answers the same"
 
 
 def _meet(system: System, biz_ids: range, rate: float) -> list[tuple[int, CancelOutcome | RescheduleOutcome]]:

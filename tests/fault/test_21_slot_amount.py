@@ -6,40 +6,27 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load, tasks
 
-from benchmarks.local import RedisCluster, RedisServer, ZooKeeper
-
 AMOUNTS = (8, 16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", ["clean_redis", "clean_cluster"], ids=["one Redis", "Redis Cluster"])
 def test_slots_doubled_under_load_lose_and_double_nothing(
-    build: Build,
-    index: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-    verdict: Verdict,
-    request: pytest.FixtureRequest,
+    build: Build, index: str, verdict: Verdict, request: pytest.FixtureRequest
 ) -> None:
-    server: RedisServer | RedisCluster = request.getfixturevalue(index)
     line = verdict(21, "slot_amount raised while live", f"4, 8, 16 slots, {request.node.callspec.id}")
-    system = build(server.url, slots=4, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+    system = build(request.getfixturevalue(index).url, hosts=True, slots=4)
     for host in ("host-a", "host-b"):
         system.start(host, processes=1)
     topics = system.center.store.topics
     far = system.client.submit_many(tasks(500, ahead=(8.0, 16.0), first=500_000))
     with Load(system.client, rate=120, ahead=(0.2, 4.0)) as load:
-
-        def more() -> None:
-            count = len(load.job_ids)
-            system.wait(lambda: len(load.job_ids) > count + 300, "the load goes on", 60)
-
         for amount in AMOUNTS:
-            more()
+            load.more(300)
             with system.recorder.fault("move", note=f"{amount} slots"):
                 for topic in TOPICS:
                     topics.alter(topic, slot_amount=amount)
-        more()
+        load.more(300)
     rows = system.center.store.read([*load.job_ids, *far])
     stamped = {amount: sum(row.slot_amount == amount for row in rows.values()) for amount in (4, 8, 16)}
     line.prove(

@@ -7,16 +7,13 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 from harness.system import System
 
-from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask
 
 
 @pytest.mark.slow
-def test_a_rolling_restart_under_load_doubles_and_charges_nothing(
-    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, verdict: Verdict
-) -> None:
+def test_a_rolling_restart_under_load_doubles_and_charges_nothing(build: Build, verdict: Verdict) -> None:
     line = verdict(23, "SIGTERM", "two hosts restarted twice each under load")
-    system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+    system = build(hosts=True)
     hosts = {host: system.start(host, processes=2) for host in ("host-a", "host-b")}
     running = 0
     client = system.client

@@ -1,4 +1,5 @@
-"""Fault 24: kill -9 of worker processes, of all of them, of a whole host."""
+"""Faults 24 and 37: kill -9 of worker processes, of all of them, of a daemon, of a whole host, which perhaps
+starts again."""
 
 from __future__ import annotations
 
@@ -8,122 +9,137 @@ import time
 
 import pytest
 from fault.conftest import Build, Verdict
-from fault.kit.load import Load, tasks
+from fault.kit.load import Load
+from harness.sessions import alive
 from harness.system import System
 
-from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask
 
 PREPARE_TIMEOUT = 3
-SESSION = 2
 AGAIN = 1.0
-"""Seconds until what a dead process ran runs again, where its daemon lives."""
-TAKEN_OVER = SESSION + 3.0
-"""Seconds until what is due on a dead host and had not started runs."""
+"""Seconds until what a dead process ran runs again, where its daemon lives or is started again."""
+TAKEN_OVER = 5.0
+"""Seconds until what is due on a dead host and had not started runs: its session lasts two."""
 UNWRITTEN = 15
 """How many more a process may have begun, or ended and not written, as it is killed."""
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_what_a_killed_process_ran_runs_again_within_a_second_while_its_daemon_lives(
-    build: Build, clean_redis: RedisServer, verdict: Verdict, kills: int
+    build: Build, verdict: Verdict, kills: int
 ) -> None:
     line = verdict(24, "kill -9 of a worker process", f"{kills} times, one of two processes")
     # The long ones, some killed three times in a row, would run alone from then on, one after the other.
-    system = build(clean_redis.url, max_crashes=100)
+    system = build(max_crashes=100)
     daemon = system.start(processes=2)
     again: list[float] = []
     flying = 0
     with Load(system.client, rate=60, ahead=(0.2, 1.0), attribute={"sleep": 0.01}):
         for number in range(kills):
             # Else nobody would be left to take it over.
-            system.wait(lambda: daemon.told().count("worker_ready") == number + 2, "two are ready", 60)  # noqa: B023
-            long_ones = set(system.client.submit_many(_long(20, number)))
-            system.wait(lambda: len(system.late(long_ones)) == 20, "the long ones run", 60)  # noqa: B023
+            system.wait(lambda: len(daemon.events("worker_ready")) == number + 2, "two are ready", 60)  # noqa: B023
+            long_ones = _run_long(system, 20, 1000 * number)
             victim = max(daemon.workers(), key=lambda pid: len(_held(system, pid) & long_ones))
             running = _held(system, victim)
-            held = running & long_ones
             flying += len(running)
-            killed = _kill(system, [victim])
-            again += _again(system, held, killed, 20)
-    worst = max(again)
-    line.prove(
-        len(again) >= kills,
-        f"{kills} kills, {flying} tasks in flight, {len(again)} of them long ones that ran again within "
-        f"{worst:.2f} s",
-    )
-    assert worst < AGAIN + line.slack
+            again += _again(system, running & long_ones, _kill(system, [victim]))
+    line.prove(len(again) >= kills, f"{kills} kills, {flying} in flight; again within {max(again):.2f} s")
+    line.within(max(again), AGAIN)
     line.judge(system, within=3, at_most=flying + UNWRITTEN * kills)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["all workers of a daemon", "a whole host"])
-def test_a_killed_host_is_replaced(
-    build: Build,
-    clean_redis: RedisServer,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-    verdict: Verdict,
-    whole: bool,
-) -> None:
+def test_a_killed_host_is_replaced(build: Build, verdict: Verdict, whole: bool) -> None:
     line = verdict(24, "kill -9 of all workers", "a whole host" if whole else "the daemon lives")
-    system = build(
-        clean_redis.url,
-        zookeeper=zookeeper.url,
-        cluster=zookeeper_root,
-        session_timeout=SESSION,
-        topic_prepare_timeout=PREPARE_TIMEOUT,
-    )
+    system = build(hosts=True, topic_prepare_timeout=PREPARE_TIMEOUT)
     first = system.start("host-a", processes=2)
     system.start("host-b", processes=1)
     with Load(system.client, rate=100, ahead=(0.2, 1.0)):
-        long_ones = set(system.client.submit_many(_long(60, 0)))
-        system.wait(lambda: len(system.late(long_ones)) == 60, "the long ones run", 60)
+        long_ones = _run_long(system, 60)
         workers = first.workers()
         running = {job_id for pid in workers for job_id in _held(system, pid)}
         held = running & long_ones
         unstarted = system.client.submit_many([NewTask("test.async", n, 1.0) for n in range(200)])
         killed = _kill(system, [first.process.pid, *workers] if whole else workers)
-        again = _again(system, held, killed, 30)
+        again = _again(system, held, killed)
         system.wait(lambda: len(system.late(unstarted)) == 200, "the others run", 60)
-    worst = max(again)
-    late = system.late(unstarted)[-1] / 1000
-    line.prove(
-        len(held) > 5,
-        f"{len(held)} handlers were running; they ran again within {worst:.2f} s; the latest of 200 due "
-        f"meanwhile was {late:.2f} s late",
-    )
-    assert worst < (PREPARE_TIMEOUT + 1 if whole else AGAIN) + line.slack
-    assert late < (TAKEN_OVER if whole else AGAIN) + line.slack
+    late = system.late(unstarted)
+    line.prove(len(held) > 5, f"{len(held)} ran, and again within {max(again):.2f} s; meanwhile {late}")
+    line.within(max(again), PREPARE_TIMEOUT + 1 if whole else AGAIN)
+    line.on_time(late, most=1000 * (TAKEN_OVER if whole else AGAIN))
     line.judge(system, within=TAKEN_OVER, at_most=len(running) + UNWRITTEN * len(workers))
 
 
-def test_processes_that_outlive_their_daemon_finish_what_they_run_and_leave(
-    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, verdict: Verdict
+@pytest.mark.parametrize(
+    "cluster",
+    [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="with ZooKeeper")],
+)
+def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_started_again(
+    build: Build, verdict: Verdict, request: pytest.FixtureRequest, cluster: bool
 ) -> None:
-    line = verdict(24, "kill -9 of a daemon", "its processes leave in good order")
-    system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=SESSION)
-    first, _ = (system.start(host, processes=2) for host in ("host-a", "host-b"))
-    orphans = set(first.workers())
-    system.client.submit_many(tasks(1000, ahead=(1.0, 10.0)))
-    system.client.submit_many(_long(40, 10))
-    system.wait(lambda: all(_held(system, pid) for pid in orphans), "both run tasks", 10)
-    with system.recorder.fault("other", note="a daemon was killed"):
-        first.process.kill()
-        first.process.wait()
-        killed = time.time_ns()
-    line.judge(system, within=TAKEN_OVER)
-    ended = sum(
-        event.pid in orphans and event.event == "end" and event.at > killed for event in system.history()
-    )
+    line = verdict(37, "kill -9 of a host's processes, started again", request.node.callspec.id)
+    # A session that lasts, and leases and prepared entries for 30 s: nothing here runs out by itself.
+    system = build(hosts=cluster, session_timeout=10)
+    daemon = system.start(processes=2)
+    long_ones = _run_long(system, 40, seconds=2)
+
+    def leased() -> int:
+        return sum(row.lease != 0 for row in system.center.store.read_tries(list(long_ones)).values())
+
+    system.wait(lambda: leased() == 40, "each has a lease", 30)
+    with system.recorder.fault("kill", pids=[daemon.process.pid, *daemon.workers()]):
+        killed = time.time()
+        daemon.kill()
+    later = system.start(processes=2)
+    ready = time.time() - killed
+    worst = max(_again(system, long_ones, killed)) - ready
     line.prove(
-        ended > 0 and "daemon_gone" in first.told(),
-        f"the processes without a daemon ended {ended} tries after that, and left",
+        "workers_proved_gone" in later.told(),
+        f"40 ran, with leases; the new processes were ready after {ready:.1f} s, all ran {worst:.2f} s later",
     )
+    line.within(worst, AGAIN)
+    line.judge(system, within=10, at_most=40 + UNWRITTEN)
 
 
-def _long(count: int, number: int) -> list[NewTask]:
-    return [NewTask("test.async", 1000 * number + n, 0.2, attribute={"sleep": 4}) for n in range(count)]
+@pytest.mark.parametrize(
+    "cluster",
+    [pytest.param(False, id="alone"), pytest.param(True, id="with ZooKeeper", marks=pytest.mark.slow)],
+)
+def test_processes_that_outlive_their_daemon_finish_what_they_run_and_are_not_taken_for_gone(
+    build: Build, verdict: Verdict, request: pytest.FixtureRequest, cluster: bool
+) -> None:
+    line = verdict(37, "kill -9 of a daemon alone, started again", request.node.callspec.id)
+    system = build(hosts=cluster)
+    daemon = system.start(processes=2)
+    orphans = set(daemon.workers())
+    long_ones = _run_long(system, 40)
+    with system.recorder.fault("other", note="the daemon was killed"):
+        daemon.process.kill()
+        daemon.process.wait()
+    later = system.start(processes=2)
+    meanwhile = system.client.submit_many([NewTask("test.sync", 100 + n, 0.2) for n in range(40)])
+    system.wait(lambda: len(system.late(meanwhile)) == 40, "others run", 30)
+    system.wait(lambda: not system.pending(long_ones), "they end", 30)
+    ended = {event.pid for event in system.history() if event.event == "end" and event.job_id in long_ones}
+    line.prove(
+        "daemon_gone" in daemon.log.read_text() and ended <= orphans,
+        "40 tasks ran on in processes without a daemon, beside those of the new one, each once",
+    )
+    assert "workers_proved_gone" not in later.told()
+    assert not system.not_run_once([*long_ones, *meanwhile])
+    line.judge(system, within=10)
+    system.wait(lambda: not any(map(alive, orphans)), "they have left", 60)
+
+
+def _run_long(system: System, count: int, first: int = 0, seconds: float = 4) -> set[int]:
+    """Submit tasks that run for so long, and wait until they do."""
+    attribute = {"sleep": seconds}
+    job_ids = system.client.submit_many(
+        [NewTask("test.async", first + n, 0.2, attribute=attribute) for n in range(count)]
+    )
+    system.wait(lambda: len(system.late(job_ids)) == count, "the long ones run", 60)
+    return set(job_ids)
 
 
 def _held(system: System, pid: int) -> set[int]:
@@ -144,17 +160,17 @@ def _kill(system: System, pids: list[int]) -> float:
     return at
 
 
-def _again(system: System, job_ids: set[int], killed: float, seconds: float) -> list[float]:
+def _again(system: System, job_ids: set[int], killed: float) -> list[float]:
     """How long after the kill each of these ran again; those that had ended just before it are left out."""
     ended = {event.job_id for event in system.history() if event.event == "end" and event.at / 1e9 <= killed}
     wanted = job_ids - ended
 
     def starts() -> dict[int, float]:
-        return {
-            event.job_id: event.at / 1e9 - killed
-            for event in system.history()
-            if event.event == "start" and event.job_id in wanted and event.at / 1e9 > killed
-        }
+        found: dict[int, float] = {}
+        for event in system.history():
+            if event.event == "start" and event.job_id in wanted and event.at / 1e9 > killed:
+                found.setdefault(event.job_id, event.at / 1e9 - killed)
+        return found
 
-    system.wait(lambda: starts().keys() == wanted, "all of them run again", seconds)
+    system.wait(lambda: starts().keys() == wanted, "all of them run again", 45)
     return list(starts().values())

@@ -12,7 +12,6 @@ from fault.kit.load import Load
 from harness.patience import until
 from harness.sessions import kill_session
 
-from benchmarks.local import RedisServer
 from toc.loop import EXIT_THREAD_DIED
 
 APP = "fault.broken.thread_dies:center"
@@ -32,12 +31,7 @@ STEPS = {"a start on the event loop", "a report on the event loop", "a row check
     ids=["steps", "all"],
 )
 def test_a_process_whose_background_thread_dies_says_so_and_is_replaced(
-    build: Build,
-    clean_redis: RedisServer,
-    tmp_path: Path,
-    verdict: Verdict,
-    processes: int,
-    spared: set[str],
+    build: Build, tmp_path: Path, verdict: Verdict, processes: int, spared: set[str]
 ) -> None:
     line = verdict(
         25, "a background thread dies", "steps on others' threads" if spared else "each of a worker process"
@@ -46,7 +40,7 @@ def test_a_process_whose_background_thread_dies_says_so_and_is_replaced(
     deaths.mkdir()
     for name in spared:
         (deaths / name).touch()
-    system = build(clean_redis.url)
+    system = build()
     faults = [
         system.recorder.fault("kill", note="a thread dies") for _ in range(len(KNOWN - spared) + len(STEPS))
     ]
@@ -73,10 +67,10 @@ def test_a_process_whose_background_thread_dies_says_so_and_is_replaced(
 
 @pytest.mark.parametrize("victim", ["catalog", "main"])
 def test_a_daemon_whose_background_thread_dies_ends(
-    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, victim: str
+    build: Build, tmp_path: Path, verdict: Verdict, victim: str
 ) -> None:
     line = verdict(25, "a background thread dies", f"of the daemon: {victim}")
-    system = build(clean_redis.url)
+    system = build()
     env = {"TOC_TEST_DEATHS": str(tmp_path), "TOC_TEST_DAEMON_DIES": victim}
     with suppress(AssertionError):  # it may have ended before its process is ready
         system.start(processes=1, env=env, app=APP)

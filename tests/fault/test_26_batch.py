@@ -6,15 +6,14 @@ from collections import Counter
 
 from fault.conftest import Build, Verdict
 
-from benchmarks.local import RedisServer
 from toc import NewTask
 
 
 def test_of_five_hundred_in_batches_only_the_one_that_failed_runs_again(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(26, "one failure in a batch", "1 of 500")
-    system = build(clean_redis.url)
+    system = build()
     system.start(processes=1)
     tasks = [NewTask("test.batch", n, 1.0, attribute={"fail": 1} if n == 250 else None) for n in range(500)]
     job_ids = system.client.submit_many(tasks)

@@ -28,28 +28,11 @@ NASTY = (
     *("x" * 255, "x" * 256, "é" * 128, "x" * 5000),
 )
 TEXTS = st.sampled_from(NASTY) | st.text(max_size=40)
-NUMBERS = (
-    st.sampled_from(
-        [
-            0,
-            -1,
-            1,
-            2**31,
-            2**53 + 1,
-            2**63 - 1,
-            2**63,
-            2**64,
-            -(2**63),
-            10**400,
-            True,
-            1.0,
-            -0.0,
-            0.5,
-            1e-320,
-            1e308,
-        ]
-    )
-    | st.floats()
+NUMBERS = st.floats() | st.sampled_from(
+    [
+        *(0, -1, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, True),
+        *(1.0, -0.0, 0.5, 1e-320, 1e308),
+    ]
 )
 LEAVES = st.none() | st.booleans() | TEXTS | NUMBERS | st.integers() | st.binary(max_size=4)
 VALUES = st.recursive(
@@ -114,7 +97,7 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
     seen: Counter[str] = Counter()
 
     @settings(
-        max_examples=400,
+        max_examples=200,
         derandomize=True,
         deadline=None,
         database=None,
@@ -161,7 +144,7 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
             seen[type(refused.value).__name__] += 1
     named = {name for name in seen if name != "stored"}
     line.prove(
-        seen["stored"] > 20 and len(named) >= 6,
+        seen["stored"] > 10 and len(named) >= 6,
         f"{sum(seen.values())} calls, {seen['stored']} stored as given; refused: {', '.join(sorted(named))}",
     )
 
@@ -175,7 +158,7 @@ def test_a_job_id_that_is_none_is_refused_or_unknown(
     later = datetime.now(UTC) + timedelta(hours=2)
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=200, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=100, derandomize=True, deadline=None, database=None)
     @given(given_id=st.none() | TEXTS | NUMBERS | st.integers() | VALUES, at=TIMES | LEAVES)
     def call(given_id: Any, at: Any) -> None:
         for do in (

@@ -7,56 +7,39 @@ from contextlib import ExitStack
 
 import pytest
 from fault.conftest import Build, Verdict
-from fault.kit.proxy import Proxy
+from fault.kit.owners import operator_of
+from fault.kit.proxy import Proxy, through
 from harness.system import System
-from sqlalchemy.engine import make_url
 
-from benchmarks.local import MariaDB, RedisServer, ZooKeeper
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask
-from toc.coordination.operator import Operator
 from toc.operate import doctor
-
-
-def _through(url: str, proxy: Proxy) -> str:
-    return make_url(url).set(port=proxy.port).render_as_string(hide_password=False)
 
 
 @pytest.mark.parametrize("what", ["database", pytest.param("redis", marks=pytest.mark.slow)])
 def test_a_host_that_alone_does_not_reach_a_server_is_named_and_keeps_its_slots_until_it_is_drained(
-    build: Build,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
-    verdict: Verdict,
-    what: str,
+    build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict, what: str
 ) -> None:
     line = verdict(29, "one host alone is cut off", what)
     with ExitStack() as stack:
-        system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root)
-        port = clean_redis.port if what == "redis" else mariadb.port
-        proxy = stack.enter_context(Proxy(port))
+        system = build(hosts=True)
+        proxy = stack.enter_context(Proxy(clean_redis.port if what == "redis" else mariadb.port))
         stack.callback(proxy.accept)
-        if what == "redis":
-            own = {"TOC_REDIS_URL": str(system.settings.redis_url).replace(f":{port}", f":{proxy.port}")}
-        else:
-            urls = [_through(url, proxy) for url in system.settings.database_urls]
-            own = {"TOC_DATABASE_URLS": ",".join(urls)}
+        own = {"TOC_REDIS_URL": f"redis://127.0.0.1:{proxy.port}"}
+        if what == "database":
+            own = {"TOC_DATABASE_URLS": through(proxy, mariadb.url)}
         daemon = system.start("host-a", processes=1, env=own)
         system.start("host-b", processes=1)
         system.wait(lambda: all(_owned(system, host) for host in ("host-a", "host-b")), "both have slots", 20)
         owned = _owned(system, "host-a")
         with system.recorder.fault("store_down"):
             proxy.refuse()
-            proxy.cut()
             meanwhile = system.client.submit_many(
                 [NewTask("test.sync", biz_id, 0.25 * (biz_id + 1)) for biz_id in range(40)]
             )
             said = system.wait(lambda: _named(system), "doctor names it", 30)
             assert _owned(system, "host-a") == owned
-            operator = stack.enter_context(
-                Operator(system.settings.zookeeper or "", cluster=system.settings.cluster)
-            )
+            operator = stack.enter_context(operator_of(system))
             operator.drain("host-a", by="ann")
             system.wait(lambda: not _owned(system, "host-a"), "host-b has every slot", 20)
             job_ids = [system.client.submit("test.sync", biz_id=biz_id, delay=1) for biz_id in range(40)]
@@ -80,7 +63,5 @@ def _named(system: System) -> list[doctor.Line]:
 
 def _owned(system: System, host: str) -> int:
     """How many slots the host's workers have."""
-    zookeeper = system.settings.zookeeper
-    assert zookeeper is not None
-    with Operator(zookeeper, cluster=system.settings.cluster) as operator:
+    with operator_of(system) as operator:
         return sum(worker.owned for worker in operator.workers() if worker.member.host == host)

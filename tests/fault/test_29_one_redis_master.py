@@ -6,8 +6,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
+from conftest import Launch
 from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load
 from fault.kit.proxy import Proxy
@@ -41,36 +43,25 @@ class Picked(Load):
 @contextmanager
 def away(how: str, node: RedisServer, proxy: Proxy) -> Iterator[None]:
     """The node does what is told, until the block is left."""
-    if how == "hangs":
-        node.pause()
-    elif how == "dies":
-        node.kill()
-    elif how == "is slow":
-        proxy.delay(SLOW_SECONDS)
-    else:
-        proxy.refuse()
+    acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "hangs": (node.pause, node.resume),
+        "dies": (node.kill, node.start),
+        "is slow": (partial(proxy.delay, SLOW_SECONDS), partial(proxy.delay, 0.0)),
+        "refuses connections": (proxy.refuse, proxy.accept),
+    }
+    begin, end = acts[how]
+    begin()
     try:
         yield
     finally:
-        if how == "hangs":
-            node.resume()
-        elif how == "dies":
-            node.start()
-        elif how == "is slow":
-            proxy.delay(0.0)
-        else:
-            proxy.accept()
+        end()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", AWAY_SECONDS)
 def test_what_lies_on_two_masters_does_not_notice_the_third(
-    build: Build,
-    launch: Callable[..., RedisCluster],
-    relay: Callable[[int], Proxy],
-    verdict: Verdict,
-    how: str,
+    build: Build, launch: Launch, relay: Callable[[int], Proxy], verdict: Verdict, how: str
 ) -> None:
     line = verdict(29, "one of three Redis masters away", how)
     cluster = launch(RedisCluster)
@@ -104,45 +95,21 @@ def test_what_lies_on_two_masters_does_not_notice_the_third(
             meanwhile = time.time()
         time.sleep(5)
         after, slowest = time.time(), rest.slowest
-    usual = late(system, rest.job_ids, before - 5, before)
-    others = late(system, rest.job_ids, before, after)
-    own = late(system, its_own.job_ids, before + 3, meanwhile - 1)
-    told = daemon.told()
+    usual = system.late(rest.job_ids, since=before - 5, before=before)
+    others = system.late(rest.job_ids, since=before, before=after)
+    own = system.late(its_own.job_ids, since=before + 3, before=meanwhile - 1)
     line.prove(
-        len(daemon.events("index_unreachable")) >= 2 and "index_reachable" in told,  # both processes miss it
-        f"away {meanwhile - before:.0f} s; on the others {shown(others)} (before {shown(usual)}), slowest "
-        f"submit {slowest * 1000:.0f} ms (before {usual_slowest * 1000:.0f}); its own from the rows "
-        f"{shown(own)}",
+        len(daemon.events("index_unreachable")) >= 2 and daemon.events("index_reachable"),  # both miss it
+        f"away {meanwhile - before:.0f} s; on the others {others} (before {usual}), slowest submit "
+        f"{slowest * 1000:.0f} ms (before {usual_slowest * 1000:.0f}); its own from the rows {own}",
     )
     # Promised are 10, 100 and 50 ms. A busy machine is slower by itself; who waits for a node, by 500 ms.
-    assert at(others, 0.99) <= max(50.0, 3 * at(usual, 0.99))
-    assert others[-1] <= max(250.0, 3 * usual[-1])
+    assert others.p99 <= max(50.0, 3 * usual.p99)
+    assert others.most <= max(250.0, 3 * usual.most)
     assert slowest <= max(0.25, 3 * usual_slowest)
-    assert own[-1] < 1000 * (meanwhile - before), "they waited for the node"
-    assert middle(own) < 2500
+    assert own.most < 1000 * (meanwhile - before), "they waited for the node"
+    assert own.p50 < 2500
     assert not rest.errors
     assert not its_own.errors
     assert daemon.process.poll() is None
     line.judge(system, within=6, at_most=8)
-
-
-def late(system: System, job_ids: list[int], since: float, before: float) -> list[float]:
-    """By how many milliseconds those started late that were due between two instants, sorted."""
-    rows = system.center.store.read(job_ids)
-    picked = [one for one in job_ids if since * 1000 <= rows[one].action_time < before * 1000]
-    found = system.late(picked)
-    assert found, "nothing was due then"
-    return found
-
-
-def shown(sorted_ms: list[float]) -> str:
-    p50, p99 = middle(sorted_ms), at(sorted_ms, 0.99)
-    return f"{len(sorted_ms)} tasks, late p50 {p50:.1f}, p99 {p99:.1f}, most {sorted_ms[-1]:.1f} ms"
-
-
-def middle(sorted_ms: list[float]) -> float:
-    return at(sorted_ms, 0.5)
-
-
-def at(sorted_ms: list[float], share: float) -> float:
-    return sorted_ms[min(int(len(sorted_ms) * share), len(sorted_ms) - 1)]

@@ -11,7 +11,6 @@ from fault.kit.load import Load
 from harness import forks
 from harness.system import System
 
-from benchmarks.local import RedisServer
 from toc import TaskStatus
 
 APP = "fault.apps.hostile:center"
@@ -21,10 +20,10 @@ BY_HAND = ("raise SystemExit", "SIGTERM")
 
 
 def test_whatever_exit_code_a_handler_ends_its_process_with_the_daemon_lives_and_replaces_it(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(30, "a handler ends its process", "each exit code, SystemExit, SIGTERM")
-    system = build(clean_redis.url)
+    system = build()
     daemon = system.start(processes=2, app=APP)
     first = set(daemon.workers())
     deeds = [*(f"exit {code}" for code in EXIT_CODES), *BY_HAND]
@@ -52,35 +51,32 @@ def test_whatever_exit_code_a_handler_ends_its_process_with_the_daemon_lives_and
     assert daemon.process.wait(60) == 0
 
 
-def test_a_handler_that_signals_its_process_group_ends_its_own_process_alone(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+def test_a_copy_of_the_process_in_which_a_task_runs_alone_answers_for_nobody(
+    build: Build, verdict: Verdict
 ) -> None:
-    line = verdict(30, "a handler signals its process group", "kill 0")
-    system = build(clean_redis.url)
-    daemon = system.start(processes=2, app=APP)
-    with Load(system.client, rate=30) as load:
-        job_id = system.client.submit("test.sync", biz_id=0, delay=0.1, attribute={"deed": "kill 0"})
-        system.wait(
-            lambda: daemon.process.poll() is not None or bool(daemon.events("worker_recycled")),
-            "it has signalled",
-            20,
-        )
-        system.wait(lambda: not system.pending([job_id]), "it has ended", 20)
-    recycled = [event["reason"] for event in daemon.events("worker_recycled")]
-    line.prove(recycled == ["SIGTERM was sent to it"], "one process took the signal for an operator's")
-    assert daemon.process.poll() is None
-    rows = system.center.store.read([job_id, *load.job_ids]).values()
-    assert all(row.crashes == 0 for row in rows)
-    line.judge(system, within=5)
-    assert system.late(load.job_ids)[-1] < 2000 + 1000 * line.slack
+    line = verdict(30, "a handler forks and returns in the copy", "where it runs alone")
+    system = build()
+    daemon = system.start(processes=1, app=APP)
+    attribute = {"die": 3, "deed": "fork", "deeds": 99}
+    suspects = [system.client.submit("test.sync", biz_id=n, delay=0.2, attribute=attribute) for n in range(2)]
+    system.wait(lambda: not system.pending(suspects), "all have ended", 60)
+    copies = len(daemon.events("copy_ended"))
+    line.prove(copies >= 1, f"{copies} copies came to the end of their handlers")
+    quarantined = {event["job_id"] for event in daemon.events("task_quarantined")}
+    alone = [system.starts(job_id)[-1] for job_id in quarantined & set(suspects)]
+    assert alone
+    line.judge(system, within=60, at_most=120 * len(daemon.events("worker_died")), crash_limit=3)
+    ends = [event for event in system.history() if event.event == "end"]
+    for start in alone:
+        assert [end.outcome for end in ends if (end.job_id, end.pid) == (start.job_id, start.pid)] == ["ok"]
 
 
 @pytest.mark.slow
 def test_a_task_that_ends_every_process_with_the_code_of_an_orderly_end_is_dead_in_the_end(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(30, "a handler ends its process", "each time, with 0 and 2")
-    system = build(clean_redis.url)
+    system = build()
     daemon = system.start(processes=2, app=APP)
     with Load(system.client, rate=30):
         job_ids = [
@@ -99,10 +95,10 @@ def test_a_task_that_ends_every_process_with_the_code_of_an_orderly_end_is_dead_
 
 @pytest.mark.slow
 def test_an_application_that_cannot_be_loaded_for_a_while_is_tried_again_once_it_could(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(30, "files replaced under a daemon", "half-written, then whole")
-    system = build(clean_redis.url)
+    system = build()
     shop = system.directory / "shop.py"
     whole = "from harness.app import center\n"
     shop.write_text(whole)

@@ -6,7 +6,6 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
 
-from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
 from toc.worker.guards.silence import SILENT_SECONDS
 
@@ -14,11 +13,11 @@ APP = "fault.apps.hostile:center"
 
 
 def test_a_process_that_a_handler_holds_is_ended_and_what_it_held_runs_elsewhere(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(31, "a handler holds the interpreter", "once, a call into C")
     max_runtime = 1
-    system = build(clean_redis.url, topic_max_runtime=max_runtime)
+    system = build(topic_max_runtime=max_runtime)
     daemon = system.start(processes=2, app=APP)
     held = {"deed": "hold the interpreter"}
     job_id = system.client.submit("test.sync", biz_id=0, delay=1.0, attribute=held)
@@ -36,24 +35,23 @@ def test_a_process_that_a_handler_holds_is_ended_and_what_it_held_runs_elsewhere
         [event["pid"] for event in killed] == [first.pid],
         f"its process was silent and was killed; it ran again elsewhere after {took:.1f} s",
     )
-    assert max_runtime < took < max_runtime + SILENT_SECONDS + 10 + line.slack
+    line.within(took, max_runtime + SILENT_SECONDS + 10)
     rows = system.center.store.read([job_id, *beside])
     assert all(row.status == TaskStatus.PROCESSED for row in rows.values())
     assert (rows[job_id].attempts, rows[job_id].crashes) == (1, 0) or rows[job_id].crashes == 1
     again = {event.job_id for event in system.history() if event.event == "start" and event.attempt == 2}
     assert again & set(beside), "others were held with it"
-    late = system.late(load.job_ids)
-    assert late[len(late) // 2] < 1000 + 1000 * line.slack, "the other process served"
+    line.on_time(system.late(load.job_ids), p50=1000)  # the other process served
     line.judge(system, within=max_runtime + SILENT_SECONDS + 10, at_most=100)
 
 
 @pytest.mark.slow
 def test_tasks_that_hold_two_processes_at_once_again_and_again_end_alone(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(31, "a handler holds the interpreter", "a call into C and a regular expression, each time")
     max_runtime = 3
-    system = build(clean_redis.url, topic_max_runtime=max_runtime)
+    system = build(topic_max_runtime=max_runtime)
     daemon = system.start(processes=2, app=APP)
     with Load(system.client, rate=20) as load:
         poison = [
@@ -65,12 +63,11 @@ def test_tasks_that_hold_two_processes_at_once_again_and_again_end_alone(
         system.wait(lambda: not system.pending(poison), "both are dead", 180)
     killed = len(daemon.events("worker_killed"))
     rows = system.center.store.read(poison)
-    assert all("alone (it held the interpreter" in (row.last_error or "") for row in rows.values())
+    assert all("while it ran alone" in (row.last_error or "") for row in rows.values())
     late = system.late(load.job_ids)
     line.prove(
         3 <= killed <= 6,
-        f"{killed} processes were silent and were killed; {len(late)} other tasks ran meanwhile, the latest "
-        f"{late[-1] / 1000:.1f} s late",
+        f"{killed} processes were silent and were killed; others meanwhile: {late}",
     )
     # As many such tasks as processes hold all of them, until each has done so three times.
     limit = 3 * (max_runtime + SILENT_SECONDS + 10)

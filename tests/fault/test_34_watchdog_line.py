@@ -11,7 +11,6 @@ from fault.kit.reader import Reader
 from fault.test_25_threads import APP
 from harness.system import DaemonProcess
 
-from benchmarks.local import RedisServer
 from toc.dev.local.process import until
 
 VICTIM = "poll"
@@ -28,11 +27,11 @@ AT_ONCE = 5.0
     ],
 )
 def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
-    build: Build, clean_redis: RedisServer, tmp_path: Path, verdict: Verdict, reader: Reader, obstacle: str
+    build: Build, tmp_path: Path, verdict: Verdict, reader: Reader, obstacle: str
 ) -> None:
     line = verdict(34, "a thread dies and that cannot be said", obstacle)
     death = tmp_path / VICTIM
-    system = build(clean_redis.url)
+    system = build()
     env = {**system.env, "TOC_TEST_DEATHS": str(tmp_path), "TOC_TEST_VICTIM": VICTIM}
     if obstacle == "the error's text hangs":
         env["TOC_TEST_NO_TEXT"] = "1"
@@ -43,7 +42,7 @@ def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
     system.wait(lambda: "worker_ready" in reader.told(), "it is ready", 60)
     (worker,) = daemon.workers()
     with Load(system.client, rate=50) as load:
-        assert until(lambda: len(load.job_ids) > 20, 30)
+        load.more(20)
         if obstacle == "the log is stalled":
             reader.stall(fill=True)
         elif obstacle == "the log is gone":
@@ -56,7 +55,7 @@ def test_a_process_is_replaced_though_its_last_line_cannot_be_written(
         line.prove(not death.exists(), f"an error raised in its thread {VICTIM}")
         assert at_once, f"it lives {AT_ONCE} s later"
         system.wait(lambda: len(daemon.workers()) == 1, "another has taken its place", 30)
-        assert until(lambda: len(load.job_ids) > 200, 30)
+        load.more(150)
     assert "thread_died" not in reader.told()
     assert until(lambda: not system.pending(load.job_ids), 60), reader.told()[-5000:]
     assert daemon.process.poll() is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from fault.conftest import Build, Verdict
 
-from benchmarks.local import RedisServer
 from toc import TaskStatus
 from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
 
@@ -13,10 +12,10 @@ APP = "fault.apps.hostile:center"
 
 
 def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_up(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
+    build: Build, verdict: Verdict
 ) -> None:
     line = verdict(36, "a coroutine past max_runtime", "it awaits in finally")
-    system = build(clean_redis.url, topic_max_runtime=1, topic_retries=1)
+    system = build(topic_max_runtime=1, topic_retries=1)
     daemon = system.start(processes=1, app=APP)
     before = daemon.workers()
     submit = system.client.submit
@@ -50,11 +49,9 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
 
 
 @pytest.mark.slow
-def test_a_coroutine_that_runs_alone_may_await_its_clean_up_too(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
-) -> None:
+def test_a_coroutine_that_runs_alone_may_await_its_clean_up_too(build: Build, verdict: Verdict) -> None:
     line = verdict(36, "a coroutine past max_runtime", "it runs alone")
-    system = build(clean_redis.url, topic_max_runtime=2, topic_retries=4)
+    system = build(topic_max_runtime=2, topic_retries=4)
     system.start(processes=1, app=APP)
     attribute = {"deed": "exit 1", "deeds": 3, "sleep": 3600, "clean_up": 2}
     job_id = system.client.submit("test.async", biz_id=1, delay=0.3, attribute=attribute)

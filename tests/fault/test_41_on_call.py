@@ -6,26 +6,23 @@ import json
 import re
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pymysql
 import pytest
 from fault.conftest import Build, Verdict
+from fault.kit.owners import operator_of
 from harness import forks
 from harness.metrics import ANY_ADDRESS, address
 from harness.programs import need
 from harness.prometheus import Prometheus
 from harness.secured import root_url
 from harness.system import DaemonProcess, System
-from sqlalchemy.engine import make_url
+from harness.tables import raw, task_tables
 
-from benchmarks.local import MariaDB, RedisServer, ZooKeeper
+from benchmarks.local import MariaDB
 from toc import NewTask
-from toc.coordination.operator import Operator
 from toc.model.sharding import table_of_job
-from toc.observe.board import Values
 from toc.observe.exposition import decode
 from toc.observe.metrics import OVERDUE, SLOTS
 from toc.operate import doctor
@@ -39,18 +36,14 @@ def ask(daemon: DaemonProcess, path: str) -> str:
         return str(answer.read().decode())
 
 
-def values(daemon: DaemonProcess) -> Values:
-    return decode(ask(daemon, "/metrics"))
+def value(daemon: DaemonProcess, *key: str) -> float:
+    """What a metric of the daemon tells now."""
+    return decode(ask(daemon, "/metrics")).get(key, [0.0])[0]
 
 
 def unowned(daemon: DaemonProcess, topic: str) -> float:
     """How many slots of a topic nobody owns, as the daemon tells that leads."""
-    return values(daemon).get((SLOTS.metric.name, topic, "unowned"), [0.0])[0]
-
-
-def toc(system: System, *words: str) -> Any:
-    """What a command says to a program."""
-    return told(system, *words)[0]
+    return value(daemon, SLOTS.metric.name, topic, "unowned")
 
 
 def told(system: System, *words: str) -> tuple[Any, str]:
@@ -61,8 +54,8 @@ def told(system: System, *words: str) -> tuple[Any, str]:
 
 
 @pytest.fixture
-def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> System:
-    return build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+def system(build: Build) -> System:
+    return build(hosts=True)
 
 
 def busy(system: System, tasks: int) -> Path:
@@ -83,7 +76,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     monkeypatch.setattr(doctor, "OVERDUE_MS", 3000)
 
     def overdue(topic: str) -> float:
-        return values(daemon).get((OVERDUE.metric.name, topic), [0.0])[0]
+        return value(daemon, OVERDUE.metric.name, topic)
 
     def found() -> list[str]:
         return [each.what for each in doctor.examine(system.center) if each.part == "tasks"]
@@ -98,7 +91,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
             f"{prepared} taken by a worker that runs 3 at once, {scheduled} left",
         )
         assert f"{prepared - 3} wait for a handler" in beside
-        (seen,) = [topic for topic in toc(system, "top")["topics"] if topic["topic"] == "test.sync"]
+        (seen,) = [topic for topic in told(system, "top")[0]["topics"] if topic["topic"] == "test.sync"]
         assert seen["overdue"] > 3
         (said,) = found()
         assert re.match(r"\d+ tasks are overdue, the first by \d+ s", said)
@@ -110,7 +103,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 
     with (
         system.recorder.fault("other", note="all drained"),
-        Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator,
+        operator_of(system) as operator,
     ):
         operator.drain(daemon.host, by="ann")
         system.wait(
@@ -129,23 +122,14 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
     line = verdict(41, "nobody starts what is due", "somebody has locked its table")
     daemon = system.start(processes=1, env=ANY_ADDRESS)
-    settings = system.settings
-    url = make_url(root_url(mariadb))
 
     def overdue() -> float:
-        return values(daemon).get((OVERDUE.metric.name, "test.sync"), [0.0])[0]
+        return value(daemon, OVERDUE.metric.name, "test.sync")
 
-    with (
-        system.recorder.fault("other", note="a locked table"),
-        pymysql.connect(
-            host=url.host, port=url.port or 0, user=url.username, password=str(url.password or "")
-        ) as stranger,
-        stranger.cursor() as cursor,
-    ):
+    with system.recorder.fault("other", note="a locked table"), raw(root_url(mariadb)) as stranger:
         job_id = system.client.submit("test.sync", biz_id=1, delay=3)  # locked before it is due
-        table = table_of_job(job_id, settings.tables)
-        name = f"{settings.database_prefix}{table % settings.databases}.timeout_task_{table:04d}"
-        cursor.execute(f"LOCK TABLES {name} WRITE")
+        table = task_tables(system.settings)[table_of_job(job_id, system.settings.tables)]
+        stranger.exec_driver_sql(f"LOCK TABLES {table} WRITE")
         system.wait(lambda: overdue() > 6, "the metric goes on to grow", 20)
         line.prove(not system.starts(job_id), f"overdue by {overdue()} s and not started")
         assert "test.sync: a task that its workers cannot start" in told(system, "slots")[1]
@@ -166,30 +150,19 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
             60,
         )
 
-        def named(topic: str) -> Callable[[], bool]:
-            def fires() -> bool:
-                alerts = prometheus.ask("alerts")["alerts"]
-                return any(
-                    alert["state"] == "firing"
-                    and alert["labels"].get("topic") == topic
-                    and alert["labels"].get("severity") == "critical"
-                    for alert in alerts
-                )
-
-            return fires
+        def fires(topic: str) -> bool:
+            wanted = {"topic": topic, "severity": "critical"}.items()
+            alerts = prometheus.ask("alerts")["alerts"]
+            return any(one["state"] == "firing" and wanted <= one["labels"].items() for one in alerts)
 
         def alarm(what: str, topic: str, due: float) -> None:
-            fires = named(topic)
-            while not fires() and time.time() < due + 2 * TOLD_SECONDS:
-                time.sleep(0.2)
-            seconds = time.time() - due
-            assert fires(), f"{what}: not told within {seconds:.0f} s\n{system.logs()}"
-            line.prove(True, f"{what}: told after {seconds:.0f} s")
-            assert seconds <= TOLD_SECONDS, what
+            system.wait(lambda: fires(topic), what, 2 * TOLD_SECONDS)
+            line.prove(True, f"{what}: told after {time.time() - due:.0f} s")
+            line.within(time.time() - due, TOLD_SECONDS)
 
         with (
             system.recorder.fault("other", note="handlers of a minute, no handler, all drained"),
-            Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator,
+            operator_of(system) as operator,
         ):
             enough, due = busy(system, 60), time.time() + 0.3
             system.client.submit("test.batch", biz_id=1, delay=0.3)

@@ -17,7 +17,6 @@ from fault.kit.doors import ONCE, PULLED, Clients, connect, create_pulled, memor
 from harness.gateway import Gateway
 from harness.system import System
 
-from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
 
 LEAVERS = 40
@@ -28,9 +27,9 @@ MEMORY = 256 << 20
 
 
 @pytest.fixture
-def system(build: Build, clean_redis: RedisServer) -> System:
+def system(build: Build) -> System:
     """A gateway is its only member."""
-    one = build(clean_redis.url, slots=1)
+    one = build(slots=1)
     create_pulled(one)
     return one
 

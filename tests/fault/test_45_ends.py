@@ -16,7 +16,6 @@ from fault.kit.doors import PULLED, Clients, create_pulled
 from harness.gateway import Gateway, Reply
 from harness.system import System
 
-from benchmarks.local import RedisServer, ZooKeeper
 from toc import NewTask, TaskStatus
 
 TASKS = 120
@@ -26,9 +25,9 @@ MORE: dict[str, dict[str, Any]] = {"extend": {"ttr": 3}, "dead": {"dead": True}}
 
 
 @pytest.fixture
-def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> System:
+def system(build: Build) -> System:
     """Gateways and nobody else."""
-    one = build(clean_redis.url, slots=1, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+    one = build(hosts=True, slots=1)
     create_pulled(one)
     return one
 

@@ -17,7 +17,6 @@ from fault.kit.doors import PULLED, Clients, create_pulled
 from harness.gateway import Gateway, Reply
 from harness.system import System
 
-from benchmarks.local import RedisServer, ZooKeeper
 from toc import TaskStatus
 from toc.model.sharding import BizId
 
@@ -27,9 +26,9 @@ READERS = 4
 
 
 @pytest.fixture
-def system(build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str) -> System:
+def system(build: Build) -> System:
     """Gateways and nobody else."""
-    one = build(clean_redis.url, slots=1, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+    one = build(hosts=True, slots=1)
     create_pulled(one)
     return one
 

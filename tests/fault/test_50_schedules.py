@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,27 +22,19 @@ from fault.kit.servers import ClockFile
 from fault.test_14_clocks import most_ahead
 from harness.cron_oracle import oracle
 from harness.patience import until
-from harness.system import System
+from harness.system import Lateness, System
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import TaskStatus, TimeoutCenter
 from toc.model.clock import to_ms
-from toc.model.errors import StoreUnavailable, TocError
+from toc.model.errors import TocError
 from toc.model.schedule import Definition
 from toc.model.schedule_state import new_state
 from toc.model.sharding import crc32
 
 ZONES = (
-    "Australia/Lord_Howe",
-    "Europe/Dublin",
-    "Africa/Casablanca",
-    "America/Santiago",
-    "Pacific/Apia",
-    "America/New_York",
-    "Europe/Berlin",
-    "Pacific/Chatham",
-    "Antarctica/Troll",
-    "America/St_Johns",
+    *("Australia/Lord_Howe", "Europe/Dublin", "Africa/Casablanca", "America/Santiago", "Pacific/Apia"),
+    *("America/New_York", "Europe/Berlin", "Pacific/Chatham", "Antarctica/Troll", "America/St_Johns"),
 )
 EXPRESSIONS = ("30 2 * * *", "0 */6 * * *", "15 0,1,13 * * 1-5", "*/30 0,2 * * 0", "45 1 1,15 * *")
 QUARTER = timedelta(minutes=15)
@@ -57,7 +49,7 @@ def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(
 ) -> None:
     """Five processes, 200 ms apart, of which three are killed in a loop; Redis is flushed."""
     line = verdict(50, "schedules over a year, members killed", f"a year in {YEAR_TAKES:.0f} s")
-    system = build(clean_redis.url)
+    system = build()
     wanted: dict[str, list[int]] = {}
     for zone in ZONES:
         for number, expression in enumerate(EXPRESSIONS):
@@ -91,7 +83,6 @@ def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(
     total = sum(map(len, wanted.values()))
     line.tasks = total
     line.prove(kills > 10 and flushes, f"{kills} processes killed, Redis flushed {flushes} times")
-    print(f"{total} occurrences of {len(names)} schedules; {line.proof}")
 
 
 def schedule(system: System, name: str, **options: object) -> None:
@@ -189,9 +180,9 @@ def servers(tmp_path: Path) -> Iterator[tuple[MariaDB, MariaDB]]:
 def test_a_server_that_hangs_stops_its_own_schedules_only(
     servers: tuple[MariaDB, MariaDB], build: Build, clean_redis: RedisServer, verdict: Verdict
 ) -> None:
-    """Five processes of real daemons: three are killed in a loop, Redis is flushed, a server hangs."""
-    line = verdict(50, "schedules, a MySQL server hangs over three occurrences")
-    system = build(clean_redis.url, database_urls=[server.url for server in servers], topic_prepare_timeout=5)
+    """Five processes of daemons, of which three are killed; Redis is flushed; a server hangs, then dies."""
+    line = verdict(50, "schedules, a MySQL server hangs over three occurrences, and is killed")
+    system = build(database_urls=[server.url for server in servers], topic_prepare_timeout=5)
     daemons = [system.start("host-a", processes=3), system.start("host-b", processes=2)]
     names = [f"each-second-{number}" for number in range(16)]
     sick = {name for name in names if system.center.store.tables_of_server()[1].count(crc32(name) % 8)}
@@ -199,33 +190,28 @@ def test_a_server_that_hangs_stops_its_own_schedules_only(
     for name in names:
         system.center.schedules.create(name, topic="test.sync", every=1, overlap="allow")
     kills = 0
-
-    def kill_some(seconds: float) -> None:
-        nonlocal kills
-        until_ = time.monotonic() + seconds
-        while time.monotonic() < until_:
-            for pid in daemons[0].workers()[:3]:
-                os.kill(pid, signal.SIGKILL)
-                kills += 1
-                time.sleep(0.3)
-            time.sleep(1.5)
-
-    kill_some(4)
+    for _ in range(2):
+        for pid in daemons[0].workers():
+            os.kill(pid, signal.SIGKILL)
+            kills += 1
+            time.sleep(0.3)
+        system.wait(lambda: len(daemons[0].workers()) == 3, "they are replaced", 30)
     clean_redis.call("FLUSHALL")
-    kill_some(3)
     before = time.time()
     servers[1].pause()
     time.sleep(5)
     servers[1].resume()
     after = time.time()
-    kill_some(3)
+    time.sleep(1)
+    servers[1].kill()
+    servers[1].start()
     ran = each_second_once(system, names, least=8)
-    late_of_others = [
-        started - nominal
+    late = Lateness(
+        1000 * (started - nominal)
         for name in set(names) - sick
         for nominal, started in ran[name]
         if before < nominal < after
-    ]
+    )
     hung = sum(
         before < nominal < after - 1 and started > after - 0.5
         for name in sick
@@ -234,70 +220,20 @@ def test_a_server_that_hangs_stops_its_own_schedules_only(
     line.tasks = sum(map(len, ran.values()))
     line.prove(
         kills > 5 and hung >= 3 * len(sick),
-        f"{kills} processes killed; {hung} occurrences of {len(sick)} schedules waited for their server; "
-        f"those of the others were at most {max(late_of_others) * 1000:.0f} ms late",
+        f"{kills} processes killed; {hung} occurrences of {len(sick)} schedules waited for their server; of "
+        f"those of the others {late}",
     )
-    print(line.proof)
-    assert max(late_of_others) < 0.5 + line.slack
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_and_comes_back_while_occurrences_fire(
-    servers: tuple[MariaDB, MariaDB], build: Build, clean_redis: RedisServer, verdict: Verdict
-) -> None:
-    line = verdict(50, "schedules, a MySQL server is killed four times and comes back")
-    system = build(clean_redis.url, database_urls=[server.url for server in servers], topic_prepare_timeout=5)
-    daemon = system.start("host-a", processes=2)
-    names = [f"each-second-{number}" for number in range(16)]
-    sick = [name for name in names if system.center.store.tables_of_server()[1].count(crc32(name) % 8)]
-    assert 4 <= len(sick) <= 12
-    for name in names:
-        system.center.schedules.create(name, topic="test.sync", every=1, overlap="allow")
-
-    def decided() -> int:
-        """Up to when the occurrences of its schedules have become tasks (ms); 0 while it is away."""
-        try:
-            found = [system.center.store.schedules.get(name) for name in sick]
-        except StoreUnavailable:
-            return 0
-        return min(stored.state.after if stored else 0 for stored in found)
-
-    dice = random.Random(4)
-    away: list[tuple[float, float]] = []
-    for _ in range(4):
-        time.sleep(dice.uniform(0.5, 1.5))  # at any moment of a step
-        killed = time.time()
-        servers[1].kill()
-        time.sleep(dice.uniform(0.0, 3.0))
-        servers[1].start()
-        away.append((killed, time.time()))
-        # Occurrences become tasks 30 s ahead. Once that goes on, the next kill meets it again.
-        caught_up = to_ms(datetime.fromtimestamp(away[-1][1], UTC)) + 20_000
-        assert until(lambda least=caught_up: decided() > least, 120)  # type: ignore[misc]
-    ran = each_second_once(system, names, least=8)
-    waited = sum(
-        killed < nominal < back and started > back
-        for killed, back in away
-        for name in sick
-        for nominal, started in ran[name]
-    )
-    line.tasks = sum(map(len, ran.values()))
-    complaints = len(daemon.events("schedules_not_served"))
-    line.prove(
-        waited >= len(sick) and complaints > 0,
-        f"killed {len(away)} times; {waited} occurrences of {len(sick)} schedules waited for it",
-    )
-    print(line.proof)
+    line.on_time(late, most=500)
 
 
 @pytest.mark.slow
 def test_a_host_whose_clock_is_an_hour_ahead_decides_nothing_before_its_time(
-    build: Build, clean_redis: RedisServer, verdict: Verdict, tmp_path: Path
+    build: Build, verdict: Verdict, tmp_path: Path
 ) -> None:
     """Else it would take what is yet to come for what was missed, and skip it for good."""
     line = verdict(50, "schedules, a host's clock is an hour ahead", "for 3 s")
     clock = ClockFile(tmp_path / "clock")
-    system = build(clean_redis.url)
+    system = build()
     daemon = system.start(env=clock.python_env)
     overlaps = {"beside": "allow", "alone": "skip"}
     for name, overlap in overlaps.items():
@@ -334,7 +270,7 @@ def each_second_once(
     starts: dict[int, float] = {}
     for event in system.history():
         if event.event == "start":
-            starts[event.job_id] = min(event.at / 1e9, starts.get(event.job_id, event.at / 1e9))
+            starts.setdefault(event.job_id, event.at / 1e9)
     ran = {}
     for name, some in tasks.items():
         nominals = sorted(task.scheduled_for for task in some if task.scheduled_for)

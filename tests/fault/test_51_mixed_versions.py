@@ -7,16 +7,16 @@ import json
 from fault.conftest import Build
 from harness import secured
 
-from benchmarks.local import RedisServer, ZooKeeper
+from benchmarks.local import ZooKeeper
 from toc.coordination.assignment import PROTOCOL
 from toc.coordination.znodes import Paths
 from toc.operate import doctor
 
 
 def test_a_member_that_announces_a_lower_protocol_is_named_until_it_is_gone(
-    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str
+    build: Build, zookeeper: ZooKeeper, zookeeper_root: str
 ) -> None:
-    system = build(clean_redis.url, zookeeper=zookeeper.url, cluster=zookeeper_root, session_timeout=2)
+    system = build(hosts=True)
     system.start("new-host", processes=1)
     workers = Paths.of("", zookeeper_root).directory("workers")
     onlooker = secured.zookeeper_client(zookeeper)

@@ -16,7 +16,6 @@ from fault.kit.doors import p99
 from harness.hooked import Hooked
 from harness.receiver import Receiver, Reply
 
-from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
 from toc.webhooks.connect import NAMES_SECONDS
 
@@ -64,12 +63,12 @@ def bank_late(hooked: Hooked, bank: Receiver) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_another_tenants_target_and_schedule_keep_their_time(
-    build: Build, clean_redis: RedisServer, verdict: Verdict, bank: Receiver, origins: list[str]
+    build: Build, verdict: Verdict, bank: Receiver, origins: list[str]
 ) -> None:
     line = verdict(53, "one tenant's schedules, names and origins", "thousands, and all of them hang")
     names = [f"http://hang{n}.invalid:80" for n in range(NAMES)]
     at_home = f"http://localhost:{bank.port}"
-    system = build(clean_redis.url)
+    system = build()
     allow = [*names, *origins, at_home, "127.0.0.0/8", "::1"]
     hooked = Hooked(system, bank, allow=allow, retries=31)
     center, targets = hooked.center, hooked.center.targets
@@ -110,13 +109,12 @@ def test_another_tenants_target_and_schedule_keep_their_time(
     line.prove(len(system.pending(hung)) == len(hung), f"{len(hung)} tasks wait for what hangs")
     line.prove(
         len(late) == len(ran) >= SECONDS,
-        f"the bank's p99 {p99(meanwhile):.0f} ms late, before {p99(usual):.0f} ms; "
-        f"another schedule's {len(ran)} tasks at most {late[-1]:.0f} ms",
+        f"the bank's p99 {p99(meanwhile):.0f} ms late, before {p99(usual):.0f} ms; another schedule's {late}",
     )
     nominal = [at for at, _ in ran]
     assert {round(after - before) for before, after in pairwise(nominal)} == {1}
-    assert p99(meanwhile) < 2 * p99(usual) + 250 + 1000 * line.slack
-    assert late[-1] < 1000 + 1000 * line.slack
+    line.within(p99(meanwhile) / 1000, 2 * p99(usual) / 1000 + 0.25)
+    line.on_time(late, most=1000)
     assert not daemon.events("worker_died")
     line.tasks = len(usual) + len(meanwhile) + len(ran) + len(hung)
     center.close()

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from subprocess import PIPE
 from zlib import crc32
 
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import tasks
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness.system import System
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import Settings, TimeoutCenter
@@ -49,11 +49,8 @@ else:
 
 def relayed(system: System, database: Proxy, redis: Proxy) -> dict[str, str]:
     """The settings with which a program reaches both servers through the proxies."""
-    url = make_url(system.settings.database_urls[0]).set(host="127.0.0.1", port=database.port)
-    return {
-        "database_urls": url.render_as_string(hide_password=False),
-        "redis_url": f"redis://127.0.0.1:{redis.port}",
-    }
+    url = through(database, system.settings.database_urls[0])
+    return {"database_urls": url, "redis_url": f"redis://127.0.0.1:{redis.port}"}
 
 
 def test_nothing_that_a_caller_sends_vanishes_in_a_connection_that_a_proxy_forgot(
@@ -61,7 +58,7 @@ def test_nothing_that_a_caller_sends_vanishes_in_a_connection_that_a_proxy_forgo
 ) -> None:
     line = verdict(56, "idle connections forgotten", "SDK")
     database, redis = relay(mariadb.port), relay(clean_redis.port)
-    system = build(clean_redis.url)
+    system = build()
     # Who waits for an answer that does not come waits for longer than a test may take.
     ways = relayed(system, database, redis)
     center = TimeoutCenter(Settings(**{**system.settings.model_dump(), **ways, "read_timeout": 600.0}))
@@ -90,7 +87,7 @@ def test_due_tasks_run_though_the_idle_connections_of_their_worker_were_forgotte
 ) -> None:
     line = verdict(56, "idle connections forgotten", "worker")
     database, redis = relay(mariadb.port), relay(clean_redis.port)
-    system = build(clean_redis.url)
+    system = build()
     ways = relayed(system, database, redis)
     daemon = system.start(env={f"TOC_{name.upper()}": url for name, url in ways.items()})
     first = system.client.submit_many(tasks(300, ahead=(0.5, 0.6)))
@@ -120,28 +117,18 @@ def halted(mariadb: MariaDB, clean_redis: RedisServer) -> Iterator[dict[str, Mar
 
 @pytest.mark.parametrize("name", ["mysql", "redis"])
 def test_a_program_of_greenlets_does_not_wait_for_ever_for_a_server_that_hangs(
-    build: Build,
-    clean_redis: RedisServer,
-    halted: dict[str, MariaDB | RedisServer],
-    verdict: Verdict,
-    name: str,
+    build: Build, halted: dict[str, MariaDB | RedisServer], verdict: Verdict, name: str
 ) -> None:
     line = verdict(56, "green sockets", name)
-    system = build(clean_redis.url, connect_timeout=1.0, read_timeout=1.0)
-    with subprocess.Popen(
-        [sys.executable, "-c", GREEN, name],
-        env=system.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as program:
-        assert program.stdout is not None
-        line.prove(program.stdout.readline() == "open\n", "its connections are open")
+    system = build(connect_timeout=1.0, read_timeout=1.0)
+    program = [sys.executable, "-c", GREEN, name]
+    with subprocess.Popen(program, env=system.env, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as green:
+        assert green.stdout is not None
+        line.prove(green.stdout.readline() == "open\n", "its connections are open")
         halted[name].pause()
         try:
-            _, errors = program.communicate("\n", timeout=60)
+            _, errors = green.communicate("\n", timeout=60)
         except subprocess.TimeoutExpired:
-            program.kill()
+            green.kill()
             pytest.fail("not within 60 s: the call ends")
-    assert program.returncode == 0, errors
+    assert green.returncode == 0, errors

@@ -10,7 +10,7 @@ from fault.conftest import Build, Verdict
 from fault.kit.load import TOPICS, Load
 from sqlalchemy import create_engine
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import MariaDB
 from toc import CancelOutcome, NewTask
 
 RATE = 50
@@ -20,10 +20,10 @@ RATE = 50
     ("seconds", "count"), [(6, 300), pytest.param(60, 1000, marks=pytest.mark.slow)], ids=["6 s", "60 s"]
 )
 def test_others_in_the_same_tables_are_not_late(
-    build: Build, clean_redis: RedisServer, mariadb: MariaDB, verdict: Verdict, seconds: int, count: int
+    build: Build, mariadb: MariaDB, verdict: Verdict, seconds: int, count: int
 ) -> None:
     line = verdict(57, "tasks cancelled in a caller's open transaction", f"{count:,} for {seconds} s")
-    system = build(clean_redis.url)
+    system = build()
     client = system.client
     daemon = system.start()
     ahead = 8.0  # by then all are cancelled
@@ -40,7 +40,7 @@ def test_others_in_the_same_tables_are_not_late(
             engine.connect() as connection,
             client.cancelled_with(connection, held) as outcomes,
         ):
-            system.wait(lambda: len(load.job_ids) > RATE, "the load runs", 10)
+            load.more(RATE)
             due = system.row(held[-1]).action_time / 1000
             system.wait(lambda: time.time() > due, "all would have been due", ahead + seconds)
             others = load.job_ids[:]
@@ -53,19 +53,14 @@ def test_others_in_the_same_tables_are_not_late(
     finally:
         engine.dispose()
     late = system.late(load.job_ids)
-    p99 = late[int(len(late) * 0.99)]
-    found = Counter(outcome.value for outcome in outcomes)
     line.prove(
         len(started) > count // 2 and unwritten == count and "rows_not_written" in daemon.told(),
-        f"{len(started):,} of {count:,} had started and could not be written; of {len(load.job_ids):,} "
-        f"others p99 {p99:.1f} ms, at most {late[-1]:.0f} ms late, the last written after {behind:.1f} s; "
-        f"outcomes {dict(found)}",
+        f"{len(started):,} of {count:,} had started and could not be written; of others {late}, the last "
+        f"written after {behind:.1f} s; outcomes {dict(Counter(outcome.value for outcome in outcomes))}",
     )
-    print(line.proof)
     assert not load.errors
-    assert behind < 3 + line.slack  # a failed try of others, and its next one
-    assert p99 < 10 + 1000 * line.slack
-    assert late[-1] < 100 + 1000 * line.slack
+    line.within(behind, 3)  # a failed try of others, and its next one
+    line.on_time(late, p99=10, most=100)
     told = dict(zip(held, outcomes, strict=True))
     assert set(outcomes) <= {CancelOutcome.CANCELLED, CancelOutcome.MAY_HAVE_STARTED}
     assert all(told[job_id] is CancelOutcome.MAY_HAVE_STARTED for job_id in started)

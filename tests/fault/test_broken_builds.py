@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault.conftest import Build
@@ -19,7 +20,6 @@ from harness.final import read_final
 from harness.history import Event
 from harness.system import System
 
-from benchmarks.local import RedisServer, ZooKeeper
 from toc import CancelOutcome, TaskStatus
 from toc.index.calls import Call, Calls
 from toc.model.topic import Slot
@@ -27,18 +27,14 @@ from toc.model.topic import Slot
 
 @pytest.fixture(params=["mariadb", pytest.param("sqlite", marks=pytest.mark.slow)])
 def builds(
-    request: pytest.FixtureRequest,
-    build: Build,
-    clean_redis: RedisServer,
-    database_prefix: str,
-    tmp_path: Path,
+    request: pytest.FixtureRequest, build: Build, database_prefix: str, tmp_path: Path
 ) -> dict[str, System]:
     """The right build and three broken ones, each with a namespace and a table of its own on one Redis."""
     systems: dict[str, System] = {}
     for name in ("right", "row_check_skipped", "held_ids_forgotten", "cancel_blind"):
+        sqlite: dict[str, Any] = {"database_urls": [f"sqlite:///{tmp_path}/{name}.db"]}
         systems[name] = build(
-            clean_redis.url,
-            database_url=f"sqlite:///{tmp_path}/{name}.db" if request.param == "sqlite" else None,
+            **(sqlite if request.param == "sqlite" else {}),
             database_prefix=f"{database_prefix}{len(systems)}_",
             databases=1,
             namespace=name,
@@ -128,9 +124,9 @@ def _blind(builds: dict[str, System], job_id: int) -> CancelOutcome:
     [("kit.producer", ""), ("broken.indexed_first", "O"), ("broken.acknowledged_first", "L")],
 )
 def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
-    build: Build, clean_redis: RedisServer, module: str, breaks: str
+    build: Build, module: str, breaks: str
 ) -> None:
-    system = build(clean_redis.url)
+    system = build()
     done = forks.run(
         [],
         module=f"fault.{module}",
@@ -149,17 +145,15 @@ def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
 
 @pytest.mark.slow
 def test_a_paused_host_that_fails_its_tries_late_is_harmless_only_behind_the_fences(
-    build: Build, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeeper_root: str, database_prefix: str
+    build: Build, zookeeper_root: str, database_prefix: str
 ) -> None:
     systems: dict[str, System] = {}
     for name in ("right", "fence_dropped", "failure_guard_dropped"):
         systems[name] = system = build(
-            clean_redis.url,
+            hosts=True,
             namespace=name,
             database_prefix=f"{database_prefix}{len(systems)}_",
-            zookeeper=zookeeper.url,
             cluster=f"{zookeeper_root}-{name}",
-            session_timeout=2,
             topic_prepare_timeout=3,
         )
     paused = {name: system.start("host-a", processes=1, app=_app(name)) for name, system in systems.items()}

@@ -29,4 +29,4 @@ def test_half_a_minute_of_chaos_ends_with_a_clean_verdict() -> None:
     for fault in ("kill gateway", "kill consumer", "ack twice", "kill host", "pause MySQL"):
         assert fault in done.stdout, "another seed has it"
     assert re.search(r" pulled [1-9]", done.stdout), done.stdout
-    assert lines[-1].startswith("CLEAN: seed 26193, 30 s, "), done.stdout
+    assert lines[-1].startswith('CLEAN: {"seed": 26193, "seconds": 30, '), done.stdout

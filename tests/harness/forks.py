@@ -167,6 +167,34 @@ def start(
     return Forked(forks, forks.ask(job))
 
 
+def start_daemon(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    output: str | None = None,
+    whole: bool = False,
+) -> Forked | subprocess.Popen[bytes]:
+    """Start ``toc WORDS`` in a session of its own, with a new interpreter where the variables want one.
+
+    ``output``: what takes the place of its log, as a stream. ``whole``: as in ``start``.
+    """
+    log.touch()
+    if forkable(env):
+        streams = dict.fromkeys(("stdout", "stderr"), output or str(log))
+        return start(words, env=env, session=True, streams=streams, whole=whole)
+    assert output is None
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "toc", *words],
+            env=env,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
 def run_bytes(
     words: Sequence[str],
     *,

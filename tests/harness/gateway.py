@@ -7,7 +7,6 @@ import json
 import re
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from harness import forks
 from harness.patience import PATIENCE, until
 from harness.secured import Tls
 from harness.sessions import kill_session
-from harness.system import Process, System
+from harness.system import System
 from toc.model.access import Role
 from toc.operate.tokens import create_token
 from toc.store.servers.server import Statement
@@ -64,21 +63,7 @@ class Gateway:
         self._opened: list[http.client.HTTPConnection] = []
         words = ["gateway", "--port", "0", *options]
         env = {**system.env, "TOC_HOST": host, **(env or {})}
-        self.process: Process
-        if forks.forkable(env):
-            self.log.touch()
-            streams = dict.fromkeys(("stdout", "stderr"), str(self.log))
-            self.process = forks.start(words, env=env, session=True, streams=streams, whole=whole)
-        else:
-            with self.log.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "toc", *words],
-                    env=env,
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+        self.process = forks.start_daemon(words, env=env, log=self.log, whole=whole)
         try:
             self._begin(beside, make_token="--plain-from" not in options)
         except BaseException:  # whoever made it has nothing to stop it by

@@ -24,7 +24,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -246,18 +246,11 @@ class Client:
                     **more,
                 )
             )
-        call = self._invoke("submit", due=[to_ms(action_time)], biz=[biz_id])
-        try:
+        with self._recorded("submit", due=[to_ms(action_time)], biz=[biz_id]) as answer:
             job_id = self.center.submit(
                 topic, biz_id=biz_id, action_time=action_time, attribute=attribute, **more
             )
-        except (InvalidInput, StoreUnavailable) as exc:
-            self._end("fail", call, error=exc)
-            raise
-        except BaseException as exc:
-            self._end("unknown", call, error=exc)
-            raise
-        self._end("ok", call, jobs=[job_id])
+            answer["jobs"] = [job_id]
         return job_id
 
     def submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
@@ -278,68 +271,43 @@ class Client:
             for task in tasks
         ]
         dues = [to_ms(task.action_time) for task in dated if task.action_time is not None]
-        call = self._invoke("submit", due=dues, biz=[task.biz_id for task in dated])
-        try:
-            job_ids = self.center.submit_many(dated)
-        except PartialSubmit as exc:
-            self._end("ok", call, jobs=exc.job_ids, maybe=bool(exc.unknown), error=exc)
-            raise
-        except (InvalidInput, StoreUnavailable) as exc:
-            self._end("fail", call, error=exc)
-            raise
-        except BaseException as exc:
-            self._end("unknown", call, error=exc)
-            raise
-        self._end("ok", call, jobs=job_ids)
-        return job_ids
+        with self._recorded("submit", due=dues, biz=[task.biz_id for task in dated]) as answer:
+            answer["jobs"] = self.center.submit_many(dated)
+        return list(answer["jobs"])
 
     def cancel(self, job_id: int) -> CancelOutcome:
         """As TimeoutCenter.cancel. An error leaves it unknown whether the task is cancelled."""
-        call = self._invoke("cancel", job=job_id)
-        try:
+        with self._recorded("cancel", job=job_id) as answer:
             outcome = self.center.cancel(job_id)
-        except BaseException as exc:
-            self._end("unknown", call, error=exc)
-            raise
-        self._end("ok", call, outcome=outcome.value)
+            answer["outcome"] = outcome.value
         return outcome
 
     @contextmanager
     def cancelled_with(self, connection: Connection, job_ids: Sequence[int]) -> Iterator[list[CancelOutcome]]:
         """Cancel tasks in the transaction of a connection, which the block commits. The list has their
         outcomes then."""
-        calls = [self._invoke("cancel", job=job_id) for job_id in job_ids]
-        changes = [self.center.cancel(job_id, connection=connection) for job_id in job_ids]
-        outcomes: list[CancelOutcome] = []
-        yield outcomes
-        for call, change in zip(calls, changes, strict=True):
-            outcomes.append(change.outcome)
-            self._end("ok", call, outcome=change.outcome.value)
+        with ExitStack() as stack:
+            answers = [stack.enter_context(self._recorded("cancel", job=job_id)) for job_id in job_ids]
+            changes = [self.center.cancel(job_id, connection=connection) for job_id in job_ids]
+            outcomes: list[CancelOutcome] = []
+            yield outcomes
+            for answer, change in zip(answers, changes, strict=True):
+                outcomes.append(change.outcome)
+                answer["outcome"] = change.outcome.value
 
     def reschedule(self, job_id: int, *, action_time: datetime) -> RescheduleOutcome:
         """As TimeoutCenter.reschedule."""
-        call = self._invoke("reschedule", job=job_id, due=to_ms(action_time))
-        try:
+        with self._recorded("reschedule", job=job_id, due=to_ms(action_time)) as answer:
             outcome = self.center.reschedule(job_id, action_time=action_time)
-        except InvalidInput as exc:
-            self._end("fail", call, error=exc)
-            raise
-        except BaseException as exc:
-            self._end("unknown", call, error=exc)
-            raise
-        self._end("ok", call, outcome=outcome.value)
+            answer["outcome"] = outcome.value
         return outcome
 
     def redrive(self, job_ids: Sequence[int]) -> list[int]:
         """Make dead tasks pending again, as an operator does; returns those that were dead."""
-        call = self._invoke("redrive", jobs=list(job_ids))
         center = self.center
-        try:
+        with self._recorded("redrive", jobs=list(job_ids)) as answer:
             rows = center.store.redrive(job_ids, center.clock.now_ms())
-        except BaseException as exc:
-            self._end("unknown", call, error=exc)
-            raise
-        self._end("ok", call, jobs=[row.job_id for row in rows])
+            answer["jobs"] = [row.job_id for row in rows]
         for row in rows:
             topic = center.catalog.of_type(row.biz_type)
             assert topic is not None
@@ -349,26 +317,33 @@ class Client:
 
     def purge_dead(self, job_ids: Sequence[int]) -> None:
         """Remove dead tasks for good, as an operator does."""
-        call = self._invoke("purge", jobs=list(job_ids))
-        try:
+        with self._recorded("purge", jobs=list(job_ids)):
             for _ in bulk.purge_dead(self.center, job_ids):
                 pass
+
+    @contextmanager
+    def _recorded(self, op: str, **asked: object) -> Iterator[dict[str, Any]]:
+        """One call, from before it is made until its outcome is written. Yields what its answer says.
+
+        What was refused, or a submit that the store could not take, has done nothing. Of other errors nobody
+        can tell.
+        """
+        call, answer = self.history.number(), dict[str, Any]()
+        self.history.write("invoke", call=call, op=op, **asked)
+        how = "ok"
+        try:
+            yield answer
         except BaseException as exc:
-            self._end("unknown", call, error=exc)
+            nothing_done = InvalidInput if op != "submit" else (InvalidInput, StoreUnavailable)
+            how = "fail" if isinstance(exc, nothing_done) else "unknown"
+            answer["error"] = type(exc).__name__
+            if isinstance(exc, PartialSubmit):
+                how, answer["jobs"], answer["maybe"] = "ok", exc.job_ids, bool(exc.unknown)
+            elif isinstance(exc, SubmitUnknown):
+                answer["jobs"] = [exc.job_id]
             raise
-        self._end("ok", call)
-
-    def _invoke(self, op: str, **fields: object) -> int:
-        call = self.history.number()
-        self.history.write("invoke", call=call, op=op, **fields)
-        return call
-
-    def _end(self, event: str, call: int, *, error: BaseException | None = None, **fields: object) -> None:
-        if error is not None:
-            fields["error"] = type(error).__name__
-        if isinstance(error, SubmitUnknown):
-            fields["jobs"] = [error.job_id]
-        self.history.write(event, call=call, **fields)
+        finally:
+            self.history.write(how, call=call, **answer)
 
 
 def _instant(delay: float | timedelta | None) -> datetime:

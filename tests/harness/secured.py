@@ -76,8 +76,8 @@ class Tls:
     key: Path
 
     @classmethod
-    def make(cls, directory: Path) -> Tls:
-        """Make them anew."""
+    def make(cls, directory: Path, *, days: int = 1) -> Tls:
+        """Make them anew; the server's certificate ends so many days from now."""
         now = datetime.datetime.now(datetime.UTC)
         keys = [rsa.generate_private_key(65537, 2048) for _ in range(2)]
         names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("CA", "server")]
@@ -89,8 +89,8 @@ class Tls:
                 .issuer_name(names[0])
                 .public_key(key.public_key())
                 .serial_number(x509.random_serial_number())
-                .not_valid_before(now - datetime.timedelta(days=1))
-                .not_valid_after(now + datetime.timedelta(days=1))
+                .not_valid_before(now - datetime.timedelta(days=9))
+                .not_valid_after(now + datetime.timedelta(days=days if number else 9))
                 .add_extension(x509.BasicConstraints(ca=number == 0, path_length=None), critical=True)
             )
             if number:

@@ -28,6 +28,11 @@ def kill_session(leader: int) -> None:
         os.kill(leader, signal.SIGKILL)
 
 
+def alive(pid: int) -> bool:
+    """Whether a process has not ended, waited for or not."""
+    return _state(pid) not in "ZX"
+
+
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,9 +26,9 @@ from toc.model.errors import IndexUnavailable
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Slot
 
+Process = forks.Forked | subprocess.Popen[bytes]
 TOPICS = ("test.sync", "test.async", "test.batch", "test.doomed")
 
-Process = forks.Forked | subprocess.Popen[bytes]
 T = TypeVar("T")
 
 
@@ -69,22 +69,7 @@ class DaemonProcess:
         if gateway is not None:
             words = ["gateway", "--port", str(gateway)]
         env = {**env, "TOC_HOST": host}
-        self.process: Process
-        if forks.forkable(env):
-            streams = dict.fromkeys(("stdout", "stderr"), output or str(self.log))
-            self.log.touch()
-            self.process = forks.start(words, env=env, session=True, streams=streams, whole=whole)
-            return
-        assert output is None
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "toc", *words],
-                env=env,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self.process = forks.start_daemon(words, env=env, log=self.log, output=output, whole=whole)
 
     def told(self) -> str:
         """What this start of the daemon has logged."""
@@ -127,6 +112,31 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.terminate()
             self.await_end()
+
+
+class Lateness(list[float]):
+    """By how many milliseconds tasks started late, sorted. Of none, nothing can be asked."""
+
+    def __init__(self, late: Iterable[float]) -> None:
+        super().__init__(sorted(late))
+
+    def __str__(self) -> str:
+        if not self:
+            return "no tasks"
+        return f"{len(self)} tasks, p50 {self.p50:.1f}, p99 {self.p99:.1f}, most {self.most:.1f} ms late"
+
+    @property
+    def p50(self) -> float:
+        return self[len(self) // 2]
+
+    @property
+    def p99(self) -> float:
+        """What a hundredth of them exceed."""
+        return self[len(self) * 99 // 100]
+
+    @property
+    def most(self) -> float:
+        return self[-1]
 
 
 class System:
@@ -229,14 +239,21 @@ class System:
         """The starts of one task's handler."""
         return [event for event in self.history() if event.job_id == job_id and event.event == "start"]
 
-    def late(self, job_ids: Collection[int]) -> list[float]:
-        """By how many milliseconds each of these started after it was due, sorted; of those that have run."""
+    def late(
+        self, job_ids: Collection[int] | None = None, since: float = 0.0, before: float = inf
+    ) -> Lateness:
+        """How late those of these tasks, or of all, started that have run and were due between two instants
+        (seconds since 1970)."""
         first: dict[int, int] = {}
         for event in self.history():
             if event.event == "start":
                 first.setdefault(event.job_id, event.at)
-        rows = self.center.store.read(job_ids)
-        return sorted(first[job_id] / 1e6 - rows[job_id].action_time for job_id in job_ids if job_id in first)
+        rows = read_final(self.center).rows if job_ids is None else self.center.store.read(job_ids).values()
+        return Lateness(
+            first[row.job_id] / 1e6 - row.action_time
+            for row in rows
+            if row.job_id in first and since * 1000 <= row.action_time < before * 1000
+        )
 
     def wait(self, condition: Callable[[], T], what: str, seconds: float) -> T:
         """Wait until the condition holds, and return what it gave; fails with the daemons' logs otherwise.

@@ -21,9 +21,10 @@ def task_tables(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def raw(settings: Settings) -> Iterator[Connection]:
-    """A connection to the first server, each statement committed at once."""
-    engine = create_engine(settings.need_database_urls()[0], isolation_level="AUTOCOMMIT")
+def raw(where: Settings | str) -> Iterator[Connection]:
+    """A connection to a server, or the first one of these settings, each statement committed at once."""
+    url = where if isinstance(where, str) else where.need_database_urls()[0]
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
     try:
         with engine.connect() as connection:
             yield connection

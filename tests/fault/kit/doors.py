@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -162,10 +162,3 @@ def memory(pid: int) -> int:
 def p99(found: Sequence[float]) -> float:
     """What a hundredth of them exceed."""
     return sorted(found)[len(found) * 99 // 100]
-
-
-def timed(act: Callable[[], Any]) -> float:
-    """Seconds that it takes."""
-    began = time.monotonic()
-    act()
-    return time.monotonic() - began

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from linecache import getline
@@ -59,17 +60,8 @@ class Application:
         self.number = 1_000_000_000 * seed
         self.many = 0.0
         """How often a call has many tasks."""
-        self.calls: list[Callable[[], None]] = [
-            self.submit,
-            self.submit,
-            self.get,
-            self.get,
-            self.find,
-            self.cancel,
-            self.reschedule,
-            self.submit_few,
-            self.submit_keyed,
-        ]
+        others = [self.find, self.cancel, self.reschedule, self.submit_few, self.submit_keyed]
+        self.calls: list[Callable[[], None]] = [self.submit, self.submit, self.get, self.get, *others]
         tasks = [self.task() for _ in range(KNOWN)]
         self.known = dict(zip(center.submit_many(tasks), tasks, strict=True))
 
@@ -175,75 +167,47 @@ def break_off(application: Application, count: int) -> Counter[str]:
     return broken
 
 
-def break_off_at_lines(application: Application, stride: int) -> Counter[str]:
-    """Break each kind of call off at every ``stride``-th line of Python that it runs, wherever that stands.
+def at_lines(application: Application, stride: int, act: Callable[[], None]) -> Counter[str]:
+    """Act at every ``stride``-th line of Python that each kind of call runs, wherever that stands.
 
-    What a signal meets by luck, in order: a signal's exception comes between two steps, as this one does.
+    Returns how often, by kind. A signal's handler runs between two steps as well, but where luck has it.
     """
-    broken: Counter[str] = Counter()
+    met: Counter[str] = Counter()
     for call in dict.fromkeys(application.calls):
-        last = application.dice.randrange(stride)
-        while _broken_off_at(call, last):
-            broken[call.__name__] += 1
+        last, within = application.dice.randrange(stride), True
+        while within:
+            within = _met(call, last, act)
+            met[call.__name__] += within
             last += stride
-    return broken
+    return met
 
 
-def _broken_off_at(call: Callable[[], None], last: int) -> bool:
-    left = last
+def _met(call: Callable[[], None], last: int, act: Callable[[], None]) -> bool:
+    """Act at one line of the call, counted from its begin. Returns whether it has so many."""
+    left, met = last, False
 
     def trace(frame: FrameType, event: str, _about: object) -> Any:
-        nonlocal left
-        if event == "line":
+        nonlocal left, met
+        if event == "line" and not met:
             left -= 1
             # A with statement has an event before its __exit__ as well, where CPython handles no signal.
-            if left < 0 and not getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
-                "with "
-            ):
-                raise Interrupted
+            line = getline(frame.f_code.co_filename, frame.f_lineno)
+            if left < 0 and not line.lstrip().startswith("with "):
+                met = True
+                act()
         return trace
 
-    try:
+    with suppress(Interrupted):
         try:
             sys.settrace(trace)
             call()
         finally:
             sys.settrace(None)
-    except Interrupted:
-        return True
-    return False
+    return met
 
 
-def nest(application: Application, stride: int) -> Counter[str]:
-    """Make another call at every ``stride``-th line of each kind of call, on its thread: as a signal handler
-    does, and a ``__del__`` that the garbage collector calls."""
-    nested: Counter[str] = Counter()
-    for call in dict.fromkeys(application.calls):
-        last, within = application.dice.randrange(stride), True
-        while within:
-            within = _nested_at(call, application.submit_keyed, last)
-            nested[call.__name__] += within
-            last += stride
-    return nested
-
-
-def _nested_at(call: Callable[[], None], other: Callable[[], None], last: int) -> bool:
-    left = last
-
-    def trace(_frame: FrameType, event: str, _about: object) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if left == -1:
-                other()
-        return trace
-
-    try:
-        sys.settrace(trace)
-        call()
-    finally:
-        sys.settrace(None)
-    return left < 0
+def interrupted() -> None:
+    raise Interrupted
 
 
 def slowest_at_once(application: Application) -> float:
@@ -292,8 +256,10 @@ def main() -> None:
         application = Application(center, seed)
         before = connections(center)
         try:
-            found["nested"] = dict(nest(application, stride))
-            found["broken"] = dict(break_off_at_lines(application, stride) + break_off(application, count))
+            # As a signal handler does, or a __del__ that the garbage collector calls.
+            found["nested"] = dict(at_lines(application, stride, application.submit_keyed))
+            broken = at_lines(application, stride, interrupted) + break_off(application, count)
+            found["broken"] = dict(broken)
             found["slowest"] = slowest_at_once(application)
         except TocError as exc:
             application.wrong.append(f"afterwards: {type(exc).__name__}: {exc}")

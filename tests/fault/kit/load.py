@@ -8,12 +8,15 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Self
 
 from harness import forks
 from harness.history import Client
+from harness.patience import until
 from harness.system import System
 
 from toc import NewTask
@@ -23,16 +26,22 @@ TOPICS = ("test.sync", "test.async", "test.batch")
 
 
 def tasks(
-    count: int, *, ahead: tuple[float, float], seed: int = 0, first: int = 0, fail: float = 0.0
+    count: int,
+    *,
+    ahead: tuple[float, float],
+    seed: int | str = 0,
+    first: int = 0,
+    fail: float = 0.0,
+    topics: Sequence[str] = TOPICS,
 ) -> list[NewTask]:
-    """Tasks of all topics, due ``ahead`` seconds from when they are submitted, evenly at random.
+    """Tasks of these topics, due ``ahead`` seconds from when they are submitted, evenly at random.
 
     A share ``fail`` of them fails once. ``first`` is the first biz_id; each task has its own.
     """
     dice = random.Random(seed)
     return [
         NewTask(
-            TOPICS[biz_id % len(TOPICS)],
+            topics[biz_id % len(topics)],
             biz_id,
             dice.uniform(*ahead),
             attribute={"fail": 1} if dice.random() < fail else None,
@@ -42,10 +51,11 @@ def tasks(
 
 
 class Load:
-    """Submits tasks from a thread until the block is left; now and then it cancels one.
+    """Submits tasks from a thread until the block is left; now and then it cancels or reschedules one.
 
-    ``rate`` tasks a second, due ``ahead`` seconds later, of ``biz_ids`` or of all from ``first`` on. Errors
-    of the SDK are counted by name, not raised: whether they may occur is for the test to say.
+    ``rate`` tasks a second, due ``ahead`` seconds later, of ``biz_ids`` or of all from ``first`` on.
+    ``attribute`` of each, or what makes it. Errors of the SDK are counted by name, not raised: whether they
+    may occur is for the test to say.
     """
 
     def __init__(
@@ -55,9 +65,10 @@ class Load:
         rate: float,
         ahead: tuple[float, float] = (0.2, 2.0),
         cancel: float = 0.05,
+        reschedule: float = 0.0,
         fail: float = 0.05,
-        attribute: Mapping[str, Any] | None = None,
-        seed: int = 0,
+        attribute: Mapping[str, Any] | Callable[[random.Random], Mapping[str, Any]] = MappingProxyType({}),
+        seed: int | str = 0,
         first: int = 1_000_000,
         biz_ids: Iterable[int] | None = None,
         topics: Sequence[str] = TOPICS,
@@ -72,8 +83,9 @@ class Load:
         self._rate = rate
         self._ahead = ahead
         self._cancel = cancel
+        self._reschedule = reschedule
         self._fail = fail
-        self._attribute = dict(attribute or {})
+        self._attribute = attribute if callable(attribute) else lambda _: attribute
         self._topics = topics
         self._dice = random.Random(seed)
         self._biz_ids = iter(count(first) if biz_ids is None else biz_ids)
@@ -88,6 +100,11 @@ class Load:
         self._over.set()
         self._thread.join()
 
+    def more(self, count: int) -> None:
+        """Wait until so many more have been submitted."""
+        enough = len(self.job_ids) + count
+        assert until(lambda: len(self.job_ids) >= enough), f"the load does not go on: {self.said}"
+
     def _run(self) -> None:
         began = time.monotonic()
         number = 0
@@ -96,6 +113,10 @@ class Load:
             number += 1
             if self.job_ids and self._dice.random() < self._cancel:
                 self._call(self._client.cancel, self._dice.choice(self.job_ids[-40:]))
+            if self.job_ids and self._dice.random() < self._reschedule:
+                later = datetime.now(UTC) + timedelta(seconds=self._dice.uniform(0.2, 4.0))
+                job_id = self._dice.choice(self.job_ids[-40:])
+                self._call(self._client.reschedule, job_id, action_time=later)
 
     def _submit(self, biz_id: int) -> None:
         began = time.monotonic()
@@ -104,7 +125,10 @@ class Load:
             self._topics[biz_id % len(self._topics)],
             biz_id=biz_id,
             delay=self._dice.uniform(*self._ahead),
-            attribute={**self._attribute, **({"fail": 1} if self._dice.random() < self._fail else {})},
+            attribute={
+                **self._attribute(self._dice),
+                **({"fail": 1} if self._dice.random() < self._fail else {}),
+            },
         )
         self.slowest = max(self.slowest, time.monotonic() - began)
         if job_id is not None:

@@ -25,6 +25,18 @@ def shared(operator: Operator) -> set[str]:
     return set(map(host_of, owners(operator).values()))
 
 
+def wait_for_shares(system: System, *hosts: str) -> None:
+    """Wait until these hosts, and no others, have slots."""
+    with operator_of(system) as operator:
+        system.wait(lambda: shared(operator) == set(hosts), f"{', '.join(hosts)} have their slots", 30)
+
+
+def operator_of(system: System, connect_timeout: float = 30) -> Operator:
+    """The operator of a system's cluster; to be entered."""
+    settings = system.settings
+    return Operator(settings.zookeeper or "", cluster=settings.cluster, connect_timeout=connect_timeout)
+
+
 def hosts_by_slot(
     system: System, daemons: list[DaemonProcess], since: float, before: float
 ) -> dict[tuple[int, int], set[str]]:

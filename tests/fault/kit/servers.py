@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.patience import until
+from harness.tables import raw
+from sqlalchemy.engine import make_url
 
-from benchmarks.local import RedisCluster, RedisServer, ZooKeeper
+from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from benchmarks.private import free_port
 from toc.dev.local.redis import MissingServer, bundled_valkey
 
@@ -326,3 +328,16 @@ def fill(directory: Path, *, leave: int = 0) -> Path:
             except OSError:  # full, which is what was asked for
                 break
     return ballast
+
+
+# --- MySQL
+
+
+def application_url(server: MariaDB) -> str:
+    """Make an account as applications have it, which read_only stops as it does not root; its URL."""
+    rights = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES"
+    with raw(server.url) as root:
+        root.exec_driver_sql("CREATE USER IF NOT EXISTS 'app'@'127.0.0.1' IDENTIFIED BY 'secret'")
+        root.exec_driver_sql(f"GRANT {rights} ON *.* TO 'app'@'127.0.0.1'")
+    url = make_url(server.url).set(username="app", password="secret")
+    return url.render_as_string(hide_password=False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import pymysql
 from fault.kit import servers
 from fault.kit.consumers import Consumer
 from fault.kit.doors import PULLED
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from fault.kit.schedule import CONSUMERS, DATABASES, GATEWAYS, HOSTS, Step
 from harness import forks
 from harness.patience import until
 from harness.system import DaemonProcess, System
+from harness.tables import task_tables
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
 from kazoo.exceptions import NoNodeError, NotEmptyError  # type: ignore[import-untyped]
 from sqlalchemy.engine import make_url
@@ -33,7 +34,6 @@ from toc.model.errors import TocError
 from toc.model.topic import Delivery
 from toc.operate.tokens import create_token
 
-PREPARE_TIMEOUT = 5
 LOG_MEGABYTES = 1024
 """The disk that the daemons log to."""
 
@@ -44,31 +44,21 @@ End = Callable[[], object]
 class Host:
     """One daemon under a supervisor, which starts it again whenever it has ended. With a port: a gateway."""
 
-    def __init__(
-        self, system: System, logs: Path, name: str, env: dict[str, str], port: int | None = None
-    ) -> None:
+    def __init__(self, stage: Stage, name: str, urls: list[str], port: int | None) -> None:
         self.name = name
         self.port = port
-        self._logs = logs
+        self._logs, self._system = stage.logs, stage.system
         self.held_down = False
         self.surprises: list[str] = []
         """Ends that nobody caused."""
-        self._system = system
-        self._env = {**system.env, **env}
+        self._env = {**self._system.env, "TOC_DATABASE_URLS": ",".join(urls)}
         self._start()
 
     def _start(self) -> None:
         log = self._logs / f"{self.name}.log"
         self._log_start = log.stat().st_size if log.exists() else 0
-        self.daemon = DaemonProcess(
-            self._logs,
-            self.name,
-            self._env,
-            app="harness.app:center",
-            processes=2,
-            threads=4,
-            gateway=self.port,
-        )
+        app = {"app": "harness.app:center", "processes": 2, "threads": 4}
+        self.daemon = DaemonProcess(self._logs, self.name, self._env, gateway=self.port, **app)  # type: ignore[arg-type]
         self._due: float | None = None
         self.told = False
         self._system.daemons = [
@@ -119,17 +109,13 @@ class Stage:
             gate.target = node.port
         self.databases = {name: stack.enter_context(MariaDB(directory / name)) for name in DATABASES}
         self.zookeeper = stack.enter_context(ZooKeeper(directory / "zookeeper"))
-        self._secret = secrets.token_hex(8)
-        # Not root, whom read_only does not stop.
-        rights = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES"
-        for database in self.databases.values():
-            _sql(database, f"CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY '{self._secret}'")
-            _sql(database, f"GRANT {rights} ON *.* TO 'app'@'127.0.0.1'")
+        accounts = list(map(servers.application_url, self.databases.values()))
         self.lines = {
             name: [stack.enter_context(Proxy(one.port, seed=seed)) for one in self.databases.values()]
             for name in (*HOSTS, *GATEWAYS, "application")
         }
         """Between each host, each gateway, or the application, and each database server."""
+        urls = {name: list(map(through, lines, accounts)) for name, lines in self.lines.items()}
         self.logs = directory / "logs"
         self.logs.mkdir()
         self._log_disk = os.geteuid() == 0  # who mounts a small disk is root
@@ -139,7 +125,7 @@ class Stage:
         self.system = System(
             directory,
             redis_url="redis+cluster://" + ",".join(f"127.0.0.1:{gate.port}" for gate in self.gates),
-            database_urls=self._urls("application"),
+            database_urls=urls["application"],
             databases=8,
             tables=64,
             zookeeper=self.zookeeper.url,
@@ -150,11 +136,7 @@ class Stage:
             write_timeout=3,
         )
         stack.callback(self.system.stop)
-        policies: dict[str, Any] = {
-            "prepare_timeout": PREPARE_TIMEOUT,
-            "backoff_base": 0.2,
-            "backoff_cap": 5.0,
-        }
+        policies: dict[str, Any] = {"prepare_timeout": 5, "backoff_base": 0.2, "backoff_cap": 5.0}
         self.system.create_topics(slots=16, **policies)
         center = self.system.center
         center.store.topics.create(Topic(PULLED, 90, 16, delivery=Delivery.PULL, **policies))
@@ -168,30 +150,11 @@ class Stage:
             words = [f"{seed}/{name}", ",".join(map(str, order))]
             self.consumers[name] = Consumer(self.system, name, words, {"TOC_TOKEN": token.secret})
             stack.callback(self.consumers[name].stop)
-        self.hosts = {
-            name: Host(
-                self.system,
-                self.logs,
-                name,
-                {"TOC_DATABASE_URLS": ",".join(self._urls(name))},
-                ports.get(name),
-            )
-            for name in (*HOSTS, *GATEWAYS)
-        }
+        self.hosts = {name: Host(self, name, urls[name], ports.get(name)) for name in (*HOSTS, *GATEWAYS)}
         """And the gateways."""
         self.supervised: list[Host | Consumer] = [*self.hosts.values(), *self.consumers.values()]
         if not until(lambda: all(host.ready() for host in self.hosts.values()), 60):
             raise RuntimeError(f"the hosts did not start\n{self.system.logs()}")
-
-    def _urls(self, name: str) -> list[str]:
-        # Without TLS, so that the proxies can read along.
-        return [
-            make_url(database.url)
-            .set(username="app", password=self._secret, port=line.port)
-            .update_query_dict({"ssl_disabled": "true"})
-            .render_as_string(hide_password=False)
-            for database, line in zip(self.databases.values(), self.lines[name], strict=True)
-        ]
 
     def do(self, step: Step) -> End | None:
         """Break something; returns what repairs it, or None if there was nothing to break."""
@@ -215,10 +178,7 @@ class Stage:
             cut = fault("cut", pids=family(workers))
             lines = self.lines[host.name][step.choice % 3 == 0 :]  # sometimes from one of the servers only
             for line in lines:
-                if step.choice % 2:
-                    line.refuse()
-                else:
-                    line.stall()
+                (line.refuse if step.choice % 2 else line.stall)()
             again = [act for line in lines for act in (line.accept, line.flow)]
             # Processes that were started meanwhile were cut off, too.
             return _each(*again, lambda: cut.end(pids=family(host.workers())))
@@ -238,12 +198,7 @@ class Stage:
             kill = fault("kill", pids=family(workers))
             host.told = host.held_down = True
             daemon.kill()
-
-            def power() -> None:
-                host.held_down = False
-                kill.end()
-
-            return power
+            return _each(lambda: setattr(host, "held_down", False), kill.end)
         worker = workers[step.choice % len(workers)]
         if step.kind in ("kill worker", "kill HTTP process"):
             with fault("kill", pids=family([worker])):
@@ -261,34 +216,30 @@ class Stage:
         kill = self.system.recorder.fault("kill", pids=[consumer.process.pid])
         consumer.held_down = True
         consumer.kill()
+        return _each(lambda: setattr(consumer, "held_down", False), kill.end)
 
-        def power() -> None:
-            consumer.held_down = False
-            kill.end()
-
-        return power
-
-    def _break_redis(self, step: Step, number: int) -> End | None:
+    def _break_redis(self, step: Step, number: int) -> End:
         node, gate = self.redis.nodes[number], self.gates[number]
         lost = step.kind in ("kill Redis", "wipe Redis")  # the last writes may not have reached its file
         fault = self.system.recorder.fault("redis_loss" if lost else "redis_down", note=step.kind)
-        if lost:
-            node.kill()
-            if step.kind == "wipe Redis":
-                servers.wipe(node)
-            return _each(node.start, fault.end)
-        if step.kind == "pause Redis":
-            node.pause()
-            return _each(node.resume, fault.end)
-        if step.kind == "cut Redis":
-            gate.refuse()
-            return _each(gate.accept, fault.end)
-        gate.eat(count=None, probability=0.05, quiet=0.01)
-        return _each(gate.eat_nothing, fault.end)
+        eat = partial(gate.eat, count=None, probability=0.05, quiet=0.01)
+        acts: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "pause Redis": (node.pause, node.resume),
+            "cut Redis": (gate.refuse, gate.accept),
+            "eat replies of Redis": (eat, gate.eat_nothing),
+        }
+        begin, end = acts.get(step.kind, (node.kill, node.start))
+        begin()
+        if step.kind == "wipe Redis":
+            servers.wipe(node)
+        return _each(end, fault.end)
 
     def _break_others(self, step: Step) -> End | None:
         if step.kind == "fill the log's disk":
-            return self._fill_log() if self._log_disk else None
+            if not self._log_disk:
+                return None
+            full = self.system.recorder.fault("other", note=step.kind)
+            return _each(servers.fill(self.logs).unlink, full.end)
         if step.kind == "hold the interpreter":
             return self._hold_interpreter(step)
         kinds = {"zookeeper": "zk_down", "application": "other"}
@@ -322,15 +273,10 @@ class Stage:
         settings = self.system.settings
         first = list(self.databases.values()).index(server) * settings.databases // len(DATABASES)
         table = range(first, settings.tables, settings.databases)[step.choice % 8]
-        name = f"{settings.database_prefix}{first}.timeout_task_{table:04d}"
         held = _connect(server)
+        name = task_tables(settings)[table]
         held.cursor().execute(f"LOCK TABLES {name} {'WRITE' if step.choice % 2 else 'READ'}")
         return held
-
-    def _fill_log(self) -> End:
-        fault = self.system.recorder.fault("other", note="the log's disk is full")
-        ballast = servers.fill(self.logs)
-        return _each(ballast.unlink, fault.end)
 
     def _hold_interpreter(self, step: Step) -> End | None:
         """A handler holds the interpreter of its process, which is killed for it in the end."""
@@ -385,14 +331,12 @@ def _empty(url: str) -> None:
     """Delete everything that stands in ZooKeeper."""
     client = KazooClient(url, timeout=5)
     client.start(15)
-    try:
+    with closing(client):
         for name in client.get_children("/"):
             if name != "zookeeper":
                 with suppress(NoNodeError, NotEmptyError):  # what is made again meanwhile
                     client.delete(f"/{name}", recursive=True)
-    finally:
         client.stop()
-        client.close()
 
 
 def family(pids: list[int]) -> list[int]:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.checker import Limits, Verdict
 from harness.final import read_final
 from harness.machine import Machine
 from harness.patience import until
-from harness.system import System
-from rich.console import Console
-from rich.table import Table
-from sqlalchemy import create_engine
+from harness.system import Lateness, System
 
 from toc import TaskStatus
 from toc.store.tasks.scan import DueRow
@@ -26,41 +22,12 @@ LINES = ROOT / ".faults" / "lines.jsonl"
 SOAKS = ROOT / ".faults" / "soaks.jsonl"
 """One line for each run of ``make chaos``."""
 PAGE = ROOT / "evidence" / "faults.md"
-
 FAULTS = 58
 """How many the catalogue has."""
-
-_SOAK_HEADS = (
-    "seed",
-    "length",
-    "faults",
-    "tasks",
-    "lost",
-    "early",
-    "after cancel",
-    "duplicates",
-    "settled",
-    "verdict",
-)
-
 PROPERTY = "fault"
+"""Under this name the report of a test carries its lines, as dicts."""
 BUSY = 10.0
 """Seconds that a machine with other things to do keeps a process from its next step."""
-"""Under this name the report of a test carries its lines, as dicts."""
-
-_HEADS = (
-    "#",
-    "fault",
-    "proof that it bit",
-    "tasks",
-    "lost",
-    "early",
-    "after cancel",
-    "duplicates",
-    "dead",
-    "settled",
-    "verdict",
-)
 
 
 @dataclass
@@ -145,22 +112,24 @@ class Line:
         assert sum(verdict.duplicates.values()) <= at_most, verdict
         return verdict
 
-    def cells(self) -> list[str]:
+    def within(self, seconds: float, bound: float) -> None:
+        """Assert that something took no longer than is promised, in a run that measures."""
+        assert seconds < bound + self.slack, f"{seconds:.2f} s, promised are {bound:g} s"
+
+    def on_time(
+        self, late: Lateness, *, p50: float | None = None, p99: float | None = None, most: float | None = None
+    ) -> None:
+        """Assert that tasks were at most so many milliseconds late, in a run that measures."""
+        for found, bound in ((late.p50, p50), (late.p99, p99), (late.most, most)):
+            assert bound is None or found < bound + 1000 * self.slack, f"{late}; promised are {bound:g} ms"
+
+    def cells(self) -> list[object]:
         """The line of the table."""
-        name = f"{self.name} ({self.variant})" if self.variant else self.name
-        doubles = f"{self.duplicates}: {self.explained}" if self.explained else str(self.duplicates)
+        doubles = f"{self.duplicates}: {self.explained}" if self.explained else self.duplicates
         return [
-            str(self.fault),
-            name,
-            self.proof or "-",
-            f"{self.tasks:,}",
-            str(self.lost),
-            str(self.early),
-            str(self.after_cancel),
-            doubles,
-            str(self.dead),
-            "-" if self.settle is None else f"{self.settle:.1f} s",
-            self.verdict,
+            *(self.fault, f"{self.name} ({self.variant})" if self.variant else self.name, self.proof or "-"),
+            *(f"{self.tasks:,}", self.lost, self.early, self.after_cancel, doubles, self.dead),
+            *("-" if self.settle is None else f"{self.settle:.1f} s", self.verdict),
         ]
 
 
@@ -169,24 +138,6 @@ def overdue(system: System, retries_within: float) -> int:
     store, now = system.center.store, system.center.clock.now_ms()
     tables = [table for tables in store.tables_of_server() for table in tables]
     return len(store.scans.look(DueRow, tables, {}, 0, now + int(retries_within * 1000), 1).with_due_rows)
-
-
-def count_pending(system: System, until_ms: int) -> int:
-    """How many rows are pending and due by then."""
-    settings = system.settings
-    instant = datetime.fromtimestamp(min(until_ms, 1 << 42) / 1000, UTC)
-    until = instant.isoformat(sep=" ", timespec="milliseconds")[:23]
-    engine = create_engine(settings.need_database_urls()[0])
-    with engine.connect() as connection:
-        count = sum(
-            connection.exec_driver_sql(
-                f"SELECT COUNT(*) FROM {settings.database_prefix}{number % settings.databases}."
-                f"timeout_task_{number:04d} WHERE status = 0 AND next_time <= '{until}'"
-            ).scalar_one()
-            for number in range(settings.tables)
-        )
-    engine.dispose()
-    return int(count)
 
 
 def left(system: System) -> str:
@@ -199,29 +150,6 @@ def left(system: System) -> str:
         for row in sorted(pending, key=lambda row: row.next_time)[:5]
     ]
     return f"{len(pending)} tasks\n{''.join(shown)}"
-
-
-class Lateness(NamedTuple):
-    """How late tasks started, in milliseconds."""
-
-    p50: float
-    p99: float
-    most: float
-    tasks: int
-    """Of how many."""
-
-
-def lateness(system: System, since: float, before: float) -> Lateness:
-    """Of the tasks that were due between two instants (seconds since 1970)."""
-    due = {row.job_id: row.action_time for row in read_final(system.center).rows}
-    first: dict[int, float] = {}
-    for event in system.history():
-        if event.event == "start":
-            first.setdefault(event.job_id, event.at / 1e6)
-    wanted = {job_id: at for job_id, at in due.items() if since * 1000 <= at < before * 1000}
-    late = sorted(started - wanted[job_id] for job_id, started in first.items() if job_id in wanted)
-    assert late, "nothing was due then"
-    return Lateness(late[len(late) // 2], late[int(len(late) * 0.99)], late[-1], len(late))
 
 
 def prepared(system: System) -> int:
@@ -249,87 +177,44 @@ def _order(line: Line) -> tuple[int, str, str]:
 def publish() -> None:
     """Put what was kept, of faults and of soaks, into the page, each between its two marks."""
     lines = read()
-    text = _replaced(PAGE.read_text(), "faults", [_HEADS, *(line.cells() for line in lines)])
-    if SOAKS.exists():
-        soaks = [json.loads(line) for line in SOAKS.read_text().splitlines()]
-        text = _replaced(text, "soaks", [_SOAK_HEADS, *map(_soak_cells, soaks), _soak_sum(soaks)])
-        text = _between(text, "total", _total(lines, soaks))
-    PAGE.write_text(text)
+    soaks = [json.loads(line) for line in SOAKS.read_text().splitlines()] if SOAKS.exists() else []
+    text = _between(PAGE.read_text(), "faults", map(_row, (line.cells() for line in lines)))
+    text = _between(text, "soaks", map(_row, map(_soak_cells, soaks)))
+    both: list[Mapping[str, Any]] = [*map(asdict, lines), *soaks]
+    sums = {name: sum(one[name] for one in both) for name in ("tasks", "lost", "early", "after_cancel")}
+    failed = sum(line.verdict != "held" for line in lines) + sum(not soak["clean"] for soak in soaks)
+    total = (
+        f"Both tables together: {sums['tasks']:,} tasks; {sums['lost']} lost, {sums['early']} early, "
+        f"{sums['after_cancel']} after a cancel, {sum(soak['unexplained'] for soak in soaks)} run again "
+        f"without a cause; {failed} of these runs failed.\n"
+    )
+    PAGE.write_text(_between(text, "total", [total], heads=0))
     rows = {line.fault for line in lines}
-    print(f"{PAGE.relative_to(ROOT)}: {len(lines)} lines")
     print("no line for:", ", ".join(str(n) for n in range(1, FAULTS + 1) if n not in rows) or "none")
     print("not held:", ", ".join(line.name for line in lines if line.verdict != "held") or "none")
 
 
-def _total(lines: Sequence[Line], soaks: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence over both tables."""
-
-    def both(name: str) -> str:
-        return f"{sum(getattr(line, name) for line in lines) + sum(soak[name] for soak in soaks):,}"
-
-    unexplained = sum(soak["unexplained"] for soak in soaks)  # a line with such a one is not held
-    failed = sum(line.verdict != "held" for line in lines) + sum(not soak["clean"] for soak in soaks)
-    return (
-        f"Both tables together: {both('tasks')} tasks; {both('lost')} lost, {both('early')} early, "
-        f"{both('after_cancel')} after a cancel, {unexplained:,} run again without a cause; "
-        f"{failed} of these runs failed.\n"
-    )
-
-
-def _replaced(text: str, name: str, rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    return _between(text, name, "".join(map(_markdown, [head, ["---"] * len(head), *body])))
-
-
-def _between(text: str, name: str, content: str) -> str:
+def _between(text: str, name: str, content: Iterable[str], heads: int = 2) -> str:
+    """The text with other content between two marks, but for so many lines at its head."""
     before, begin, rest = text.partition(f"<!-- {name}: written by `make faults-page` -->\n")
-    _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+    found, end, after = rest.partition(f"<!-- end of {name} -->\n")
     assert begin, f"no mark of {name} in {PAGE}"
     assert end, f"no mark of the end of {name} in {PAGE}"
-    return f"{before}{begin}{content}{end}{after}"
+    return "".join([before, begin, *found.splitlines(keepends=True)[:heads], *content, end, after])
 
 
-def _markdown(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _soak_cells(soak: Mapping[str, Any]) -> list[str]:
+def _soak_cells(soak: Mapping[str, Any]) -> list[object]:
     doubles = ", ".join(f"{count} by {kind}" for kind, count in sorted(soak["duplicates"].items()))
     count = sum(soak["duplicates"].values()) + soak["unexplained"]
     return [
-        str(soak["seed"]),
-        f"{soak['seconds'] / 60:g} min",
-        str(soak["faults"]),
-        f"{soak['tasks']:,}",
-        *(str(soak[name]) for name in ("lost", "early", "after_cancel")),
-        f"{count}: {doubles}" if doubles else str(count),
-        f"{soak['settled']} s",
-        "clean" if soak["clean"] else "broken",
+        *(soak["seed"], f"{soak['seconds'] / 60:g} min", soak["faults"], f"{soak['tasks']:,}"),
+        *(soak["lost"], soak["early"], soak["after_cancel"], f"{count}: {doubles}" if doubles else count),
+        *(f"{soak['settled']} s", "clean" if soak["clean"] else "broken"),
     ]
-
-
-def _soak_sum(soaks: Sequence[Mapping[str, Any]]) -> list[str]:
-    sums = {
-        name: sum(soak[name] for soak in soaks)
-        for name in ("seconds", "faults", "tasks", "lost", "early", "after_cancel")
-    }
-    doubles = sum(sum(soak["duplicates"].values()) + soak["unexplained"] for soak in soaks)
-    return [
-        "all",
-        f"{sums.pop('seconds') / 60:g} min",
-        *(f"{count:,}" for count in sums.values()),
-        f"{doubles:,}",
-        f"{max(soak['settled'] for soak in soaks)} s",
-        "clean" if all(soak["clean"] for soak in soaks) else "broken",
-    ]
-
-
-def show(lines: Iterable[Line], console: Console) -> None:
-    """Print the table."""
-    table = Table(*_HEADS, title="Faults", title_justify="left")
-    for line in sorted(lines, key=_order):
-        table.add_row(*line.cells(), style=None if line.verdict == "held" else "red")
-    console.print(table)
 
 
 if __name__ == "__main__":

@@ -6,106 +6,84 @@ import random
 import threading
 import time
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from contextlib import ExitStack
 from typing import Any
 
 from fault.kit import load
 from fault.kit.doors import PULLED
 from harness.system import System
 
-from toc import NewTask
-from toc.model.errors import NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
+from toc.model.errors import TocError
 
 TOPICS = (*load.TOPICS, PULLED)
 BATCH = 500
-EXPECTED = (StoreUnavailable, SubmitUnknown, PartialSubmit, NotInFuture)
+EXPECTED = {"StoreUnavailable", "SubmitUnknown", "PartialSubmit", "NotInFuture"}
 """What the SDK may raise while MySQL is out of reach; the last if our own thread was held up."""
 
 
 class Traffic:
-    """An application: one thread of many small calls, and with ``tasks`` one that submits batches."""
+    """An application: threads of many small calls, and with ``tasks`` one that submits batches."""
 
     def __init__(self, system: System, seed: int, *, rate: float, tasks: int, seconds: float) -> None:
         self.errors: Counter[str] = Counter()
         self.defects: list[str] = []
+        """Whatever else the SDK has raised."""
         self.acknowledged = 0
         """Of the batches."""
         self._client = system.client
-        self._rate = rate
         self._wanted = tasks
         self._seconds = seconds
         self._over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._single, args=(random.Random(f"{seed}/{n}"), n), name=f"small-{n}")
-            for n in range(3)
+        threading.excepthook = lambda what: self.defects.append(f"{what.exc_type}: {what.exc_value}")
+        self._loads = [
+            load.Load(
+                system.client,
+                rate=rate / 4,
+                ahead=(5.0, 20.0) if n == 0 else (0.1, 3.0),
+                cancel=0.1,
+                reschedule=0.1,
+                fail=0.0,
+                attribute=_attribute,
+                seed=f"{seed}/{n}",
+                first=(n + 1) * 100_000_000,
+                topics=TOPICS,
+            )
+            for n in range(4)
         ]
-        self._bulk = threading.Thread(target=self._batches, args=(random.Random(f"{seed}/b"),), name="bulk")
-        for thread in (*self._threads, self._bulk):
-            thread.start()
+        self._running = ExitStack()
+        for one in self._loads:
+            self._running.enter_context(one)
+        self._bulk = threading.Thread(target=self._batches, args=(f"{seed}/b",), name="bulk")
+        self._bulk.start()
 
     def stop(self, patience: float = 0.0) -> None:
-        """End it; the batches have so many seconds more to reach their number."""
+        """End it; the batches have so many seconds more to reach their number. May be called twice."""
         self._bulk.join(patience)
         self._over.set()
-        for thread in (*self._threads, self._bulk):
-            thread.join()
+        self._running.close()
+        self._bulk.join()
+        for one in self._loads:
+            self.errors += one.errors
+            self.defects += [f"{name}: {one.said[name]}" for name in set(one.errors) - EXPECTED]
+        self._loads = []
 
-    def _single(self, dice: random.Random, number: int) -> None:
-        rate = self._rate / 3
-        first = (number + 1) * 100_000_000
-        recent: list[int] = []
-        began = time.monotonic()
-        count = 0
-        while not self._over.wait(max(0.0, began + count / rate - time.monotonic())):
-            count += 1
-            ahead = dice.uniform(5.0, 20.0) if dice.random() < 0.1 else dice.uniform(0.1, 3.0)
-            job_id = self._call(
-                self._client.submit,
-                dice.choice(TOPICS),
-                biz_id=first + count,
-                delay=ahead,
-                attribute=_attribute(dice),
-            )
-            if job_id is not None:
-                recent = [*recent[-99:], job_id]
-            if recent and dice.random() < 0.1:
-                self._call(self._client.cancel, dice.choice(recent))
-            if recent and dice.random() < 0.1:
-                later = datetime.now(UTC) + timedelta(seconds=dice.uniform(0.2, 4.0))
-                self._call(self._client.reschedule, dice.choice(recent), action_time=later)
-
-    def _batches(self, dice: random.Random) -> None:
+    def _batches(self, seed: str) -> None:
         began = time.monotonic()
         pause = self._seconds * 0.9 * BATCH / max(self._wanted, 1)
-        count = 0
-        while self.acknowledged < self._wanted:
-            if self._over.wait(max(0.0, began + count * pause - time.monotonic())):
+        for count in range(1 << 30):
+            late = self._over.wait(max(0.0, began + count * pause - time.monotonic()))
+            if late or self.acknowledged >= self._wanted:
                 return
-            batch = [
-                NewTask(
-                    TOPICS[n % len(TOPICS)],
-                    1_000_000_000 + count * BATCH + n,
-                    dice.uniform(0.5, 6.0),
-                    attribute={"fail": 1} if dice.random() < 0.02 else None,
-                )
-                for n in range(BATCH)
-            ]
-            count += 1
-            done = self._call(self._client.submit_many, batch)
-            self.acknowledged += len(done or ())
-
-    def _call(self, do: Any, *args: Any, **more: Any) -> Any:
-        try:
-            return do(*args, **more)
-        except EXPECTED as exc:
-            self.errors[type(exc).__name__] += 1
-            self._over.wait(0.05)
-            return None
-        except Exception as exc:  # what the SDK should never raise: the verdict names it
-            self.errors[type(exc).__name__] += 1
-            self.defects.append(f"the SDK raised {type(exc).__name__}: {str(exc)[:300]}")
-            self._over.wait(0.05)
-            return None
+            first = 1_000_000_000 + count * BATCH
+            batch = load.tasks(
+                BATCH, ahead=(0.5, 6.0), seed=f"{seed}/{count}", first=first, fail=0.02, topics=TOPICS
+            )
+            try:
+                self.acknowledged += len(self._client.submit_many(batch))
+            except TocError as exc:
+                self.errors[type(exc).__name__] += 1
+                if type(exc).__name__ not in EXPECTED:
+                    self.defects.append(repr(exc))
 
 
 def _attribute(dice: random.Random) -> dict[str, Any]:
