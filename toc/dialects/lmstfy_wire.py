@@ -298,9 +298,8 @@ def seconds_left(expires_at: int, now: int) -> int:
 # --- ids
 
 _ALPHABET = string.digits + "ABCDEFGHJKMNPQRSTVWXYZ"
-_VALUES = {char: value for value, char in enumerate(_ALPHABET)} | {
-    char.lower(): value for value, char in enumerate(_ALPHABET)
-}
+_ULID = re.compile(f"[{_ALPHABET}]{{26}}")
+_TO_BASE_32 = str.maketrans(_ALPHABET, string.digits + string.ascii_uppercase[:22])
 ULID_CHARS = 26
 
 
@@ -337,12 +336,8 @@ def delay_of(job_id: str) -> int | None:
 
 def _number(job_id: str) -> int | None:
     """Return the 128 bits of a ULID, with or without a version before it."""
-    text = job_id[-ULID_CHARS:]
-    if len(text) < ULID_CHARS or not all(char in _VALUES for char in text):
-        return None
-    number = 0
-    for char in text:
-        number = number << 5 | _VALUES[char]
+    text = job_id[-ULID_CHARS:].upper()
+    number = int(text.translate(_TO_BASE_32), 32) if _ULID.fullmatch(text) else 1 << 128
     return number if number < 1 << 128 else None
 
 

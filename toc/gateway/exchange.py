@@ -99,33 +99,23 @@ class Exchange:
 
     def check(self) -> None:
         """Raise Problem for what no door takes: no host or several, a coding that was not undone."""
-        headers = self._headers
-        if (
-            len(headers) == len(self._scope["headers"])
-            and b"host" in headers
-            and b"transfer-encoding" not in headers
-            and b"content-encoding" not in headers
-            and b"upgrade" not in headers
-        ):
-            return  # as nearly always
-        if b"upgrade" in headers:  # whose head the connection did not see: the parser will not give the body
+        if b"upgrade" in self._headers:  # whose head the connection did not see: the parser gives no body
             self._ends = True
             raise Problem(SYNTAX, "send a request with Upgrade after the answer to the one before")
-        hosts, codings, old = 0, list[bytes](), self._scope["http_version"] == "1.0"
-        for name, value in self._scope["headers"]:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding":
-                codings.append(value)
-            elif name == b"content-encoding" and value.strip().lower() != b"identity":
-                raise Problem(MEDIA_TYPE, "send the body without a content encoding")
-        if hosts > 1 or not (hosts or old):
+        hosts, codings, coded = (
+            [value.strip().lower() for name, value in self._scope["headers"] if name == wanted]
+            for wanted in (b"host", b"transfer-encoding", b"content-encoding")
+        )
+        old = self._scope["http_version"] == "1.0"
+        if len(hosts) > 1 or not (hosts or old):
             raise Problem(SYNTAX, "send one Host header")
+        if set(coded) - {b"identity"}:
+            raise Problem(MEDIA_TYPE, "send the body without a content encoding")
         if codings and self._fields < 0:
             raise Problem(SYNTAX, "send a chunked request after the answer to the one before")
         if codings and old:
             raise Problem(SYNTAX, "HTTP/1.0 has no Transfer-Encoding")
-        if codings and b",".join(codings).strip().lower() != b"chunked":
+        if codings and codings != [b"chunked"]:
             raise Problem(CODING, "the only Transfer-Encoding that is known is chunked")
 
     async def body(self, most: int) -> bytes:

@@ -4,7 +4,7 @@ yet."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from toc.model.errors import InvalidInput, InvalidTopic, UnknownTopic, shown
@@ -15,12 +15,9 @@ from toc.model.topic import Topic
 MAX_TOPICS = 10_000
 """The largest cap of a template."""
 
-POLICIES = frozenset(
-    {
-        "slot_amount", "topic_type", "retries", "backoff", "backoff_base", "backoff_cap", "prepare_timeout",
-        "max_runtime", "horizon", "retention", "concurrency", "delivery", "target",
-    }
-)  # fmt: skip
+POLICIES = {one.name for one in fields(Topic)} - {
+    *("name", "biz_type", "paused", "resume_rate", "resumed_at", "closed"),
+}
 """The fields of a topic that a template sets."""
 
 

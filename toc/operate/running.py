@@ -28,8 +28,6 @@ PAGE = 1000
 """Most tasks on a page."""
 OF_A_SLOT = 5000
 """Most entries that are read of one slot; workers take fewer."""
-SLOTS = 500
-"""Slots whose entries are counted in one call."""
 
 
 class Running(NamedTuple):
@@ -58,18 +56,10 @@ def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limi
     start = ("", 0, 0) if after is None else _parsed(after)
     slots = sorted(slot for topic in topics for slot in topic.slots() if slot >= start[:2])
     found: list[tuple[Slot, int]] = []
-    if not center.queues.present:
-        found, slots = [one for one in _leased(center, topics) if (*one[0], one[1]) > start], []
-    for at in range(0, len(slots), SLOTS):
-        peeks = {slot: _known(peek) for slot, peek in center.queues.peek(slots[at : at + SLOTS]).items()}
-        for slot in [slot for slot in slots[at : at + SLOTS] if peeks[slot].prepared]:
+    for slot, peek in center.queues.peek(slots).items():
+        if len(found) <= limit and _known(peek).prepared:
             entries = _known(center.queues.prepared([slot], OF_A_SLOT)[slot])
             found += [(slot, job_id) for job_id, _ in sorted(entries) if (*slot, job_id) > start]
-            if len(found) > limit:
-                break
-        else:
-            continue
-        break
     shown, more = found[:limit], len(found) > limit
     where = _where(center, {job_id: slot for slot, job_id in shown})
     last = f"{shown[-1][0]}.{shown[-1][1]}" if more else None

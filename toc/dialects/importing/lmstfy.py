@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of
@@ -21,7 +21,6 @@ from toc.dialects.lmstfy_tasks import task_of, template_of
 from toc.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, ForeignRedis
 from toc.model.documents import parse_object
-from toc.model.template import Template
 from toc.sdk.submission import LATEST_MS
 
 UNREADABLE = "its entry or its body cannot be read"
@@ -53,15 +52,6 @@ class LmstfyOriginal:
     """The jobs of one pool."""
 
     values = "j/*"
-
-    def __init__(self) -> None:
-        self._namespaces: set[str] = set()
-        self._new: list[str] = []
-
-    def templates(self) -> Iterable[Template]:
-        """Return the templates of namespaces that were found since the last call."""
-        new, self._new = self._new, []
-        return [template_of(namespace) for namespace in new]
 
     def places(self, redis: ForeignRedis) -> Iterator[list[Entry | Passed]]:
         """Yield the jobs that have an entry."""
@@ -96,9 +86,6 @@ class LmstfyOriginal:
         expires_at = 0 if dead or ttl_ms == FOREVER else min(now + ttl_ms, LATEST_MS)
         if expires_at and expires_at < due:
             return Passed(one.key, LATE)
-        if one.namespace not in self._namespaces:
-            self._namespaces.add(one.namespace)
-            self._new.append(one.namespace)
         state = one.state
         if state == "timed":
             state = "last try running" if dead else "running" if born <= now - 1000 else "delayed"
@@ -112,7 +99,7 @@ class LmstfyOriginal:
             tries=max(one.tries, 1),
             attributes=attributes,
         )
-        return Found(one.key, state, task, dead)
+        return Found(one.key, state, task, template_of(one.namespace), dead)
 
 
 def _timed(member: bytes, score: float) -> Entry | Passed:

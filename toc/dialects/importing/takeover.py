@@ -53,11 +53,15 @@ def paged(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 class Found(NamedTuple):
-    """A job of the other queue: ``key`` and ``state`` there, and whether it is a dead letter (``dead``)."""
+    """A job of the other queue: ``key`` and ``state`` there, and whether it is a dead letter (``dead``).
+
+    ``template`` makes the topic of its task.
+    """
 
     key: str
     state: str
     task: NewTask
+    template: Template
     dead: bool = False
 
 
@@ -75,9 +79,6 @@ class Original(Protocol):
 
     values: str
     """The pattern of the keys of jobs."""
-
-    def templates(self) -> Iterable[Template]:
-        """Return the templates that the topics of the jobs found so far need."""
 
     def places(self, redis: ForeignRedis) -> Iterable[list[Any]]:
         """Yield the places of jobs, in pages."""
@@ -147,15 +148,15 @@ class Importing:
 
     def survey(self) -> Report:
         """Count what would be taken over, and write nothing. Raises IndexUnavailable."""
-        for _, found in self._pages():
+        for found in self._pages():
             self._taken.update((one.key, 0) for one in found)
             self._tell(self.report)
         return self.report
 
     def run(self) -> Report:
         """Take over all jobs and check them. Raises TocError; run it again then."""
-        for templates, found in self._pages():
-            for template in templates:
+        for found in self._pages():
+            for template in {one.template.pattern: one.template for one in found}.values():
                 self._make_template(template)
             for part in paged(found, BATCH):
                 self._take(part)
@@ -165,8 +166,8 @@ class Importing:
 
     # --- inside
 
-    def _pages(self) -> Iterator[tuple[list[Template], list[Found]]]:
-        """Yield what is new in each page, with the templates of its topics."""
+    def _pages(self) -> Iterator[list[Found]]:
+        """Yield what is new in each page."""
         for page in self._read():
             found: dict[str, Found] = {}
             for one in page:
@@ -177,7 +178,7 @@ class Importing:
                 elif one.key not in self._taken and one.key not in self._passed:
                     found.setdefault(one.key, one)
             self.report.found.update(one.state for one in found.values())
-            yield list(self._original.templates()), list(found.values())
+            yield list(found.values())
 
     def _read(self) -> Iterator[list[Found | Passed]]:
         """Yield all jobs, first those that have a place."""

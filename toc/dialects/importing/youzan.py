@@ -10,7 +10,7 @@ The names of buckets and queues can be configured there, so their patterns are a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
@@ -21,7 +21,6 @@ from toc.dialects.youzan import MAX_TTR, PREFIX, Youzan
 from toc.index.foreign import ForeignRedis
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import OnConflict
-from toc.model.template import Template
 from toc.sdk.submission import LATEST_MS
 
 BUCKETS, QUEUES = "dq_bucket_*", "dq_queue_*"
@@ -55,10 +54,6 @@ class YouzanOriginal:
     def __init__(self, *, buckets: str = BUCKETS, queues: str = QUEUES) -> None:
         self._buckets = buckets
         self._queues = queues
-
-    def templates(self) -> Iterable[Template]:
-        """Return the dialect's templates."""
-        return Youzan.templates
 
     def places(self, redis: ForeignRedis) -> Iterator[list[Place]]:
         """Yield the jobs that are in a bucket or ready."""
@@ -98,7 +93,7 @@ class YouzanOriginal:
             return Passed(place.key, NEVER, lost=True)
         # The task's attribute must not depend on the time of the import: another run must make the same task.
         task = Job(job_id, topic, 0, 1000 * ttr, body, due).task(Youzan.name, PREFIX)
-        return Found(place.key, state, task._replace(on_conflict=OnConflict.KEEP))
+        return Found(place.key, state, task._replace(on_conflict=OnConflict.KEEP), Youzan.templates[0])
 
 
 def _fields(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
