@@ -33,7 +33,6 @@ _TIMES: dict[Any, Callable[[str], Any]] = {
     Value.SECONDS: parse_duration,
     Value.WHOLE_SECONDS: whole_seconds,
     Value.INSTANT: parse_instant,
-    Value.MOMENT: parse_instant,
     Value.PAST: lambda text: past(text, round(time.time() * 1000)),
 }
 _READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute, Value.HEADERS: headers}

@@ -7,11 +7,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, StringConstraints, create_model
+from pydantic import Field, StringConstraints, create_model
 
 from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Nothing, Query, TaskBizId, meant
 from toc.gateway.problems import unknown_topic
-from toc.model.schedule import check_instant
 from toc.model.sharding import BizId
 from toc.model.topic import NAME
 from toc.operate.operation import Doing, Operation, Param, Place, Record, Value
@@ -25,7 +24,6 @@ _TYPES: dict[Value, Any] = {
     Value.WHOLE_SECONDS: int,
     Value.FLAG: bool,
     Value.INSTANT: Instant,
-    Value.MOMENT: Annotated[Instant, AfterValidator(check_instant)],
     Value.PAST: Instant,
     Value.BIZ_ID: TaskBizId,
     Value.JOB_ID: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,18}$")],

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from pydantic import Field, Json
+from pydantic import BaseModel, Field, Json
 from typing_extensions import TypedDict
 
 from toc.gateway.calls import (
@@ -46,25 +46,30 @@ Conflict = Annotated[
 TEXT_TYPE = "text/plain; charset=utf-8"
 
 
-class TaskToSubmit(Model):
-    """A task to submit. The fields are those of the SDK's submit."""
+class TaskFields(BaseModel):
+    """What a request and a query may both say of a task."""
 
-    biz_id: TaskBizId
     delay: Seconds | None = None
     action_time: Annotated[Instant, Field(description="RFC 3339 with a zone.")] | None = None
-    attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
     dedup_key: str | None = Field(None, description="Names the task: a repeated submit gives its job_id.")
     slot_basis: str | None = Field(None, description="Chooses the slot; by default the biz_id does.")
     tries: int = Field(0, description="How many tries; 0: the topic's; 65535: no limit.")
     expires_at: Annotated[Instant, Field(description="No try starts after it.")] | None = None
-    body: str | None = Field(None, description="The task's body as a text, in UTF-8.")
-    body_base64: str | None = Field(None, description="The task's body as bytes, instead of body.")
-    content_type: str | None = Field(None, description="Of the body.")
     on_conflict: Conflict = "keep"
     target: str | None = Field(None, description="The webhook target to send it to; by default its topic's.")
     url: str | None = Field(
         None, description="A URL of its own, or a path of its target; the token's role must allow it."
     )
+
+
+class TaskToSubmit(TaskFields, Model):
+    """A task to submit. The fields are those of the SDK's submit."""
+
+    biz_id: TaskBizId
+    attribute: dict[str, Any] | None = Field(None, description="A JSON object of at most 4,096 characters.")
+    body: str | None = Field(None, description="The task's body as a text, in UTF-8.")
+    body_base64: str | None = Field(None, description="The task's body as bytes, instead of body.")
+    content_type: str | None = Field(None, description="Of the body.")
 
     def task(self, topic: str) -> NewTask:
         """Return it as the SDK takes it. Raises Problem."""
@@ -83,22 +88,13 @@ class TaskToSubmit(Model):
         return NewTask(topic, **values)
 
 
-class RawTask(Query):
+class RawTask(TaskFields, Query):
     """The fields of a task whose body is the request's: for a request that is no JSON, or has ``raw``."""
 
     raw: Annotated[bool, Field(description="The request is the task's body, even if it is JSON.")] = False
     biz_id: Annotated[str, Field(description="A number if it is all digits.")] | None = None
     text: Annotated[bool, Field(description="Treat the biz_id as a text even if it is all digits.")] = False
-    delay: Seconds | None = None
-    action_time: Annotated[Instant, Field(description="RFC 3339 with a zone.")] | None = None
     attribute: Annotated[Json[dict[str, Any]], Field(description="A JSON object.")] | None = None
-    dedup_key: str | None = None
-    slot_basis: str | None = None
-    tries: int = 0
-    expires_at: Annotated[Instant, Field(description="No try starts after it.")] | None = None
-    on_conflict: Conflict = "keep"
-    target: str | None = None
-    url: str | None = None
 
     def task(self, topic: str, body: bytes, content_type: str | None) -> NewTask:
         """Return it as the SDK takes it. Raises Problem."""
@@ -145,7 +141,7 @@ async def submit(asked: Asked) -> Answer:
     query: RawTask = asked.query
     if asked.raw is not None:
         task = query.task(topic, asked.raw, asked.content_type)
-    elif query.model_fields_set and query != RawTask():
+    elif query.model_fields_set and query.model_dump(exclude_defaults=True):
         raise Problem(INVALID, "fields are in the query only if the request is the task's body", field="raw")
     else:
         task = asked.body.task(topic)

@@ -257,10 +257,10 @@ BACKFILL_RATE = 10.0
 MIN_BACKFILL_RATE = 0.001
 
 
-def check_instant(at: datetime) -> datetime:
+def check_instant(at: datetime, field: str) -> datetime:
     """Return ``at`` if calendars can begin there. Raises InvalidSchedule."""
     if not 0 <= to_ms(at) <= END:
-        raise InvalidSchedule(f"{at.isoformat()} is not in the years 1970 to 9000")
+        raise InvalidSchedule(f"{at.isoformat()} is not in the years 1970 to 9000", field)
     return at
 
 

@@ -41,8 +41,6 @@ class Value(Enum):
     WHOLE_SECONDS = auto()
     FLAG = auto()
     INSTANT = auto()
-    MOMENT = auto()
-    """An instant from 1970 to 9000, as calendars have them."""
     PAST = auto()
     """An instant; at the command line an age, too."""
     BIZ_ID = auto()

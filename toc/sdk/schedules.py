@@ -253,7 +253,7 @@ class Schedules:
         """
         stored = self._stored(name)
         definition, now = stored.definition, self._store().schedules.now(name)
-        begin, until = _instant("start", start), _instant("end", end)
+        begin, until = _instant("from", start), _instant("to", end)
         if begin > until:
             raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
         until = min(until, now - definition.offset)
@@ -461,4 +461,4 @@ def _instant(name: str, value: datetime | None, default: int = 0) -> int:
         raise InvalidSchedule(f"{name} must be a datetime, not {shown(value)}")
     if value.utcoffset() is None:
         raise NaiveDatetime(f"{name} {value.isoformat()} has no time zone")
-    return to_ms(check_instant(value))
+    return to_ms(check_instant(value, name))

@@ -375,11 +375,11 @@ def test_a_conflict_names_the_other_task(shared: Gateway) -> None:
 def test_a_problem_says_what_there_is_instead(shared: Gateway) -> None:
     """An unknown field names the known ones, a token what it lacks, an unknown topic itself."""
     fields = {
-        ("POST", SUBMIT): ({**PLAIN, "dealy": 1}, "dealy", "biz_id, delay, action_time"),
+        ("POST", SUBMIT): ({**PLAIN, "dealy": 1}, "dealy", "delay, action_time"),
         ("POST", f"{SUBMIT}:batch"): (
             {"tasks": [{**PLAIN, "dealy": 1}]},
             "tasks.0.dealy",
-            "biz_id, delay",
+            "delay, action_time",
         ),
         ("POST", "/v1/topics/test.sync:pause"): ({"a": 1}, "a", "there are none"),
         ("GET", "/v1/tasks?limt=1"): (None, "limt", "biz_id, text, topic, status"),

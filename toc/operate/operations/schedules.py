@@ -47,7 +47,7 @@ JITTER = Param("jitter", Value.SECONDS, "Delay by a part of this time, chosen by
 ATTRIBUTE = Param("attribute", Value.OBJECT, "The data of each task for its handler.")
 LIMIT = Param("limit", Value.WHOLE, "Show at most N.", 100, least=1, most=1000)
 COUNT = Param("count", Value.WHOLE, "How many.", 20, least=1, most=1000)
-AFTER = Param("after", Value.MOMENT, "Begin after this time. Default now.")
+AFTER = Param("after", Value.INSTANT, "Begin after this time. Default now.")
 
 
 class SchedulePage(TypedDict):
@@ -116,7 +116,7 @@ def _redefines(doing: Doing, name: str, **changes: Any) -> None:
 
 
 def _fires(definition: Definition, count: int, after: datetime | None) -> Record:
-    begin = to_ms(check_instant(after or datetime.now(UTC)))
+    begin = to_ms(check_instant(after or datetime.now(UTC), "after"))
     return {"fires": [fire_record(fire) for fire in preview(definition, begin, count)]}
 
 
@@ -212,8 +212,8 @@ def trigger(doing: Doing, name: str) -> Record:
 @operation(
     "schedule.backfill", f"POST {_ONE}:backfill", Right.RUN_SCHEDULE, "Run a schedule for the past",
     NAME,
-    Param("from", Value.MOMENT, "The first nominal time, RFC 3339 with a zone.", REQUIRED),
-    Param("to", Value.MOMENT, "The last nominal time.", REQUIRED),
+    Param("from", Value.INSTANT, "The first nominal time, RFC 3339 with a zone.", REQUIRED),
+    Param("to", Value.INSTANT, "The last nominal time.", REQUIRED),
     Param("rate", Value.NUMBER, "Start N per second.", BACKFILL_RATE, least=MIN_BACKFILL_RATE),
     Param("dry_run", Value.FLAG, "Only count.", default=False),
     takes="Range", gives=Backfilled, place=Place.LONG, check=_found,
