@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import pytest
+from harness.patience import until
 
 from toc.store.servers.threads import Threads
 
@@ -45,3 +47,29 @@ def test_what_is_opened_and_closed_again_and_again_leaves_nothing_behind_for_for
     for _ in range(3):
         Threads(1, "test").close()
     assert not registered
+
+
+def test_work_that_is_begun_while_another_thread_closes_is_done() -> None:
+    threads, done, interval = Threads(3, "test"), [0] * 4, sys.getswitchinterval()
+    over = threading.Event()
+
+    def work(number: int) -> None:
+        for _ in range(1000):
+            done[number] += threads.begin(lambda: 1)()
+
+    def close() -> None:
+        while not over.is_set():
+            threads.close()
+
+    callers = [threading.Thread(target=work, args=[number], daemon=True) for number in range(4)]
+    closer = threading.Thread(target=close)
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in (closer, *callers):
+            thread.start()
+        assert until(lambda: not any(caller.is_alive() for caller in callers)), f"{done} of 1000 each"
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        closer.join()
+    assert done == [1000] * 4

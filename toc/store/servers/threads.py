@@ -30,6 +30,11 @@ class Threads:
         call_in_children(self._start_anew)
 
     def _start_anew(self) -> None:
+        self._lock = threading.RLock()
+        """Work is begun either before a close, and done, or after it. A lock written in C."""
+        self._start_empty()
+
+    def _start_empty(self) -> None:
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._idle: deque[None] = deque()
         self._threads: list[threading.Thread] = []
@@ -37,21 +42,12 @@ class Threads:
     def begin(self, do: Callable[[], R]) -> Callable[[], R]:
         """Call ``do`` on a thread. Returns a function that waits and returns or raises its outcome."""
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        try:
-            self._idle.pop()
-        except IndexError:
-            if len(self._threads) < self._size:
-                thread = threading.Thread(
-                    target=_serve, args=[self._work, self._idle], name=self._name, daemon=True
-                )
-                try:
-                    thread.start()
-                except RuntimeError:  # the system allows no more: the present ones do the work
-                    if not self._threads:
-                        raise
-                else:
-                    self._threads.append(thread)
-        self._work.put((do, outcome))
+        with self._lock:
+            try:
+                self._idle.pop()
+            except IndexError:
+                self._start_one()
+            self._work.put((do, outcome))
 
         def result() -> R:
             value, error = outcome.get()
@@ -64,6 +60,19 @@ class Threads:
                 del error  # this frame is part of its traceback: a cycle would keep what that holds
 
         return result
+
+    def _start_one(self) -> None:
+        """Start another thread unless there are enough."""
+        if len(self._threads) == self._size:
+            return
+        thread = threading.Thread(target=_serve, args=[self._work, self._idle], name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no more: the present ones do the work
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def run_detached(self, do: Callable[[], object]) -> None:
         """Call ``do`` on a thread. Nobody waits for its result.
@@ -100,9 +109,10 @@ class Threads:
 
     def close(self) -> None:
         """End the threads after the work begun. May be called twice; the object stays usable."""
-        threads, work = self._threads, self._work
-        self._start_anew()
-        work.put(None)
+        with self._lock:
+            threads, work = self._threads, self._work
+            self._start_empty()
+            work.put(None)
         for thread in threads:
             thread.join()
 
