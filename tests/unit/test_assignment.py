@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.coordination.assignment import TABLES, Member, Owners, assign
@@ -93,6 +93,7 @@ def test_a_pin_holds_while_its_target_may_have_the_slot(data: st.DataObject) -> 
 
 @given(st.data())
 def test_no_slot_could_go_to_another_and_make_the_loads_more_equal(data: st.DataObject) -> None:
+    """So members that are alike are within one slot over all, and who joins has a fair share."""
     topics = data.draw(topic_tables)
     members = data.draw(member_lists())
     owners = assign(members, topics, previous=data.draw(histories(topics)))
@@ -108,19 +109,6 @@ def test_no_slot_could_go_to_another_and_make_the_loads_more_equal(data: st.Data
                     assert given_up <= gained * 1.000001
 
 
-@settings(max_examples=300)
-@given(st.data())
-def test_members_that_are_alike_are_within_one_slot_over_all(
-    data: st.DataObject,
-) -> None:
-    topics = data.draw(topic_tables)
-    members = data.draw(member_lists(alike=True, min_size=1))
-    owners = assign(members, topics, previous=data.draw(histories(topics)))
-    load = loads(owners)
-    assert max(load[m.worker_id] for m in members) - min(load[m.worker_id] for m in members) <= 1
-
-
-@settings(max_examples=300)
 @given(st.data())
 def test_rebalance_brings_members_that_are_alike_within_one_slot_of_each_topic(data: st.DataObject) -> None:
     topics = data.draw(topic_tables)
@@ -158,7 +146,7 @@ def test_of_one_topic_not_one_slot_moves_more_than_balance_and_drains_ask_for(
     assert kept == sum(min(count, share + (rank < more)) for rank, count in enumerate(had))
 
 
-@given(st.integers(1, 60), st.data())
+@given(st.integers(1, 200), st.data())
 def test_of_one_topic_nothing_moves_between_members_that_stay_whatever_their_weights(
     slots: int, data: st.DataObject
 ) -> None:
@@ -171,26 +159,6 @@ def test_of_one_topic_nothing_moves_between_members_that_stay_whatever_their_wei
     after = assign(members, {"t": slots}, previous=before)
     stay = {member.worker_id for member in there} & {member.worker_id for member in members}
     assert not [(old, new) for old, new in moves(before, after) if old in stay and new in stay]
-
-
-@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 4))
-def test_who_joins_takes_a_fair_share_and_nothing_else_moves(slots: int, there: int, joining: int) -> None:
-    members = [Member(f"w{number:02}", "h") for number in range(there + joining)]
-    before = assign(members[:there], {"t": slots})
-    after = assign(members, {"t": slots}, previous=before)
-    newcomers = {member.worker_id for member in members[there:]}
-    assert {new for _, new in moves(before, after)} <= newcomers
-    share = slots // (there + joining)
-    assert all(share <= loads(after)[newcomer] <= share + 1 for newcomer in newcomers)
-
-
-@given(st.integers(1, 200), st.integers(2, 12), st.data())
-def test_when_one_goes_only_its_slots_move(slots: int, there: int, data: st.DataObject) -> None:
-    members = [Member(f"w{number:02}", "h") for number in range(there)]
-    before = assign(members, {"t": slots})
-    gone = data.draw(st.sampled_from(members))
-    after = assign([member for member in members if member is not gone], {"t": slots}, previous=before)
-    assert {old for old, _ in moves(before, after)} <= {gone.worker_id}
 
 
 def test_over_many_topics_too_hardly_a_slot_moves_between_members_that_stay() -> None:

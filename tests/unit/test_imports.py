@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -75,8 +75,10 @@ def part_of(module: tuple[str, ...]) -> str:
     return ".".join(module[:2]) if module[0] == "dev" and len(module) > 1 else module[0]
 
 
-def imports(package: Path) -> Iterator[Import]:
+@cache
+def imports(package: Path) -> list[Import]:
     """Every import statement of a package, wherever in a file it stands."""
+    found = []
     for file in sorted(package.rglob("*.py")):
         within = file.relative_to(package)
         nodes = list(ast.walk(ast.parse(file.read_text())))
@@ -100,7 +102,8 @@ def imports(package: Path) -> Iterator[Import]:
                 continue
             for name in names:
                 part = part_of(within.with_suffix("").parts)
-                yield Import(str(within), node.lineno, part, name, node in typing_only)
+                found.append(Import(str(within), node.lineno, part, name, node in typing_only))
+    return found
 
 
 def violations(package: Path) -> list[str]:
