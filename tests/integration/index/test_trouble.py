@@ -142,29 +142,6 @@ def test_a_key_of_another_type_is_the_trouble_of_its_slot_alone(queues: Queues, 
 # --- restarts and broken connections ---------------------------------------------------------------------
 
 
-def test_a_killed_server_costs_an_error_and_is_used_again_when_it_is_back(launch: Launch) -> None:
-    server = launch(RedisServer, config=["appendfsync always"])
-    queues = Queues(server.url)
-    assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
-    before = queues.generations([SLOT])[SLOT]
-    server.kill()
-    gone = queues.add({SLOT: [(2, 2.0)]})[SLOT]
-    assert isinstance(gone, IndexUnavailable)
-    assert f"127.0.0.1:{server.port}" in str(gone)
-    with pytest.raises(IndexUnavailable):
-        queues.cancel(SLOT, 1)
-    server.start()
-    deadline = time.monotonic() + 60
-    while isinstance(queues.peek([SLOT])[SLOT], IndexUnavailable):
-        assert time.monotonic() < deadline
-    after = queues.generations([SLOT])[SLOT]
-    assert not isinstance(before, IndexUnavailable)
-    assert not isinstance(after, IndexUnavailable)
-    assert after.serving != before.serving
-    assert [job_id for job_id, _ in take(queues).entries] == [1]
-    queues.close()
-
-
 def test_connections_that_the_server_closed_while_idle_go_unnoticed(
     queues: Queues, server: RedisServer
 ) -> None:
