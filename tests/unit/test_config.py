@@ -44,13 +44,6 @@ def test_the_environment_wins_over_the_file_and_arguments_over_both(
     assert (settings.cluster, settings.namespace) == ("environment", "argument")
 
 
-def test_the_file_may_give_a_list_as_text(tmp_path: Path) -> None:
-    (tmp_path / "toc.toml").write_text(
-        'database_urls = "mysql+pymysql://h1,mysql+pymysql://h2"\ndatabases = 2\n'
-    )
-    assert Settings().database_urls == ["mysql+pymysql://h1", "mysql+pymysql://h2"]
-
-
 def test_toc_config_names_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "toc.toml").write_text("tables = 8\n")
     other = tmp_path / "other.toml"
