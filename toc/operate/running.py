@@ -56,6 +56,8 @@ def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limi
     start = ("", 0, 0) if after is None else _parsed(after)
     slots = sorted(slot for topic in topics for slot in topic.slots() if slot >= start[:2])
     found: list[tuple[Slot, int]] = []
+    if not center.queues.present:
+        found, slots = [one for one in _leased(center, topics) if (*one[0], one[1]) > start], []
     for slot, peek in center.queues.peek(slots).items():
         if len(found) <= limit and _known(peek).prepared:
             entries = _known(center.queues.prepared([slot], OF_A_SLOT)[slot])
