@@ -35,7 +35,7 @@ def test_the_row_alone_answers(alone: System) -> None:
     assert center.reschedule(ahead, action_time=_soon()) is RescheduleOutcome.RESCHEDULED
     time.sleep(0.1)  # their times pass
     assert center.cancel(past) is center.cancel(ahead) is CancelOutcome.CANCELLED
-    began = [center.submit("test.sync", biz_id=n, delay=0.001) for n in range(2)]
+    began = [center.submit("test.sync", biz_id=n, delay=0.05) for n in range(2)]
     assert leases.take(dict.fromkeys(began, 30)) == dict.fromkeys(began, True)
     assert center.reschedule(began[0], action_time=_soon()) is RescheduleOutcome.MAY_HAVE_STARTED
     assert {center.cancel(one) for one in began} == {CancelOutcome.MAY_HAVE_STARTED}
@@ -61,7 +61,7 @@ def test_a_process_whose_settings_disagree_is_refused_by_name(
         assert "are not indexed: unset it, or run `toc index on`" in told
     with TimeoutCenter(indexed) as ahead:  # what it indexes is not looked at
         assert ahead.cancel(ahead.submit("test.sync", biz_id=1, delay=60)) is CancelOutcome.CANCELLED
-    due = alone.center.submit("test.sync", biz_id=1, delay=0.001)
+    due = alone.center.submit("test.sync", biz_id=1, delay=0.05)
     identity.set_indexed(True)
     with (
         TimeoutCenter(alone.settings) as behind,
@@ -80,12 +80,12 @@ def test_a_worker_runs_tasks_by_their_rows(alone: System) -> None:
     alone.start(processes=2)
     client = alone.client
     topics = ("test.sync", "test.async", "test.batch")
-    tasks = [NewTask(topics[n % 3], biz_id=n, delay=0.01 + n % 40 / 10) for n in range(400)]
+    tasks = [NewTask(topics[n % 3], biz_id=n, delay=2 + n % 40 / 10) for n in range(400)]
     job_ids = client.submit_many(tasks)
     fails = client.submit("test.sync", biz_id=1, delay=0.5, attribute={"fail": 2})
     dead = client.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
     runs = client.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 3})
-    gone = [client.submit("test.sync", biz_id=n, delay=1 + n / 100) for n in range(100)]
+    gone = [client.submit("test.sync", biz_id=n, delay=9 + n / 100) for n in range(100)]
     assert {client.cancel(one) for one in gone} == {CancelOutcome.CANCELLED}
     alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
     assert client.cancel(runs) is CancelOutcome.MAY_HAVE_STARTED
@@ -131,7 +131,7 @@ def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> No
     alone.create_topics(prepare_timeout=3)
     daemon = alone.start(processes=2)
     job_ids = [
-        alone.client.submit("test.sync", biz_id=n, delay=0.1 + n / 50, attribute={"sleep": 0.2})
+        alone.client.submit("test.sync", biz_id=n, delay=1 + n / 50, attribute={"sleep": 0.2})
         for n in range(200)
     ]
     for _ in range(3):

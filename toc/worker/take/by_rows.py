@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 from toc.loop import Loop, Wake
 from toc.model.catalog import TopicCatalog
@@ -44,7 +44,7 @@ from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.slots import SlotBook
-from toc.worker.take.feedback import AHEAD_MS, Returned
+from toc.worker.take.feedback import DueTask, Returned
 from toc.worker.take.resume_rate import PACE_MS, Backlog
 
 log = get_logger(__name__)
@@ -61,9 +61,12 @@ OWNED_SECONDS = 1.5
 and still runs."""
 LINGER_SECONDS = 2.5
 """How long looks continue after the index is back. By then the sweep has indexed all recent submissions."""
-MIN_PAGE = 100
-ROWS_PER_LOOK = 4000
-"""Rows that one look reads at most, about, if they are spread evenly over its tables."""
+AHEAD = 1.2
+"""How far ahead a round reads, in periods: until the next has read all, and a little longer."""
+TABLES = 16
+"""Tables that are read at once: what is due waits meanwhile."""
+PAGE = 200
+"""Most rows of a table that are read at once."""
 ENOUGH = 2000
 """While as many rows of a topic are known, no more of it are read: what they would hide comes first."""
 MAX_TAKEN = 500
@@ -73,14 +76,54 @@ RETRY_SECONDS = 5.0
 START = Position(0)
 
 
+class _Due:
+    """The rows of our slots of one topic, the first due first."""
+
+    def __init__(self) -> None:
+        self._rows: list[DueTask] = []
+        self._known: set[DueTask] = set()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def first(self) -> int:
+        """When the first is due (ms); there must be one."""
+        return self._rows[0][0]
+
+    def add(self, row: DueTask) -> None:
+        """Add a row, unless it is known."""
+        if row not in self._known:
+            self._known.add(row)
+            heapq.heappush(self._rows, row)
+
+    def pop(self) -> DueTask:
+        """Remove and return the first."""
+        row = heapq.heappop(self._rows)
+        self._known.discard(row)
+        return row
+
+
 @dataclass(slots=True)
 class _Plan:
     """What is known of one database server's rows. Used by its loop alone."""
 
-    due: dict[str, list[tuple[int, int, Slot]]] = field(default_factory=dict)
-    """By topic, a heap of the rows of our slots: when each is due (ms), its job_id, its slot."""
-    after: dict[int, Position] = field(default_factory=dict)
-    """Tables that hold more than was read, with the position to continue from."""
+    due: dict[str, _Due] = field(default_factory=dict)
+    """By topic. A row that has changed since is refused a lease."""
+    anew: bool = True
+    """Whether to read all tables, whatever is left of the round."""
+    left: dict[int, Position] = field(default_factory=dict)
+    """The tables that are yet to be read in this round, with the position to begin or continue from."""
+    began: float = 0.0
+    """When the round began (monotonic)."""
+    at_once: int = TABLES
+    """How many tables are read at once: all, while they hold little."""
+    rows: int = 0
+    """How many rows were read in this round."""
+    until_ms: int = 0
+    """Up to when rows are read that come due."""
+    period: float = LOOK_SECONDS
+    """How long the round, and the rest after it, takes (seconds)."""
     look_at: float = float("-inf")
     """When to read again (monotonic)."""
     taken_at: float = float("-inf")
@@ -149,7 +192,7 @@ class RowTaker:
     def look_now(self) -> None:
         """Look again now."""
         for plan, wake in zip(self._plans, self.wakes, strict=True):
-            plan.look_at = plan.taken_at = float("-inf")
+            plan.anew, plan.look_at, plan.taken_at = True, float("-inf"), float("-inf")
             wake()
 
     @property
@@ -174,11 +217,11 @@ class RowTaker:
         returned = self.returned.take(server)
         if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
             self.finisher.give_back_unread(plan.unsure)
-            plan.due, plan.after, plan.unsure, plan.heads = {}, {}, [], {}
-            plan.look_at = float("-inf")
+            plan.due, plan.unsure, plan.heads = {}, [], {}
+            plan.anew, plan.look_at = True, float("-inf")
             return IDLE_SECONDS
-        for due in returned:
-            heapq.heappush(plan.due.setdefault(due[2].topic, []), due)
+        for row in returned:
+            plan.due.setdefault(row[2].topic, _Due()).add(row)
         if now < plan.failed_until:
             return plan.failed_until - now
         if now >= plan.look_at and not self._look(server, plan, slots):
@@ -186,7 +229,7 @@ class RowTaker:
         if now < plan.taken_at + GATHER_SECONDS:
             return plan.taken_at + GATHER_SECONDS - now
         wait = self._take(plan, slots)
-        plan.heads = {name: rows[0][0] for name, rows in plan.due.items() if rows}
+        plan.heads = {name: rows.first for name, rows in plan.due.items() if rows}
         return max(min(wait, plan.look_at - self.clock.monotonic()), 0.0)
 
     # --- what is due
@@ -210,33 +253,38 @@ class RowTaker:
         return {topic.name: topic for topic, handler in pairs if topic and handler and handler.serves(topic)}
 
     def _look(self, server: int, plan: _Plan, slots: Collection[Slot]) -> bool:
-        """Read what comes due in a server's tables, or go on where it was more than a page. False if the
+        """Read what comes due in some of a server's tables: a page of each. A round reads all. False if the
         server did not answer."""
         began = self.clock.monotonic()
-        served = self._served({slot.topic for slot in slots})
-        enough = {name for name, rows in plan.due.items() if len(rows) >= ENOUGH}
-        if not plan.after:
-            plan.due = {name: plan.due[name] for name in enough & served.keys()}
-        topics = {topic.biz_type: topic for name, topic in served.items() if name not in enough}
-        tables = self._tables_of_server[server]
-        starts, plan.after = plan.after or dict.fromkeys(tables, START), {}
-        plan.look_at = began + LOOK_SECONDS
-        if not topics:
-            return True
-        limit = max(MIN_PAGE, ROWS_PER_LOOK // len(tables))
-        where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.store.leases.untaken()}"
-        pages = self.store.scans.page(starts, self.clock.now_ms() + AHEAD_MS, limit, where=where)
-        if not pages and pages.unanswered:
-            self._failed(plan, pages.unanswered)
-            return False
-        plan.after = {table: page[-1].position for table, page in pages.items() if len(page) == limit}
-        for row in chain.from_iterable(pages.values()):
-            slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
-            if slot in slots:
-                heapq.heappush(plan.due.setdefault(slot.topic, []), (row.next_time, row.job_id, slot))
-        took = self.clock.monotonic() - began
-        # At most half of the time; much less if a look only skips what is not for us.
-        plan.look_at = began + (2 * took if plan.after else max(LOOK_SECONDS, 4 * took))
+        if plan.anew or not plan.left:
+            plan.anew, plan.began = False, began
+            plan.until_ms = self.clock.now_ms() + int(AHEAD * 1000 * plan.period)
+            plan.left = dict.fromkeys(self._tables_of_server[server], START)
+            plan.at_once = TABLES if plan.rows > PAGE else len(plan.left)
+            plan.rows = 0
+        served = self._served({slot.topic for slot in slots}).values()
+        topics = {topic.biz_type: topic for topic in served if len(plan.due.get(topic.name, ())) < ENOUGH}
+        starts = dict(islice(plan.left.items(), plan.at_once))
+        for table in starts:
+            del plan.left[table]
+        if topics:
+            where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.store.leases.untaken()}"
+            pages = self.store.scans.page(starts, plan.until_ms, PAGE, where=where)
+            if not pages and pages.unanswered:
+                self._failed(plan, pages.unanswered)
+                return False
+            plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
+            for row in chain.from_iterable(pages.values()):
+                plan.rows += 1
+                slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
+                if slot in slots:
+                    plan.due.setdefault(slot.topic, _Due()).add((row.next_time, row.job_id, slot))
+        now = self.clock.monotonic()
+        if plan.left:  # rests for as long as it has read: what is due meanwhile is taken
+            plan.look_at = now + now - began
+        else:
+            plan.period = max(LOOK_SECONDS, 2 * (now - plan.began))
+            plan.look_at = plan.began + plan.period
         return True
 
     def _failed(self, plan: _Plan, errors: Mapping[int, Trouble]) -> None:
@@ -253,7 +301,7 @@ class RowTaker:
         wait = LOOK_SECONDS
         for name, topic in self._served(list(plan.due)).items():
             rows = plan.due[name]
-            if rows and rows[0][0] <= self.clock.now_ms():
+            if rows and rows.first <= self.clock.now_ms():
                 room = min(self.dispatcher.room(name), MAX_TAKEN - len(entries))
                 if room <= 0:
                     self.dispatcher.want_room(name)
@@ -262,22 +310,20 @@ class RowTaker:
                 wait = PACE_MS / 1000 if not chosen else wait
                 entries += chosen
             if rows:
-                wait = min(wait, max(rows[0][0] / 1000 - self.clock.time(), GATHER_SECONDS))
+                wait = min(wait, max(rows.first / 1000 - self.clock.time(), GATHER_SECONDS))
         if entries:
             plan.taken_at = self.clock.monotonic()
             self._start(plan, entries)
         return wait
 
-    def _choose(
-        self, topic: Topic, rows: list[tuple[int, int, Slot]], slots: Collection[Slot], room: int
-    ) -> list[Entry]:
+    def _choose(self, topic: Topic, rows: _Due, slots: Collection[Slot], room: int) -> list[Entry]:
         """Hold those of a topic's rows that are due, those that have waited longest first."""
         now, at = self.clock.monotonic(), self.clock.now_ms()
-        limited = topic.resume_rate > 0 and rows[0][0] < topic.resumed_at
+        limited = topic.resume_rate > 0 and rows.first < topic.resumed_at
         tokens = self._tokens(topic, slots, now) if limited else room
         chosen: list[Entry] = []
-        while rows and rows[0][0] <= at and len(chosen) < min(room, tokens):
-            _, job_id, slot = heapq.heappop(rows)
+        while rows and rows.first <= at and len(chosen) < min(room, tokens):
+            _, job_id, slot = rows.pop()
             entry = Entry(job_id, slot, NO_FENCE, topic, self.handlers[topic.name], at, now)
             if slot in slots and self.inflight.hold_if_free(entry):
                 chosen.append(entry)

@@ -13,7 +13,10 @@ from toc.model.topic import Slot
 from toc.worker.entry import NO_FENCE, Entry
 
 AHEAD_MS = 1200
-"""How far ahead of now tables are read: until they are read again, and a little longer."""
+"""What is due later than this is read from its table in time."""
+
+DueTask = tuple[int, int, Slot]
+"""When a task is due (ms), its job_id, its slot."""
 
 
 class Inbox:
@@ -54,7 +57,7 @@ class Returned:
     def __init__(self, server_of: Callable[[int], int], wakes: Sequence[Wake]) -> None:
         self._server_of = server_of
         self._wakes = wakes
-        self._tasks: list[SimpleQueue[tuple[int, int, Slot]]] = [SimpleQueue() for _ in wakes]
+        self._tasks: list[SimpleQueue[DueTask]] = [SimpleQueue() for _ in wakes]
 
     def put(self, entry: Entry, due: int, now: int) -> None:
         """Report a task that has gone back to its row, due at ``due`` (ms)."""
@@ -63,7 +66,7 @@ class Returned:
             self._tasks[server].put((due, entry.job_id, entry.slot))
             self._wakes[server]()
 
-    def take(self, server: int) -> list[tuple[int, int, Slot]]:
+    def take(self, server: int) -> list[DueTask]:
         """Return what was reported of a server's tasks since the last call: when due, job_id, slot."""
         tasks = self._tasks[server]
         return [tasks.get_nowait() for _ in range(tasks.qsize())]
