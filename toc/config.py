@@ -120,9 +120,9 @@ class Settings(BaseSettings):
     """Prefix of topics in Redis keys, so that environments can share a Redis."""
 
     zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
-    """Servers that coordinate several hosts. Unset: a single daemon."""
+    """Servers that coordinate many hosts. Unset: the first database does, which is enough for a few."""
     session_timeout: float = Field(6.0, ge=1, le=10, description="seconds, 1 to 10")
-    """How long a daemon is silent to ZooKeeper until its slots go to others."""
+    """How long a daemon is silent until its slots go to others."""
     cluster: str = Field("default", description="letters, digits, '.', '_' and '-'")
     """Name of this cluster in ZooKeeper."""
 

@@ -215,17 +215,33 @@ IN_THE_FIRST_DATABASE: Tables = {
         """,
         None,
     ),
+    "timeout_member": (
+        """
+        name VARCHAR(300) NOT NULL,
+        host VARCHAR(255) NOT NULL,
+        beat {u64} NOT NULL,
+        heartbeat {ms} NOT NULL,
+        timeout {u32} NOT NULL,
+        dead {tiny} NOT NULL,
+        data {long} NOT NULL,
+        gmt_create {ms} NOT NULL,
+        PRIMARY KEY (name)
+        """,
+        None,
+    ),
 }
 MYSQL = {
     "u64": "BIGINT UNSIGNED", "rowid": "BIGINT UNSIGNED", "u32": "INTEGER UNSIGNED",
     "u16": "SMALLINT UNSIGNED", "tiny": "TINYINT",
     "ms": "DATETIME(3)", "serial": "BIGINT UNSIGNED NOT NULL AUTO_INCREMENT",
     "key": "VARBINARY(255)", "b32": "BINARY(32)", "b16": "BINARY(16)", "blob": "LONGBLOB",
+    "long": "MEDIUMTEXT",
 }  # fmt: skip
 SQLITE = {
     "u64": "BIGINT", "rowid": "INTEGER", "u32": "INTEGER", "u16": "SMALLINT",
     "tiny": "SMALLINT", "ms": "BIGINT", "serial": "INTEGER NOT NULL",
     "key": "BLOB", "b32": "BLOB", "b16": "BLOB", "blob": "BLOB",
+    "long": "TEXT",
 }  # fmt: skip
 
 

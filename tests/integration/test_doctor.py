@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from sqlalchemy.engine import make_url
 from benchmarks.local import MariaDB, RedisCluster, RedisServer
 from benchmarks.private import free_port
 from toc import Settings, TaskStatus, TimeoutCenter
+from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
+from toc.coordination.znodes import host_of
 from toc.dev.local.embedded import EmbeddedStack
 from toc.model.finding import Level
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate import doctor
+from toc.operate.cluster import slot_owners, workers
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.records.secretbox import new_key
@@ -290,7 +294,7 @@ def test_a_topic_that_stays_in_no_assignment_is_told(system: System) -> None:
     assert not having(lines, Level.OK, held)
 
 
-def test_without_zookeeper_a_second_daemon_is_warned_of_and_leaves_the_first_alone(
+def test_without_zookeeper_two_daemons_share_the_work_and_are_named_and_one_that_ends_leaves_the_other(
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> None:
     system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
@@ -300,13 +304,26 @@ def test_without_zookeeper_a_second_daemon_is_warned_of_and_leaves_the_first_alo
     def told(level: Level, text: str) -> list[Line]:
         return having(doctor.examine(system.center), level, text)
 
-    system.wait(lambda: told(Level.OK, "1 workers hold 8 of 8 slots"), "the first has them", 60)
+    def shares() -> dict[str, int]:
+        """How many slots each host has, if each slot is held by whom it is assigned to."""
+        rows = slot_owners(system.center)
+        assert len({(row.topic, row.number) for row in rows}) == len(rows) == every
+        settled = all(row.state is SlotState.OWNED for row in rows)
+        return dict(Counter(host_of(str(row.owner)) for row in rows)) if settled else {}
+
+    every = 8 + len(system.center.store.tables)
+    system.wait(lambda: shares() == {"host-a": every}, "the first has everything", 60)
+    assert told(Level.OK, "1 workers on host-a")
     second = system.start("host-b", processes=1)
-    (line,) = system.wait(lambda: told(Level.WARN, "do not know of each other"), "both are told", 60)
-    assert "host-a, host-b" in line.what
+    system.wait(lambda: shares() == {"host-a": every // 2, "host-b": every // 2}, "they share it", 60)
+    lines = doctor.examine(system.center)
+    assert having(lines, Level.OK, "2 workers on host-a, host-b")
+    assert having(lines, Level.OK, "every slot is held")
+    assert [row.owned for row in workers(system.center)] == [4, 4]
     second.terminate()
     second.await_end()
-    system.wait(lambda: told(Level.OK, "1 workers hold 8 of 8 slots"), "the first goes on", 60)
+    system.wait(lambda: shares() == {"host-a": every}, "the first goes on with everything", 60)
+    assert told(Level.OK, "1 workers on host-a")
     assert not told(Level.WARN, "without leaving")
     first.kill()
     (line,) = system.wait(lambda: told(Level.WARN, "without leaving"), "its end is told", 60)

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from toc.cli.output import show, show_one, table
-from toc.config import Settings
 from toc.coordination.assignment import Member
 from toc.operate.daemons import addresses
 
@@ -69,7 +68,7 @@ def test_a_daemon_is_asked_where_it_can_be_reached_from_here(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     worker = Member("host7-0-1", "host7", 1, metrics=metrics, machine=machine)
-    assert addresses(Settings(zookeeper="z:2181"), [worker]) == [address]
+    assert addresses([worker]) == [address]
 
 
 def test_what_others_wrote_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

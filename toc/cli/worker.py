@@ -69,8 +69,7 @@ def slots(
 ) -> None:
     """Show every slot: its owner and why, its tasks, how long the first that none has taken has been due.
 
-    What workers have taken and cannot start is told by topic, from the daemons' /metrics. Without ZooKeeper
-    only the one daemon knows the owners, and they are not shown.
+    What workers have taken and cannot start is told by topic, from the daemons' /metrics.
     """
     from toc.operate.admin import slot_views
 
@@ -147,7 +146,7 @@ def _say_late(center: TimeoutCenter, views: list[SlotView]) -> None:
     seen: dict[str, float] = {}
     for view in views:
         seen[view.slot.topic] = max(seen.get(view.slot.topic, 0), (view.overdue_ms or 0) / 1000)
-    for topic, told in sorted(late(center.settings).items()):
+    for topic, told in sorted(late(center).items()):
         if topic in seen and told.seconds > seen[topic] + _LATE_SECONDS:
             say(
                 f"{topic}: a task that its workers cannot start has been due for {told.seconds:.0f} s, "

@@ -10,14 +10,18 @@ from typing import Protocol
 from toc.coordination.assignment import Member
 from toc.model.topic import Slot
 
+DEAD_FOR_MS = 600_000
+"""How long a known death is remembered (ms): longer than others need to put back the dead worker's
+entries."""
+
 
 class Coordinator(Protocol):
-    """Gives slots to the worker processes of one daemon: local (one host) or through ZooKeeper (a cluster).
+    """Gives slots to the worker processes of one daemon: through rows in the first database, or ZooKeeper.
 
     One thread calls all methods. A handover in order: the slot vanishes from the old owner's ``desired``; the
     old owner stops taking from it, finishes or rolls back what it holds, and releases it; only then is the
-    new owner's claim granted. Without ZooKeeper, ``desired`` and ``claimed`` stay; new claims are granted
-    only to a worker that replaces another one of this daemon, for that one's slots.
+    new owner's claim granted. While that server is out of reach, ``desired`` and ``claimed`` stay; new claims
+    are granted only to a worker that replaces another one of this daemon, for that one's slots.
     """
 
     def start(self) -> None:
@@ -35,8 +39,9 @@ class Coordinator(Protocol):
     def join(self, member: Member) -> None:
         """Add a worker process of this daemon to the cluster, or update what is known of it."""
 
-    def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended."""
+    def leave(self, worker_id: str, *, known_dead: bool, followed: bool = False) -> None:
+        """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended.
+        ``followed``: another one will take its place soon."""
 
     def desired(self) -> dict[str, set[Slot]]:
         """Return worker_id -> the slots that it should own, for each worker that joined here."""
@@ -60,13 +65,20 @@ class Coordinator(Protocol):
     def connected(self) -> bool:
         """Whether every claim can be granted now. If not, this daemon keeps what it holds."""
 
+    def sure_until(self) -> float:
+        """Return until when (monotonic) no other daemon has what ours hold, as far as this one can know.
+        Later ours start nothing without a lease."""
+
+    def senders(self) -> int:
+        """Return how many workers of all daemons send webhooks; 0 if that is not known."""
+
     def drained(self) -> bool:
         """Whether an operator has drained this daemon's host, as far as known."""
 
     def unowned(self) -> frozenset[Slot]:
         """Return the slots, tables included, that no worker may have.
 
-        In a cluster only the leading daemon returns any: those that it last read from ZooKeeper.
+        Only one of the daemons returns any: with ZooKeeper the leading one, as of when it last read them.
         """
 
     def step(self) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from toc.coordination import intents
 from toc.coordination.assignment import Owners, assign
-from toc.coordination.local import DEAD_FOR_MS
+from toc.coordination.coordinator import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import (
     Assigned,

@@ -27,7 +27,7 @@ from toc.coordination.znodes import (
 )
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput
-from toc.model.topic import Delivery, Slot
+from toc.model.topic import Slot
 
 
 class Move(NamedTuple):
@@ -119,12 +119,6 @@ class Operator:
                     )
                 )
         return rows
-
-    def senders_without(self, key: str) -> list[str]:
-        """Return the hosts with workers that send webhooks but lack the key with this mark."""
-        members = read_members(self._session, self._paths)
-        senders = [member for member in members if Delivery.WEBHOOK.value in member.serves]
-        return sorted({member.host for member in senders if key not in member.keys})
 
     def damaged_nodes(self) -> list[str]:
         """Return the nodes whose data toc would not write: they count for nothing."""

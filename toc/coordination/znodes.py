@@ -148,16 +148,25 @@ def instant(values: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) and 0 <= value < _YEAR_10000 else 0
 
 
-def member_data(member: Member, joined: int) -> bytes:
-    """Encode the data of workers/{worker_id}: its fields. ``joined`` is an instant (ms)."""
+def member_values(member: Member, joined: int) -> dict[str, Any]:
+    """Return what workers/{worker_id} says: its fields, and when it ``joined`` (ms)."""
     values = {each.name: getattr(member, each.name) for each in fields(member) if each.name != "worker_id"}
     sorted_ = {name: sorted(one) if isinstance(one, frozenset) else one for name, one in values.items()}
-    return encode(**sorted_, joined=joined)
+    return sorted_ | {"joined": joined}
+
+
+def member_data(member: Member, joined: int) -> bytes:
+    """Encode the data of workers/{worker_id}. ``joined`` is an instant (ms)."""
+    return encode(**member_values(member, joined))
 
 
 def member_of(worker_id: str, data: bytes) -> Member | None:
     """Return the member that workers/{worker_id} describes; None if the data are malformed."""
-    values = decode(worker_id, data)
+    return member_from(worker_id, decode(worker_id, data))
+
+
+def member_from(worker_id: str, values: dict[str, Any]) -> Member | None:
+    """Return the member that these values describe; None if they are malformed."""
     host, weight = values.get("host"), weight_of(worker_id, values)
     if not isinstance(host, str) or weight is None:
         return None

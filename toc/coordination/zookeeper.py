@@ -60,7 +60,8 @@ class ZooKeeperCoordinator:
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
     slots of a silent daemon go to others after ``session_timeout``. ``gather``: how many seconds a new leader
-    waits for missing workers (toc.coordination.leader). ``on_change``: as in ``LocalCoordinator``.
+    waits for missing workers (toc.coordination.leader). ``on_change`` is called, from any thread,
+    when ``step`` should be called soon. It must not block.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ZooKeeperCoordinator:
         self._unjoined.add(member.worker_id)
         self._attempt(lambda: self._write_changes(self._session_id))
 
-    def leave(self, worker_id: str, *, known_dead: bool) -> None:
+    def leave(self, worker_id: str, *, known_dead: bool, followed: bool = False) -> None:  # noqa: ARG002
         """Remove a worker and its claims. If ``known_dead``, publish its death."""
         member = self._members.pop(worker_id, None)
         if member is not None:
@@ -205,6 +206,15 @@ class ZooKeeperCoordinator:
     def connected(self) -> bool:
         """Whether every claim can be granted now."""
         return self._current()
+
+    def sure_until(self) -> float:
+        """Return infinity: a host that is cut off from ZooKeeper cannot tell that from a ZooKeeper that is
+        away."""
+        return float("inf")
+
+    def senders(self) -> int:
+        """Return 0: only the leader reads the workers."""
+        return 0
 
     def drained(self) -> bool:
         """Whether this host is drained, as far as known."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from toc.config import Settings
 from toc.coordination.coordinator import SlotRow
 from toc.index.messages import Peek
-from toc.index.queues import Queues
 from toc.maintenance.depths import depths
 from toc.maintenance.passes import sweep_all
 from toc.maintenance.sweep import Sweep, SweepCounts
@@ -114,8 +113,8 @@ def refill(
 class SlotView:
     """A slot as operators see it.
 
-    ``ownership`` says who owns it and why; None without a coordinator. ``queues`` holds its counts, or the
-    IndexUnavailable that says why there are none.
+    ``ownership`` says who owns it and why; None if nobody has heard of it yet. ``queues`` holds its counts,
+    or the IndexUnavailable that says why there are none.
     """
 
     slot: Slot
@@ -132,35 +131,14 @@ class SlotView:
 
 
 def slot_views(center: TimeoutCenter, topic: str | None = None) -> list[SlotView]:
-    """Return every slot of all topics, or of ``topic``. Raises UnknownTopic or StoreUnavailable."""
+    """Return every slot of all topics, or of ``topic``. Raises UnknownTopic, StoreUnavailable or
+    CoordinationUnavailable."""
     store = center.store
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
-    by_slot = {Slot(row.topic, row.number): row for row in slot_owners(center.settings)}
+    by_slot = {Slot(row.topic, row.number): row for row in slot_owners(center)}
     slots = sorted(slot for each in topics for slot in each.slots())
     peeks = depths(store, center.queues, topics, slots, center.clock.now_ms(), due=False)
     return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
-
-
-def local_workers(store: Store, queues: Queues) -> dict[str, set[Slot]]:
-    """Return the living workers, each with the slots of which it has a claim number.
-
-    Without ZooKeeper no more is known. One that was killed counts for a few seconds more.
-
-    Raises StoreUnavailable, and IndexUnavailable if no slot can be read.
-    """
-    slots = [slot for topic in store.topics.list() for slot in topic.slots()]
-    owner = queues.owner()
-    found: dict[str, set[Slot]] = {worker: set() for worker in owner.alive} if owner else {}
-    failures: list[IndexUnavailable] = []
-    for slot, claims in queues.claims(slots).items():
-        if isinstance(claims, IndexUnavailable):
-            failures.append(claims)
-        else:
-            for worker in found.keys() & claims.values():
-                found[worker].add(slot)
-    if failures and len(failures) == len(slots):
-        raise failures[0]
-    return found
 
 
 # --- schema -----------------------------------------------------------------------------------------------

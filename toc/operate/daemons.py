@@ -9,16 +9,16 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, NamedTuple
 
-from toc.model.errors import CoordinationUnavailable
+from toc.model.errors import Unavailable
 from toc.observe import metrics
 from toc.observe.board import Values
 from toc.observe.exposition import decode
 from toc.observe.metrics import add_up
-from toc.operate.cluster import open_operator
+from toc.operate.cluster import workers
 
 if TYPE_CHECKING:
-    from toc.config import Settings
     from toc.coordination.assignment import Member
+    from toc.sdk.client import TimeoutCenter
 
 SCRAPE_SECONDS = 2.0
 """Seconds that a daemon has to answer."""
@@ -28,16 +28,10 @@ _ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-def addresses(settings: Settings, workers: Iterable[Member]) -> Sequence[str]:
-    """Return the host:port at which daemons serve their numbers, as these workers announce them in ZooKeeper.
-
-    Without ZooKeeper it is the one daemon, at its configured address.
-    """
-    if settings.zookeeper is not None:
-        here = socket.gethostname()
-        return sorted({_reached(each, each.metrics, here) for each in workers if each.metrics})
-    host, _, port = (settings.metrics_address or "").rpartition(":")
-    return [f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"] if port and int(port) else []
+def addresses(workers: Iterable[Member]) -> Sequence[str]:
+    """Return the host:port at which daemons serve their numbers, as these workers announce them."""
+    here = socket.gethostname()
+    return sorted({_reached(each, each.metrics, here) for each in workers if each.metrics})
 
 
 def _reached(worker: Member, metrics_address: str, here: str) -> str:
@@ -60,7 +54,7 @@ def _scrape_one(address: str) -> Values | str:
     try:
         connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # direct: no proxy from the environment
     except HTTPException:
-        return "not an address"  # ZooKeeper has what anybody may have written there
+        return "not an address"  # as anybody may have written there
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
@@ -83,15 +77,13 @@ class Late(NamedTuple):
     waiting: int
 
 
-def late(settings: Settings) -> dict[str, Late]:
+def late(center: TimeoutCenter) -> dict[str, Late]:
     """Return what all daemons that answer tell of each topic. Nothing if they cannot be found."""
     members: list[Member] = []
-    with suppress(CoordinationUnavailable):  # reported elsewhere
-        if settings.zookeeper is not None:
-            with open_operator(settings) as operator:
-                members = [row.member for row in operator.workers()]
+    with suppress(Unavailable):  # reported elsewhere
+        members = [row.member for row in workers(center)]
     total: Values = {}
-    for values in scrape(addresses(settings, members)).values():
+    for values in scrape(addresses(members)).values():
         if not isinstance(values, str):
             add_up(total, values)
 

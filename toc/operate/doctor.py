@@ -31,8 +31,8 @@ from toc.model.errors import (
 )
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
-from toc.operate import admin, schedules, targets
-from toc.operate.cluster import open_operator
+from toc.operate import schedules, targets
+from toc.operate.cluster import onlooker, open_operator
 from toc.operate.daemons import Late, late
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
@@ -42,8 +42,10 @@ from toc.store.tasks.scan import DueRow
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
-MOVE_SECONDS = 1.5
+MOVE_SECONDS = 3.0
 """A slot that is moving is read again after this many seconds; a handover takes less."""
+GONE_SECONDS = 86_400
+"""For how long a host is named that was killed."""
 NO_MEMBER = 0
 """No task has this job_id: removing it proves the right to remove, and removes nothing."""
 
@@ -112,7 +114,7 @@ def examine(
     if settings.zookeeper:
         lines += _cluster(center, settings.zookeeper, topics)
     else:
-        lines += _alone(center, topics, lines)
+        lines += _by_rows(center, topics, lines)
     lines += _topics(topics, peeks)
     lines += _damaged_rows(center.store)
     lines += _lines("targets", targets.examine(center, topics))
@@ -204,54 +206,47 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
 # --- workers ----------------------------------------------------------------------------------------------
 
 
-def _alone(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
-    what = "TOC_ZOOKEEPER is not set: only one daemon on one host can run; when it is down, nothing fires"
-    do = "set TOC_ZOOKEEPER to run several hosts as a cluster"
+def _by_rows(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
+    """Examine a cluster without ZooKeeper."""
+    what = "TOC_ZOOKEEPER is not set: daemons share the work by rows in the first database"
+    do = "set it for many hosts, or to drain, pin and weigh them"
     lines = [Line(Level.NOTE, "workers", "-", what, do)]
-    if not topics or not center.queues.present:
-        return lines
     try:
-        owned = admin.local_workers(center.store, center.queues)
+        seen = onlooker(center)
+        workers = seen.workers()
+        moving = _moving(seen.slots(), lambda: onlooker(center).slots(), topics)
     except TocError as exc:
         return [*lines, *_unless_said(known, "workers", exc)]
-    lines += _gone(center, {host_of(worker) for worker in owned})
-    if not owned:
-        return [*lines, *_nobody(center)]
-    if _shared(owned):
-        time.sleep(MOVE_SECONDS)  # perhaps they are being handed over
-        owned = admin.local_workers(center.store, center.queues)
-    if shared := _shared(owned):
-        hosts = ", ".join(sorted({host_of(worker) for worker in owned}))
-        what = f"daemons that do not know of each other share {len(shared)} slots, on {hosts}"
-        lines.append(Line(Level.WARN, "workers", "-", what, "stop all but one, or set TOC_ZOOKEEPER"))
-    held, slots = len(set().union(*owned.values())), sum(topic.slot_amount for topic in topics)
-    what = f"{len(owned)} workers hold {held} of {slots} slots"
-    if held < slots:
-        do = "if it lasts: does the app have a handler for every topic? See the daemon's log"
-        return [*lines, Line(Level.WARN, "workers", "-", what, do)]
-    return [*lines, Line(Level.OK, "workers", "-", what, "")]
+    lines += _gone({host: age for host, age in seen.silent().items() if age < GONE_SECONDS})
+    if topics and not workers:
+        do = "start `toc worker --app ...` on each host; its log says why if it ends"
+        return [*lines, Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)]
+    if workers:
+        text = f"{len(workers)} workers on {_hosts(workers)}"
+        lines.append(Line(Level.OK, "workers", "-", text, ""))
+    return [*lines, *_workers(workers, moving, topics)]
 
 
-def _shared(owned: Mapping[str, Iterable[Slot]]) -> set[Slot]:
-    """The slots that several workers have."""
-    counts = Counter(slot for slots in owned.values() for slot in slots)
-    return {slot for slot, count in counts.items() if count > 1}
+def _hosts(workers: Iterable[WorkerRow]) -> str:
+    return ", ".join(sorted({row.member.host for row in workers}))
 
 
-def _gone(center: TimeoutCenter, hosts: Collection[str]) -> Iterator[Line]:
-    """The hosts that have no worker now, and whose workers did not leave."""
-    try:
-        owner = center.queues.owner()
-    except IndexUnavailable:
-        return  # reported elsewhere
+def _gone(silent: Mapping[str, int]) -> Iterator[Line]:
+    """The hosts that have no worker now, and whose workers did not leave: seconds since then."""
+    for host, seconds in sorted(silent.items()):
+        what = f"its workers ended {seconds} s ago without leaving: it was killed, or is cut off"
+        do = "start its daemon again; what ran there runs elsewhere after its topic's prepare_timeout"
+        yield Line(Level.WARN, "workers", host, what, do)
+
+
+def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:
+    """Those of the members that Redis remembers which are on other hosts and did not leave."""
     heard: dict[str, int] = {}
-    for worker, seconds in (owner.members if owner else {}).items():
-        heard[host_of(worker)] = min(seconds, heard.get(host_of(worker), seconds))
-    for host, seconds in sorted(heard.items()):
-        if host not in hosts and seconds > SILENT_SECONDS:
-            what = f"its workers ended {seconds} s ago without leaving: it was killed, or is cut off"
-            do = "start its daemon again; what ran there runs elsewhere after its topic's prepare_timeout"
-            yield Line(Level.WARN, "workers", host, what, do)
+    with suppress(IndexUnavailable):  # reported elsewhere
+        owner = center.queues.owner()
+        for worker, seconds in (owner.members if owner else {}).items():
+            heard[host_of(worker)] = min(seconds, heard.get(host_of(worker), seconds))
+    return {host: age for host, age in heard.items() if host not in hosts and age > SILENT_SECONDS}
 
 
 def _nobody(center: TimeoutCenter) -> list[Line]:
@@ -274,33 +269,32 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
             workers, wanted, rows = operator.workers(), operator.intents(), operator.slots()
             lines += _open(operator.open_nodes())
             lines += _damaged(operator.damaged_nodes())
-            moving = _moving(rows, topics)
-            if moving:
-                time.sleep(MOVE_SECONDS)
-                again = _moving(operator.slots(), topics)
-                moving = {slot: why for slot, why in again.items() if slot in moving}
+            moving = _moving(rows, operator.slots, topics)
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
         return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
-    lines += _gone(center, {row.member.host for row in workers})
+    lines += _gone(_silent(center, {row.member.host for row in workers}))
     if topics and not workers:
         return [*lines, *_nobody(center)]
     if workers:
-        hosts = sorted({row.member.host for row in workers})
         leader = next((row.member.host for row in workers if row.leader), None)
-        text = f"{len(workers)} workers on {', '.join(hosts)}; {leader or 'nobody'} leads"
+        text = f"{len(workers)} workers on {_hosts(workers)}; {leader or 'nobody'} leads"
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
-    lines += _out_of_reach(workers)
-    lines += _protocols(workers)
-    lines += _capability(workers, topics)
-    for (topic, number), why in sorted(moving.items()):
-        do = "see toc slots; if it lasts, read the log of that host"
-        lines.append(Line(Level.WARN, "slots", f"{topic}_{number}", why, do))
-    if workers and not moving:
-        lines.append(Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", ""))
+    lines += _workers(workers, moving, topics)
     lines += _intents(wanted, workers, topics)
     return lines
+
+
+def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[Topic]) -> Iterator[Line]:
+    yield from _out_of_reach(workers)
+    yield from _protocols(workers)
+    yield from _capability(workers, topics)
+    for slot, why in sorted(moving.items()):
+        do = "see toc slots; if it lasts, read the log of that host"
+        yield Line(Level.WARN, "slots", str(slot), why, do)
+    if workers and not moving:
+        yield Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", "")
 
 
 def _open(nodes: list[str]) -> Iterator[Line]:
@@ -316,19 +310,28 @@ def _damaged(nodes: list[str]) -> Iterator[Line]:
         yield Line(Level.WARN, "zookeeper", node, what, f"in zkCli.sh: delete {node}")
 
 
-def _moving(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[tuple[str, int], str]:
-    """Return the slots that the assigned worker does not own, with the reason."""
+def _moving(
+    rows: Sequence[SlotRow], again: Callable[[], Sequence[SlotRow]], topics: list[Topic]
+) -> dict[Slot, str]:
+    """Return the slots that the assigned worker does not own, and still does not a little later: why."""
+    moving = _not_owned(rows, topics)
+    if moving:
+        time.sleep(MOVE_SECONDS)
+        later = _not_owned(again(), topics)
+        moving = {slot: why for slot, why in later.items() if slot in moving}
+    return moving
+
+
+def _not_owned(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[Slot, str]:
     amounts = {topic.name: topic.slot_amount for topic in topics}
     found = {
-        (row.topic, row.number): row.reason
+        Slot(row.topic, row.number): row.reason
         for row in rows
         if row.state is SlotState.MOVING and (row.topic in amounts or row.topic == TABLES)
     }
-    seen = {(row.topic, row.number) for row in rows}
-    for name, amount in amounts.items():
-        absent = {(name, number) for number in range(amount)} - seen
-        found |= dict.fromkeys(absent, "it is missing from the assignment")
-    return found
+    absent = {slot for topic in topics for slot in topic.slots()}
+    absent -= {Slot(row.topic, row.number) for row in rows}
+    return found | dict.fromkeys(absent, "it is missing from the assignment")
 
 
 _NOBODY = {
@@ -454,7 +457,7 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         free.setdefault(slot.topic, []).extend(now - row.next_time for row in some)
         held[slot.topic] += len(rows) - len(some)
     # Which of the taken ones run, only their workers know.
-    told = late(center.settings) if held.total() else {}
+    told = late(center) if held.total() else {}
     more = "at least " if found.more else ""
     none = True
     for topic in topics:

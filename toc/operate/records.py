@@ -14,7 +14,7 @@ from toc.model.task import TaskStatus, check_body_length, decode_attribute
 from toc.model.wire import biz_id, instant, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable
     from datetime import datetime
 
     from toc.coordination.coordinator import WorkerRow
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toc.model.target import Target
     from toc.model.task import TaskRow
     from toc.model.template import Template
-    from toc.model.topic import Slot, Topic
+    from toc.model.topic import Topic
     from toc.operate.admin import SlotView
     from toc.operate.running import Running
     from toc.sdk.schedules import Schedule
@@ -240,16 +240,6 @@ def running_record(one: Running) -> dict[str, Any]:
         "host": one.host,
         "since": _at(one.since),
     }
-
-
-def local_worker_records(owned: Mapping[str, Collection[Slot]]) -> list[dict[str, Any]]:
-    """Return workers without ZooKeeper."""
-    from toc.coordination.znodes import host_of
-
-    return [
-        {"worker": worker, "host": host_of(worker), "owned": len(slots)}
-        for worker, slots in sorted(owned.items())
-    ]
 
 
 def move_record(move: Move) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from toc.model.errors import NotInstalled, SecretsLocked, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Topic
-from toc.operate.cluster import open_operator
+from toc.operate.cluster import workers
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.secretbox import key_mark
 from toc.store.records.targets import Resealed
@@ -49,13 +49,12 @@ def rotate_key(center: TimeoutCenter) -> Resealed:
     """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated.
 
     Raises SecretsLocked, with the hosts, if workers of the cluster send webhooks and do not know that key;
-    CoordinationUnavailable if that cannot be told.
+    CoordinationUnavailable or StoreUnavailable if that cannot be told.
     """
-    settings = center.settings
-    if settings.zookeeper and settings.secret_key:
-        mark = key_mark(settings.secret_key[0].get_secret_value())
-        with open_operator(settings) as operator:
-            hosts = operator.senders_without(mark)
+    if keys := center.settings.secret_key:
+        mark = key_mark(keys[0].get_secret_value())
+        senders = [row.member for row in workers(center) if Delivery.WEBHOOK in row.member.serves]
+        hosts = sorted({member.host for member in senders if mark not in member.keys})
         if hosts:
             raise SecretsLocked(
                 f"nothing was changed: the first key of TOC_SECRET_KEY is not known to the workers that send "

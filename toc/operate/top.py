@@ -19,12 +19,11 @@ from toc.observe import metrics
 from toc.observe.board import Key, Metric, MetricKind, Values
 from toc.observe.exposition import quantile
 from toc.observe.metrics import add_up
-from toc.operate import admin
-from toc.operate.cluster import open_operator
+from toc.operate import cluster
 from toc.operate.daemons import addresses as announced
 from toc.operate.daemons import scrape
 from toc.operate.operation import Record
-from toc.operate.records import local_worker_records, worker_record
+from toc.operate.records import worker_record
 from toc.sdk.client import TimeoutCenter
 
 
@@ -73,7 +72,7 @@ class Top:
         except Unavailable as exc:
             self.workers_error = exc
             trouble.append(str(exc).splitlines()[0])
-        addresses = self._named or announced(self._center.settings, self._members)
+        addresses = self._named or announced(self._members)
         scraped = scrape(addresses)
         now = time.monotonic()
         seconds, self._at = None if self._at is None else now - self._at, now
@@ -137,19 +136,12 @@ _OF_WORKER = (
 
 
 def _workers(center: TimeoutCenter) -> tuple[list[Record], list[Member]]:
-    """Return the workers, of ZooKeeper or, without it, of the claims in Redis; then only names and slots are
-    known. Raises Unavailable."""
-    settings = center.settings
-    members: list[Member] = []
-    if settings.zookeeper is None:
-        found = local_worker_records(admin.local_workers(center.store, center.queues))
-    else:
-        with open_operator(settings) as operator:
-            rows = sorted(operator.workers(), key=lambda row: row.member.worker_id)
-        found, members = [worker_record(row) for row in rows], [row.member for row in rows]
-    workers = [{key: one.get(key) for key in _OF_WORKER} for one in found]
-    machines = [member.machine for member in members] or [None] * len(workers)
-    return [one | {"machine": machine} for one, machine in zip(workers, machines, strict=True)], members
+    """Return the workers, as shown and as they are. Raises Unavailable."""
+    rows = sorted(cluster.workers(center), key=lambda row: row.member.worker_id)
+    shown = [
+        {key: worker_record(row)[key] for key in _OF_WORKER} | {"machine": row.member.machine} for row in rows
+    ]
+    return shown, [row.member for row in rows]
 
 
 def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]]) -> Values:

@@ -77,6 +77,7 @@ _MICROSECOND: ColumnElement[Any] = literal_column("MICROSECOND")
 _EPOCH: ColumnElement[Any] = literal_column("TIMESTAMP'1970-01-01 00:00:00'")
 _INSTANT = BigInteger().with_variant(_Datetime(fsp=3), *_MYSQL)  # SQLite: the milliseconds as a number
 _TINY = SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
+_LONG_TEXT = Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 _BODY = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
 _KEY = LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)
 
@@ -358,6 +359,27 @@ def identity_table(metadata: MetaData) -> Table:
     )
 
 
+def member_table(metadata: MetaData) -> Table:
+    """Declare the table of members without ZooKeeper, in the first database: a row for each daemon.
+
+    ``beat`` counts its writes, ``heartbeat`` is the instant of the last one, by the server's clock, and
+    ``timeout`` the time (ms) without one after which others may call it ``dead``. ``data`` is a JSON object
+    (toc.coordination.members).
+    """
+    return _table(
+        metadata,
+        "timeout_member",
+        Column("name", String(300), primary_key=True),
+        Column("host", String(255), nullable=False),
+        Column("beat", _U64, nullable=False),
+        Column("heartbeat", _INSTANT, nullable=False),
+        Column("timeout", _U32, nullable=False),
+        Column("dead", _TINY, nullable=False),
+        Column("data", _LONG_TEXT, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+    )
+
+
 def database_metadata(database: int, databases: int, tables: int) -> MetaData:
     """Declare the tables of one database, with unqualified names."""
     metadata = MetaData()
@@ -374,4 +396,5 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         token_table(metadata)
         audit_table(metadata)
         target_table(metadata)
+        member_table(metadata)
     return metadata

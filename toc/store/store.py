@@ -18,6 +18,7 @@ from toc.model.task import TaskRow, check_expiry
 from toc.store.check import require, require_layout
 from toc.store.records.audit import AuditTable
 from toc.store.records.identity import IdentityTable
+from toc.store.records.members import MemberTable
 from toc.store.records.secretbox import SecretBox
 from toc.store.records.targets import TargetTable
 from toc.store.records.templates import TemplateTable
@@ -26,6 +27,7 @@ from toc.store.records.topics import TopicTable
 from toc.store.schema import (
     audit_table,
     identity_table,
+    member_table,
     retired_table,
     target_table,
     template_table,
@@ -113,6 +115,7 @@ class Store(Batches):
         self.templates = TemplateTable(first, template_table(metadata), self.topics, clock)
         self.tokens = TokenTable(first, token_table(metadata), clock)
         self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)
+        self.members = MemberTable(first, member_table(metadata), clock)
         self.audit = AuditTable(first, audit_table(metadata), clock)
 
     def close(self) -> None:

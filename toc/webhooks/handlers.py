@@ -8,7 +8,7 @@ import random
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -94,8 +94,8 @@ class Bound(NamedTuple):
 class Webhooks:
     """Sends the tasks of webhook topics. One for each worker process.
 
-    ``holder`` names the process in Redis, ``members`` says how many processes its host has. ``run_once``
-    reads the targets: on a thread of its own.
+    ``holder`` names the process in Redis, ``members`` is how many processes send webhooks, as far as known at
+    the start. ``run_once`` reads the targets: on a thread of its own.
     """
 
     def __init__(
@@ -107,9 +107,11 @@ class Webhooks:
         clock: Clock,
         allow: Allow,
         holder: str,
-        members: Callable[[], int],
+        members: int,
         lookup: Lookup = socket.getaddrinfo,
     ) -> None:
+        self.members = members
+        """Among how many processes the limits of targets are divided, at least."""
         self._targets = targets
         self._book = TargetBook(targets, clock)
         self._catalog = catalog
@@ -121,7 +123,7 @@ class Webhooks:
         self._own_sender = Sender(allow, lookup, self._most // 2)
         """For tasks' own URLs: looking up names that are not found occupies its own threads, not those of
         targets."""
-        self._limiter = Limiter(queues.permits, holder, members)
+        self._limiter = Limiter(queues.permits, holder, lambda: self.members)
         self._labels = Labels()
         self._waits = Waits(self._labels)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")

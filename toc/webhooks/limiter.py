@@ -54,7 +54,7 @@ RequestPermits = Callable[[PermitRequests], PermitReplies]
 class Limiter:
     """Lets the requests of one process go, each within the capacity of its target.
 
-    ``holder`` is the name of the process in Redis, ``members`` how many processes its host has.
+    ``holder`` is the name of the process in Redis, ``members`` returns how many there are.
     """
 
     def __init__(self, ask: RequestPermits, holder: str, members: Callable[[], int]) -> None:

@@ -4,6 +4,7 @@
     known         the first message: what the daemon has read of the task table
     take, drop    slots
     dead          workers
+    sure          until when no other daemon has their slots; how many ``senders`` of webhooks there are
     run           a suspect, to the process that runs these alone; ``how`` it has ended that, if it has
     stop, force   to leave in good order; to leave without waiting for running tries
 

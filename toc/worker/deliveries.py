@@ -16,7 +16,12 @@ log = get_logger(__name__)
 
 
 class WebhookHandlers(Protocol):
-    """What sends the tasks of webhook topics (``toc.webhooks``)."""
+    """What sends the tasks of webhook topics (``toc.webhooks``).
+
+    ``members``: how many processes do so.
+    """
+
+    members: int
 
     def run_once(self) -> float:
         """Read the targets. Returns the seconds until the next call."""

@@ -150,8 +150,9 @@ class Inflight:
 
     def __init__(self) -> None:
         self.shared_until = float("-inf")
-        """Until when (monotonic) other workers may own our slots too. If either side has lost Redis, the
-        index cannot arbitrate. So nothing starts here without a lease, and nothing is taken without Redis."""
+        """Until when (monotonic) other workers may own our slots too."""
+        self.sure_until = float("inf")
+        """From when on they may."""
         self._entries: dict[int, Entry] = {}
         self._moving: dict[int, float] = {}
         """Fencing tokens of the entries that are being moved out of the PrepareQueue."""
@@ -161,6 +162,11 @@ class Inflight:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def shared(self, now: float) -> bool:
+        """Whether other workers may own our slots too. If either side has lost Redis, the index cannot
+        arbitrate. So nothing starts here without a lease, and nothing is taken without Redis."""
+        return now < self.shared_until or now >= self.sure_until
 
     def get(self, job_id: int) -> Entry | None:
         """The entry held under this id."""
@@ -226,7 +232,7 @@ class Inflight:
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
                 return False
-            ours = entry.fence != NO_FENCE and now >= self.shared_until  # [rule: alone-or-leased]
+            ours = entry.fence != NO_FENCE and not self.shared(now)  # [rule: alone-or-leased]
             fresh = ours and now - entry.held <= UNLEASED_SECONDS  # [rule: fresh-or-leased]
             if entry.in_time(now) and (fresh or now < entry.lease.until):  # [rule: last-look]
                 if not self._go(entry, START):

@@ -166,7 +166,7 @@ class LeaseKeeper:
     def must_cover(self, entries: Sequence[Entry]) -> bool:
         """Whether one of the entries may not start without a lease."""
         now = self._clock.monotonic()
-        shared, long_ago = now < self._inflight.shared_until, now - LEASE_AFTER_SECONDS
+        shared, long_ago = self._inflight.shared(now), now - LEASE_AFTER_SECONDS
         return any((shared or entry.held < long_ago) and not entry.lease.until for entry in entries)
 
     def cover(self, entries: Sequence[Entry]) -> Collection[int]:
@@ -178,7 +178,7 @@ class LeaseKeeper:
         once would only loop.
         """
         now = self._clock.monotonic()
-        shared = now < self._inflight.shared_until
+        shared = self._inflight.shared(now)
         long_ago = now - LEASE_AFTER_SECONDS
         late = [
             entry

@@ -109,7 +109,7 @@ def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHa
         clock=center.clock,
         allow=center.settings.allow,
         holder=arguments.worker_id,
-        members=lambda: center.settings.processes,
+        members=center.settings.processes,
     )
 
 

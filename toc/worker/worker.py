@@ -294,6 +294,10 @@ class Worker:
             self.book.dead = frozenset(message["workers"])
             self.reclaimer.look_now()
             self.rows.look_now()
+        elif kind == "sure":
+            self.pipeline.inflight.sure_until = message["until"]
+            if self._webhooks is not None and message["senders"]:
+                self._webhooks.members = message["senders"]
         elif kind == "take":
             self.handover.take(unpack(message["slots"]))
             self.rows.look_now()

@@ -85,7 +85,7 @@ def sending(center: TimeoutCenter, lookup: Lookup = socket.getaddrinfo) -> Webho
         clock=center.clock,
         allow=center.settings.allow,
         holder="me",
-        members=lambda: 1,
+        members=1,
         lookup=lookup,
     )
     webhooks.run_once()

@@ -18,7 +18,6 @@ from toc.model.topic import Delivery, Slot
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import (
     intent_records,
-    local_worker_records,
     move_record,
     ownership_record,
     queue_record,
@@ -94,15 +93,10 @@ def running_tasks(doing: Doing, limit: int, topic: str | None = None, next: str 
 
 @operation("worker.list", "GET /v1/workers", Right.READ_CLUSTER, "Show workers", **CLUSTER)
 def workers(doing: Doing) -> Record:
-    """Show the living workers, their slots, and the tables that they sweep.
+    """Show the living workers, their slots, and the tables that they sweep."""
+    from toc.operate import cluster
 
-    Without ZooKeeper: the workers that use Redis.
-    """
-    from toc.operate.admin import local_workers
-
-    if doing.center.settings.zookeeper is None:
-        return {"workers": local_worker_records(local_workers(doing.center.store, doing.center.queues))}
-    return {"workers": [worker_record(row) for row in doing.operator.workers()]}
+    return {"workers": [worker_record(row) for row in cluster.workers(doing.center)]}
 
 
 @operation(

@@ -19,6 +19,9 @@ from toc.worker.daemon.topics import Topics
 
 log = get_logger(__name__)
 
+NEVER = 1e9
+"""A monotonic time that is decades away, which JSON can say."""
+
 
 class WorkerSlots:
     """The slots of a daemon's workers. For the daemon's thread alone."""
@@ -37,22 +40,26 @@ class WorkerSlots:
         """Slots and tables that our workers should have and have not claimed yet."""
         self.dead: frozenset[str] = frozenset()
         """The workers known to be dead, as our workers were told."""
+        self._sure_until = float("-inf")
+        """Until when (monotonic) our workers are sure of their slots, as they were told."""
+        self._senders = 0
+        """How many workers send webhooks, as ours were told."""
         self.step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
 
-    def take_out(self, child: WorkerProcess, *, known_dead: bool) -> None:
-        """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order."""
+    def take_out(self, child: WorkerProcess, *, known_dead: bool, followed: bool) -> None:
+        """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order.
+        ``followed``: another one will take its place soon."""
         if child.member:
             child.member = False
             self.changed = True
-            self._coordinator.leave(child.worker_id, known_dead=known_dead)
+            self._coordinator.leave(child.worker_id, known_dead=known_dead, followed=followed)
 
-    def give_up(self, child: WorkerProcess) -> None:
+    def give_up(self, child: WorkerProcess, *, followed: bool) -> None:
         """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
         numbers."""
-        self._coordinator.release(child.worker_id, child.held)
         child.held.clear()
-        self.take_out(child, known_dead=False)
+        self.take_out(child, known_dead=False, followed=followed)
 
     def dropped(self, child: WorkerProcess, slots: set[Slot]) -> None:
         """Record that a process has let go of slots."""
@@ -101,6 +108,18 @@ class WorkerSlots:
                 want = desired.get(child.worker_id, set()) if child.member else set()
                 self._align(child, want, claimed.get(child.worker_id, set()))
 
+    def assure(self, children: Collection[WorkerProcess]) -> None:
+        """Tell the workers until when they are sure of their slots. Call it after ``reconcile``, by which
+        they know of those that others have taken over."""
+        until, senders = self._coordinator.sure_until(), self._coordinator.senders()
+        if until > self._sure_until or senders != self._senders:
+            self._sure_until, self._senders = max(until, self._sure_until), senders
+            for child in children:
+                self._tell_sure(child)
+
+    def _tell_sure(self, child: WorkerProcess) -> None:
+        child.link.send("sure", until=min(max(self._sure_until, 0.0), NEVER), senders=self._senders)
+
     def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
         """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
         lost = child.held - claimed - child.dropping if child.member else set()
@@ -118,6 +137,7 @@ class WorkerSlots:
             if granted:
                 child.held |= granted
                 child.link.send("dead", workers=sorted(self.dead))
+                self._tell_sure(child)
                 child.link.send("take", slots=pack(granted))
             self.missing |= missing - granted
             self.incomplete |= len(granted) < len(missing)

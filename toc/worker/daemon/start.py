@@ -54,6 +54,7 @@ def run_daemon(
             lease_secret=center.store.identity.lease_secret(),
             topics=frozenset(center.handlers),
             monitor=monitor,
+            members=center.store.members,
             beside=beside,
             webhooks=webhooks,
         )

@@ -22,8 +22,8 @@ from typing import Any
 from toc.config import Settings
 from toc.coordination.assignment import TABLES, Member
 from toc.coordination.coordinator import Coordinator
-from toc.coordination.local import LocalCoordinator
 from toc.coordination.presence import LocalNames
+from toc.coordination.rows import Members, RowsCoordinator
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -65,6 +65,8 @@ class Daemon:
     topics: frozenset[str]
     """The topics that the application has handlers for."""
     monitor: Monitor
+    members: Members
+    """The table of members, for a cluster without ZooKeeper."""
     beside: SideProcesses | None = None
     webhooks: bool = False
     """Whether its workers send webhooks."""
@@ -81,7 +83,7 @@ class Daemon:
         self._topics = Topics(
             self.catalog, self.topics_state, tables=self.settings.tables, on_change=self._wake
         )
-        self._coordinator = _coordinator(self.settings, self._wake)
+        self._coordinator = _coordinator(self.settings, self.members, self._wake)
         self._children: dict[str, WorkerProcess] = {}
         self._local_names = LocalNames.of(self.settings.host)
         self._slots = WorkerSlots(self._coordinator, self._topics, self._local_names)
@@ -110,6 +112,7 @@ class Daemon:
                 self._start_missing()
                 self._run_alone()
                 self._slots.reconcile(self._children.values(), stopping=self._stop_at is not None)
+                self._slots.assure(self._children.values())
                 self._tell()
                 self._wait()
                 self._look_after()
@@ -208,7 +211,7 @@ class Daemon:
     def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
         """Note that a process leaves. ``recycle``: why it wants a successor, or empty."""
         child.leaving = True
-        self._slots.give_up(child)
+        self._slots.give_up(child, followed=bool(recycle) and self._stop_at is None)
         if recycle:
             child.recycled = True
             log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
@@ -356,7 +359,7 @@ class Daemon:
         alone = child.index == self._alone_index
         if child.heard and not child.left and (alone or self._consumes(child)):
             child.member = True  # publish the death even if it was leaving
-        self._slots.take_out(child, known_dead=not child.left)
+        self._slots.take_out(child, known_dead=not child.left, followed=self._stop_at is None)
         if alone:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._alone.ended(how, by_task=not (child.left or child.stuck))
@@ -422,10 +425,12 @@ class Daemon:
                 os.kill(child.process.pid, signal.SIGTERM)
 
 
-def _coordinator(settings: Settings, on_change: Callable[[], None]) -> Coordinator:
+def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
     """Return the coordinator of these settings, which is not connected yet."""
     if not settings.zookeeper:
-        return LocalCoordinator(on_change=on_change)
+        return RowsCoordinator(
+            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
+        )
     return ZooKeeperCoordinator(
         settings.zookeeper,
         cluster=settings.cluster,

@@ -215,7 +215,7 @@ class RowTaker:
         now = self.clock.monotonic()
         slots = self._slots(now)
         returned = self.returned.take(server)
-        if not slots or not self._taking or now < self.inflight.shared_until:  # [rule: takes-alone]
+        if not slots or not self._taking or self._is_shared():  # [rule: takes-alone]
             self.finisher.give_back_unread(plan.unsure)
             plan.due, plan.unsure, plan.heads = {}, [], {}
             plan.anew, plan.look_at = True, float("-inf")
@@ -231,6 +231,10 @@ class RowTaker:
         wait = self._take(plan, slots)
         plan.heads = {name: rows.first for name, rows in plan.due.items() if rows}
         return max(min(wait, plan.look_at - self.clock.monotonic()), 0.0)
+
+    def _is_shared(self) -> bool:
+        """Whether others may take what is ours by the index, without a lease."""
+        return self.watch is not None and self.inflight.shared(self.clock.monotonic())
 
     # --- what is due
 
@@ -343,7 +347,7 @@ class RowTaker:
 
     def _start(self, plan: _Plan, entries: list[Entry]) -> None:
         """Lease the rows of entries that are held and due, and have those checked."""
-        if self.clock.monotonic() < self.inflight.shared_until:  # learned during this look
+        if self._is_shared():  # learned during this look
             self.finisher.give_back_unread(entries)
             return
         failed = self.leases.take(entries, due_by=self.clock.now_ms())  # [rule: taken-by-lease]
