@@ -14,6 +14,7 @@ conversion loses an hour where the gap is at midnight (Santiago), for expression
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -147,36 +148,23 @@ class Cron:
         zone = zone_named(self.zone)
         local = from_ms(instant).astimezone(zone).replace(tzinfo=None, fold=0)
         for wanted in _matching(self.expression, local):
-            at = wanted.replace(tzinfo=zone).astimezone(UTC)
-            if at.astimezone(zone).replace(tzinfo=None, fold=0) != wanted:
-                if self.skip_gaps:
-                    continue
-                at = _gap_end(wanted, zone)
-            yield to_ms(at)
+            found = _instants(wanted, zone)
+            if found or not self.skip_gaps:
+                yield to_ms(found[0] if found else _gap_end(wanted, zone))
 
     def _wild(self, instant: int) -> Iterator[int]:
-        """Each instant at which the clock on the wall matches.
-
-        Goes from one change of the zone's offset to the next: in between, local time runs like UTC.
-        """
+        """Each instant at which the clock on the wall matches."""
         zone = zone_named(self.zone)
         start = from_ms(instant)
-        local = start.replace(tzinfo=None) + _offset(start, zone)
-        while True:
-            offset = _offset(start, zone)
-            known = start  # the offset is the same from start to here
-            for wanted in _matching(self.expression, local):
-                at = (wanted - offset).replace(tzinfo=UTC)
-                while known < at and _offset(ahead := min(known + _DAY, at), zone) == offset:
-                    known = ahead
-                if known < at:
-                    break
-                yield to_ms(at)
-            else:
-                return
-            start = _change(known, min(known + _DAY, at), zone)
-            # A second back, as the next one may be at the change itself.
-            local = start.replace(tzinfo=None) + _offset(start, zone) - timedelta(seconds=1)
+        if len({_offset(start + days, zone) for days in (-_DAY, timedelta(), _DAY)}) > 1:
+            start -= _DAY  # local times before this one may come again after it
+        again: list[datetime] = []
+        for wanted in _matching(self.expression, start.astimezone(zone).replace(tzinfo=None, fold=0)):
+            found = _instants(wanted, zone)
+            while found and again and again[0] < found[0]:
+                yield to_ms(again.pop(0))
+            yield from map(to_ms, found[:1])
+            again += found[1:]
 
 
 Calendar = Interval | Cron
@@ -222,24 +210,19 @@ def _offset(at: datetime, zone: ZoneInfo) -> timedelta:
     return offset
 
 
+def _instants(local: datetime, zone: ZoneInfo) -> list[datetime]:
+    """The instants at which a local time comes: one, two where clocks are put back, none in a gap."""
+    found = {local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)}
+    return sorted(at for at in found if at.astimezone(zone).replace(tzinfo=None, fold=0) == local)
+
+
 def _gap_end(wanted: datetime, zone: ZoneInfo) -> datetime:
-    """The end of the gap that leaves out the local time ``wanted``."""
-    before = wanted.replace(tzinfo=zone, fold=0).utcoffset()
-    after = wanted.replace(tzinfo=zone, fold=1).utcoffset()
-    assert before is not None and after is not None  # noqa: S101, PT018 - for the type checker
-    return _change((wanted - after).replace(tzinfo=UTC), (wanted - before).replace(tzinfo=UTC), zone)
-
-
-def _change(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
-    """The second in (low, high] at which the zone's offset changes."""
+    """The end of the gap that leaves out the local time ``wanted``: when the zone's offset changes."""
+    low, high = sorted(wanted.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     before = _offset(low, zone)
-    while (seconds := int((high - low).total_seconds())) > 1:
-        middle = low + timedelta(seconds=seconds // 2)
-        if _offset(middle, zone) == before:
-            low = middle
-        else:
-            high = middle
-    return high.replace(microsecond=0)
+    seconds = range(int((high - low).total_seconds()))
+    end = bisect_left(seconds, True, key=lambda n: _offset(low + timedelta(seconds=n), zone) != before)
+    return low + timedelta(seconds=end)
 
 
 _NO_PLACES = frozenset({"localtime", "posixrules", "Factory"})
