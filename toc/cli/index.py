@@ -75,10 +75,10 @@ def rebuild(topic: str | None = option("NAME", "Only this topic."), as_json: Jso
 
 
 def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> None:
+    from toc.maintenance.sweep import SweepCounts
     from toc.operate import admin
 
-    counts: SweepCounts | None = None
-    failure: StoreUnavailable | SchemaBehind | None = None
+    counts, failure = SweepCounts(), None
     with progress_line("rows") as bar:
 
         def progress(part: float, seen: SweepCounts) -> None:
@@ -90,20 +90,12 @@ def _refill(center: TimeoutCenter, topic: Topic | None, *, as_json: bool) -> Non
             admin.refill(center, topic=topic, progress=progress)
         except (StoreUnavailable, SchemaBehind) as exc:
             failure = exc
-    if counts is None:  # nothing was read
-        assert failure is not None  # noqa: S101 - there is a table
-        raise failure
     left = counts.failed + counts.broken
-    show_one({"rows": counts.rows, "added": counts.added, "not_indexed": left}, as_json=as_json)
-    if counts.broken:
-        say(
-            f"{counts.broken} rows could not be indexed: toc did not write some keys of their slots; "
-            f"run `toc doctor`"
-        )
-    if counts.failed:
-        say(f"{counts.failed} rows could not be indexed: some Redis servers are out of reach; run it again")
-    if failure is not None:
-        say("some tables were not read, and what they hold was not indexed; run it again")
+    if failure is None or counts.rows:
+        show_one({"rows": counts.rows, "added": counts.added, "not_indexed": left}, as_json=as_json)
+    if left:
+        say(f"{left} rows were not indexed: Redis is out of reach, or has keys that toc did not write")
+    if failure is not None:  # tables that were not read
         raise failure
     if left:
         raise typer.Exit(4)

@@ -86,38 +86,21 @@ def document_bytes(calls: tuple[HttpCall, ...]) -> bytes:
 
 def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     parameters = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": about,
-            "schema": {"type": "string", "pattern": pattern},
-        }
+        _parameter("path", name, about, {"type": "string", "pattern": pattern}, required=True)
         for name, (about, pattern) in _PATH.items()
         if f"{{{name}}}" in call.path
     ]
     if call.query is not Nothing:
         schema = _plain(call.query.model_json_schema(ref_template=_REFERENCE))
+        needed = schema.get("required", ())
         parameters += [
-            {
-                "name": name,
-                "in": "query",
-                "required": name in schema.get("required", ()),
-                "description": value.pop("description", ""),
-                "schema": value,
-            }
+            _parameter("query", name, value.pop("description", ""), value, required=name in needed)
             for name, value in schema["properties"].items()
         ]
     if call.named:
-        parameters.append(
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "required": False,
-                "description": "Names the request: repeated within a day, it gets the first answer.",
-                "schema": {"type": "string", "minLength": 1, "maxLength": 255},
-            }
-        )
+        about = "Names the request: repeated within a day, it gets the first answer."
+        text = {"type": "string", "minLength": 1, "maxLength": 255}
+        parameters.append(_parameter("header", "Idempotency-Key", about, text))
     kinds = [UNAUTHENTICATED, FORBIDDEN, UNKNOWN, RATE, BUSY]
     if call.body is not None or call.query is not Nothing:
         kinds += [SYNTAX, INVALID]
@@ -150,6 +133,12 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
             "content": {"application/json": {"schema": reference}},
         }
     return operation
+
+
+def _parameter(
+    place: str, name: str, about: str, schema: dict[str, Any], *, required: bool = False
+) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": required, "description": about, "schema": schema}
 
 
 def _plain(node: Any) -> Any:
