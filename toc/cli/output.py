@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from toc.model import wire
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -37,20 +35,16 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` as JSON on stdout, in the form of ``toc.model.wire``."""
-    print(_json(value))
-
-
-def _json(value: Any) -> str:
+    """Print ``value`` as JSON on stdout, whose values are in the form of ``toc.model.wire``."""
     # Letters that the encoding lacks are escaped as JSON does it; the stream's own way is not JSON.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return json.dumps(wire.plain(value), ensure_ascii=not encoding.lower().startswith("utf"), indent=2)
+    print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2))
 
 
 def print_job_id(job_id: int | str, *, as_json: bool) -> None:
     """Print the job_id of a task that was submitted."""
     if as_json:
-        print_json({"job_id": job_id})
+        print_json({"job_id": str(job_id)})
     else:
         print(job_id)
 

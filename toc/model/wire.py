@@ -8,10 +8,8 @@ is a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
 
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidInput, NaiveDatetime, shown
@@ -71,15 +69,3 @@ def biz_id(value: int | str) -> int | str:
 def seconds(milliseconds: float) -> float:
     """Return a duration."""
     return milliseconds / 1000
-
-
-def plain(value: Any) -> Any:
-    """Return a record, or records in lists, with each ``job_id`` as a text."""
-    if isinstance(value, Mapping):
-        return {
-            key: str(each) if key == "job_id" and isinstance(each, int) else plain(each)
-            for key, each in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return value

@@ -41,7 +41,7 @@ def cancel(doing: Doing, *, dry_run: bool, rate: float | None = None, **which: A
     if dry_run:
         return {"would_cancel": len(_pending(doing, **which))}
     if "job_id" in which:
-        return {"job_id": which["job_id"], "outcome": center.cancel(which["job_id"]).value}
+        return {"job_id": str(which["job_id"]), "outcome": center.cancel(which["job_id"]).value}
     if "biz_id" in which:
         return {"tasks": _cancel_by_biz(doing, topic, which["biz_id"])}
     chosen = _pending(doing, **which)
@@ -63,7 +63,7 @@ def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
         record.update(Counter(outcome.value for outcome in outcomes.values()))
     if partial is not None:
         raise partial
-    return [{"job_id": job_id, "outcome": outcome.value} for job_id, outcome in outcomes.items()]
+    return [{"job_id": str(job_id), "outcome": outcome.value} for job_id, outcome in outcomes.items()]
 
 
 @operation(
@@ -109,7 +109,7 @@ def reschedule(
         outcome = center.reschedule(which["job_id"], action_time=at, expires_at=expires_at)
         moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
         due_at = instant(to_ms(at)) if moved else None
-        return {"job_id": which["job_id"], "outcome": outcome.value, "action_time": due_at}
+        return {"job_id": str(which["job_id"]), "outcome": outcome.value, "action_time": due_at}
     if due() <= datetime.now(UTC):
         raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
     chosen = _pending(doing, **which)
