@@ -31,9 +31,14 @@ from toc.store.servers.server import Statement
 TOPIC = "test.pulled"
 
 
+either = pytest.mark.parametrize("pulled", ["system", "alone"], indirect=True)
+"""With an index and without."""
+
+
 @pytest.fixture
-def pulled(system: System) -> System:
+def pulled(request: pytest.FixtureRequest) -> System:
     """One topic of two tries that is pulled, and nobody who sweeps."""
+    system: System = request.getfixturevalue(getattr(request, "param", "system"))
     topic = Topic(TOPIC, 9, 4, retries=2, backoff=Backoff.IMMEDIATE, delivery=Delivery.PULL, max_runtime=30)
     system.center.store.topics.create(topic)
     system.center.catalog.refresh()
@@ -92,6 +97,7 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
             await asyncio.sleep(0.01)
 
 
+@either
 def test_late_acks_count_and_late_nacks_and_extends_do_not(
     pulled: System, gateway: Pulls, other: Pulls
 ) -> None:
@@ -206,6 +212,7 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
     run(steps)
 
 
+@either
 def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
     pulled: System, gateway: Pulls, other: Pulls
 ) -> None:
@@ -231,6 +238,7 @@ def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
     run(steps)
 
 
+@either
 def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
     pulled: System, gateway: Pulls
 ) -> None:
