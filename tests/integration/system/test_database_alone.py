@@ -22,7 +22,7 @@ from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus,
 from toc.index.no_index import NoIndex
 from toc.model.errors import ConfigError
 from toc.model.topic import Backoff, Delivery
-from toc.operate import doctor
+from toc.operate import admin, doctor
 from toc.operate.top import Top
 
 
@@ -145,6 +145,25 @@ def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> No
     alone.wait(lambda: not alone.pending(job_ids), "all have ended", 60)
     alone.stop()
     verdict = alone.verdict()
+    assert verdict.clean, verdict
+
+
+def test_a_suspect_dies_alone_and_a_backlog_starts_at_its_rate(alone: System) -> None:
+    alone.create_topics(prepare_timeout=3, backoff_base=0.01)
+    alone.start(processes=2, env={"TOC_MAX_CRASHES": "1"})
+    admin.alter_topic(alone.center.store, "test.async", {"paused": True})
+    late = alone.client.submit_many([NewTask("test.async", n, 4) for n in range(60)])
+    kills = alone.client.submit("test.sync", biz_id=1, delay=5, attribute={"die": 9})
+    alone.wait(lambda: bool(alone.starts(kills)), "it has killed a process", 30)
+    assert not alone.late(late)
+    words = ["topic", "resume", "test.async", "--rate", "20"]
+    assert forks.run(words, env=alone.env, directory=alone.directory).returncode == 0
+    alone.wait(lambda: not alone.pending([*late, kills]), "all have ended", 60)
+    assert alone.row(kills).status == TaskStatus.DEAD
+    starts = sorted(alone.starts(one)[0].at for one in late)
+    assert starts[-1] - starts[0] > 2e9, "60 tasks at 20 a second"
+    alone.stop()
+    verdict = alone.verdict(crash_limit=1)
     assert verdict.clean, verdict
 
 
