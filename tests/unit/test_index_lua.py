@@ -21,7 +21,7 @@ from toc.model.topic import Slot
 LUA = sorted((Path(queues.__file__).parent / "lua").glob("*.lua"))
 ADDING = {"add", "restore_dead", "reschedule"}
 """What may add to the index: it must fail when memory is full."""
-LOOKING = {"peek", "depth", "held"}
+LOOKING = {"peek", "held"}
 
 
 @dataclass
@@ -140,10 +140,8 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "reschedule": lambda q: q.reschedule(SLOT, 1, 2.0),
     "expired": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30)]),
     "held": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30, (1, 2))]),
-    "peek": lambda q: q.peek([SLOT]),
-    "depth": lambda q: q.depths([SLOT]),
+    "peek": lambda q: q.depths([SLOT]),
     "claim": lambda q: q.claim([SLOT], "worker"),
-    "unclaim": lambda q: q.unclaim({SLOT: [1, 2]}),
     "own": lambda q: q.own("identity", "name"),
     "permits": lambda q: q.permits({"shop": messages.PermitRequest("worker", 1, 2, 3, 4, 5.0, 6.0, 7)}),
 }

@@ -16,10 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from toc.index.refusals import Disconnected, RedisError, Refusal, TimedOut, meaning_of
+from toc.index.refusals import Disconnected, Refusal, TimedOut, meaning_of
 from toc.index.url import Address
-from toc.index.wire import NONSENSE, Wire
+from toc.index.wire import NONSENSE, Command, Wire
 from toc.model.errors import IndexUnavailable
 from toc.sockets import none_left
 
@@ -204,21 +205,34 @@ class RedisNode:
         finally:
             self.failure = ""
 
+    def ask(self, *commands: Command) -> list[Any]:
+        """Return the reply to each command, or the server's error as a value. Raises IndexUnavailable."""
+        wire = self.take()
+        try:
+            wire.send(commands)
+            replies = [wire.read() for _ in commands]
+        except Disconnected as exc:
+            self.drop(wire)
+            self.lost(exc)
+            raise IndexUnavailable(
+                f"Redis at {self.address} cannot be reached ({type(exc).__name__}); "
+                "check that it runs and its log"
+            ) from exc
+        self.give(wire)
+        return replies
+
     def clock(self) -> float:
         """Return its clock minus this machine's, in seconds, as exactly as one round trip can tell.
 
         Raises IndexUnavailable.
         """
-        wire = self.take()
         before = time.time()
-        try:
-            seconds, microseconds = map(int, wire.ask("TIME"))
-        except (RedisError, *NONSENSE) as exc:
-            self.drop(wire)
-            self.lost(exc)
-            raise IndexUnavailable(f"Redis at {self.address} did not answer ({type(exc).__name__})") from exc
+        (reply,) = self.ask(("TIME",))
         after = time.time()
-        self.give(wire)
+        try:
+            seconds, microseconds = map(int, reply)
+        except NONSENSE as exc:
+            raise IndexUnavailable(f"Redis at {self.address} does not tell its time") from exc
         return seconds + microseconds / 1e6 - (before + after) / 2
 
     def give(self, wire: Wire) -> None:

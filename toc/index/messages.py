@@ -88,16 +88,10 @@ class Peek(NamedTuple):
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:
         """Parse the reply of peek.lua, slot by slot."""
         now_ms = int(reply[0])
-        for at in range(1, len(reply), 4):
-            first, store, prepared, dead = reply[at : at + 4]
-            yield cls(first_due(first), int(store), int(prepared), int(dead), now_ms)
-
-    @classmethod
-    def counted(cls, reply: list[Any]) -> Peek:
-        """Parse the reply of depth.lua, which counts what is due."""
-        first, *counts = reply
-        store, due, prepared, dead, now_ms = map(int, counts)
-        return cls(first_due(first), store, prepared, dead, now_ms, due)
+        for at in range(1, len(reply), 5):
+            first, *counts = reply[at : at + 5]
+            store, prepared, dead, due = map(int, counts)
+            yield cls(first_due(first), store, prepared, dead, now_ms, due)
 
 
 class Claim(NamedTuple):

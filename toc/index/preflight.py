@@ -132,17 +132,9 @@ def examine(queues: Queues) -> list[Finding]:
 def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding]]:
     """Return a node's facts about itself, and what is wrong with them."""
     server = str(node.address)
-    wire = node.take()
-    try:
-        wire.send([("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO"), _COVERAGE])
-        info, save, cluster, coverage = wire.read(), wire.read(), wire.read(), wire.read()
-    except Disconnected as exc:
-        node.drop(wire)
-        node.lost(exc)
-        raise IndexUnavailable(
-            f"Redis at {server} cannot be reached ({type(exc).__name__}); check that it runs and its log"
-        ) from exc
-    node.give(wire)
+    info, save, cluster, coverage = node.ask(
+        ("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO"), _COVERAGE
+    )
     if isinstance(info, Refusal):
         return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
     facts = _facts(info)

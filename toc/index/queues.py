@@ -63,9 +63,7 @@ _REDRIVE = Script("redrive", "store", "dead", "prepare", wakes=True)
 _EXPIRED = Script("expired", "prepare")
 _HELD = Script("held", "prepare")
 _PEEK = Script("peek", "store", "prepare", "dead")
-_DEPTH = Script("depth", "store", "prepare", "dead")
 _CLAIM = Script("claim", "claims")
-_UNCLAIM = Script("unclaim", "claims")
 _REACH = Script("reach", "generation", "claims", "store", "prepare", "dead")
 _OWN = Script("own")
 _PERMITS = Script("permits")
@@ -73,6 +71,7 @@ _PERMITS = Script("permits")
 _STORE_QUEUE = attrgetter("store")
 _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
+_CLAIMS = attrgetter("claims")
 
 
 log = get_logger(__name__)
@@ -294,15 +293,8 @@ class Queues:
         return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
 
     def depths(self, slots: Iterable[Slot]) -> BySlot[Peek]:
-        """Return the counts of ``peek`` and how many entries are due, which costs more."""
-        return self._calls.one_each({slot: _DEPTH.of(self.keys(slot)) for slot in slots}, Peek.counted)
-
-    def taken(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[set[int]]:
-        """Return the ids that are in the PrepareQueues."""
-        return {
-            slot: found if isinstance(found, IndexUnavailable) else set(found)
-            for slot, found in self.held(ids).items()
-        }
+        """Return what ``peek`` does and how many entries are due, which costs more."""
+        return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result), words=("due",))
 
     def held(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[dict[int, float]]:
         """Return those of the ids that are in the PrepareQueues, each with its score."""
@@ -361,15 +353,14 @@ class Queues:
 
     def claims(self, slots: Iterable[Slot]) -> BySlot[dict[int, str]]:
         """Return the claim numbers of each slot and their workers, including dead workers not yet cleared."""
-        read = command("HGETALL", attrgetter("claims"))
+        read = command("HGETALL", _CLAIMS)
         calls = {slot: read(self.keys(slot)) for slot in slots}
         return self._calls.one_each(calls, holders)
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Release claim numbers. Returns how many were held."""
-        return self._calls.in_batches(
-            {slot: [(n,) for n in held] for slot, held in numbers.items()}, _UNCLAIM.of, sum
-        )
+        alone = {slot: [(one,) for one in held] for slot, held in numbers.items()}
+        return self._calls.in_batches(alone, command("HDEL", _CLAIMS), sum)
 
     def forget_slots(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
         """Remove all keys of slots whose topic was deleted. Returns what failed.

@@ -12,14 +12,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from toc.index.connections import RedisNode
 from toc.index.keys import HASH_SLOTS
-from toc.index.refusals import Disconnected, RedisError, Refusal
+from toc.index.refusals import Disconnected, Refusal
 from toc.index.url import Address, Location, Topology
-from toc.index.wire import NONSENSE, Wire
+from toc.index.wire import NONSENSE, Command, Wire
 from toc.model.errors import IndexUnavailable
 from toc.model.fork import call_in_children
 from toc.sockets import KEEPALIVE_SECONDS
@@ -148,51 +150,44 @@ class RedisNodes:
         random.shuffle(addresses)
         if kind is Topology.CLUSTER:
             addresses = [*{node.address: None for node in self._map or ()}, *addresses]
+            question: Command = ("CLUSTER", "SLOTS")
+            read: Callable[[Any, RedisNode], list[RedisNode]] = self._of_cluster
+        else:
+            question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.location.service or "")
+            read = self._of_sentinel
         trouble = None
         nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
         for node in nodes:
-            address = node.address
             if node.failure:  # take() would mark it as wanted, and two failed nodes would be tried forever
                 trouble = IndexUnavailable(node.failure)
                 continue
             try:
-                wire = node.take()
-                try:
-                    served = (
-                        self._ask_cluster(wire, node)
-                        if kind is Topology.CLUSTER
-                        else self._ask_sentinel(wire)
-                    )
-                except BaseException:
-                    wire.close()
-                    raise
-                node.give(wire)
+                (reply,) = node.ask(question)
+                if isinstance(reply, Refusal):
+                    raise reply
+                return read(reply, node)
             except IndexUnavailable as exc:
                 trouble = exc
-            except (RedisError, *NONSENSE) as exc:
-                node.lost(exc)
+            except (Refusal, *NONSENSE) as exc:
                 trouble = IndexUnavailable(
-                    f"Redis at {address} does not report which node serves what ({type(exc).__name__}); "
+                    f"Redis at {node.address} does not report which node serves what ({type(exc).__name__}); "
                     f"check that it is part of a {kind.value} and the user's permissions"
                 )
                 trouble.__cause__ = exc
-            else:
-                return served
         raise trouble or IndexUnavailable("TOC_REDIS_URL names no server")
 
-    def _ask_cluster(self, wire: Wire, asked: RedisNode) -> list[RedisNode]:
+    def _of_cluster(self, reply: Any, asked: RedisNode) -> list[RedisNode]:
         served: list[RedisNode | None] = [None] * HASH_SLOTS
-        for first, last, (host, port, *_), *_replicas in wire.ask("CLUSTER", "SLOTS"):
+        for first, last, (host, port, *_), *_replicas in reply:
             name = host.decode() if host else ""
             node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
             served[first : last + 1] = [node] * (last + 1 - first)
         # Calls for a hash slot without a node go to the node that was asked, which answers CLUSTERDOWN.
         return [node or asked for node in served]
 
-    def _ask_sentinel(self, wire: Wire) -> list[RedisNode]:
-        service = self.location.service or ""
-        reply = wire.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    def _of_sentinel(self, reply: Any, _asked: RedisNode) -> list[RedisNode]:
         if reply is None:
+            service = self.location.service
             raise IndexUnavailable(f"the sentinels do not know the service {service!r}; check TOC_REDIS_URL")
         host, port = reply
         return [self.at(Address(host.decode(), int(port)))] * HASH_SLOTS

@@ -448,7 +448,7 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
             by_slot.setdefault(slot, []).append(row)
         else:
             strange.setdefault(row.biz_type, []).append(row.job_id)
-    taken = center.queues.taken({slot: [row.job_id for row in rows] for slot, rows in by_slot.items()})
+    taken = center.queues.held({slot: [row.job_id for row in rows] for slot, rows in by_slot.items()})
     free: dict[str, list[int]] = {}
     held: Counter[str] = Counter()
     for slot, rows in by_slot.items():

@@ -2,19 +2,23 @@
 -- peek: returns when slots are next due, and counts their entries. Moves nothing.
 --
 -- KEYS  1+  store, prepare, dead   of each slot: its three queues
--- ARGV  none
--- RETURNS   {now in ms, then per slot: first score of the StoreQueue or nil, entries in store, prepare, dead}
+-- ARGV  1   due   given: count those that are due as well, which costs a logarithm of the StoreQueue's length
+-- RETURNS   {now in ms, then per slot: first score of the StoreQueue or nil, entries in store, prepare, dead, those
+--           that are due or 0}
 -- BOUNDS    500 slots
 if #KEYS > 1500 then
   return redis.error_reply('ERR toc: more than 500 slots in one call')
 end
 local time = redis.call('TIME')
-local reply = {tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)}
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local upto = '(' .. string.format('%.17g', now_ms + 1)
+local reply = {now_ms}
 for i = 1, #KEYS, 3 do
   local first = redis.call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')[2]
   reply[#reply + 1] = first and string.format('%.17g', tonumber(first)) or false
   reply[#reply + 1] = redis.call('ZCARD', KEYS[i])
   reply[#reply + 1] = redis.call('ZCARD', KEYS[i + 1])
   reply[#reply + 1] = redis.call('ZCARD', KEYS[i + 2])
+  reply[#reply + 1] = ARGV[1] and redis.call('ZCOUNT', KEYS[i], '-inf', upto) or 0
 end
 return reply
