@@ -68,7 +68,7 @@ def test_a_cancelled_wait_keeps_no_place() -> None:
         await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        limiter.leave(capacity, answered=True)
+        limiter.leave(capacity, 0.01)
         assert capacity.in_flight == 0
         await limiter.enter(capacity)
 
@@ -101,7 +101,7 @@ def test_of_two_redis_nodes_one_that_is_away_matters_to_its_targets_only() -> No
         for _ in range(3):
             gone = await asyncio.gather(entered(limiter, full, 1), entered(limiter, lost, 1))
             assert [inside for inside, _ in gone] == [0, 1]
-            limiter.leave(lost, answered=True)
+            limiter.leave(lost, 0.01)
 
     with capture_logs() as lines:
         run(TwoNodes(0), test)
@@ -128,7 +128,7 @@ def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_
         capacity.breaker._until = 0.0
         waiting = asyncio.ensure_future(limiter.enter(capacity))
         await asyncio.sleep(0)
-        limiter.leave(capacity, answered=True)  # admits it
+        limiter.leave(capacity, 0.01)  # admits it
         waiting.cancel()  # before it could go on
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -153,7 +153,7 @@ def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_pr
         waiting = asyncio.ensure_future(limiter.enter(capacity))
         await asyncio.sleep(0)
         assert limiter.waiting_remotely() == 3
-        limiter.leave(capacity, answered=True)
+        limiter.leave(capacity, 0.01)
         await waiting
         assert limiter.waiting_remotely() == 2
 
@@ -166,7 +166,7 @@ def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> Non
     async def test(limiter: Limiter) -> None:
         capacity, other = limiter.of("shop", 3, None), limiter.of("other", 5, 7.0)
         await entered(limiter, capacity, 3)
-        limiter.leave(capacity, answered=True)
+        limiter.leave(capacity, 0.01)
         limiter.give_up()
         (given,) = [asked for asked in redis.asked if asked["shop"].wanted == 0]
         assert given["shop"].held == 2, "requests that are under way keep their places"

@@ -18,17 +18,23 @@ MAX_QUEUED = 500
 """How many tasks may wait for a target that answers."""
 FIRST_QUEUED = 64
 """How many may wait for another target, beyond those that it may have in flight."""
+FIRST_GUESS_SECONDS = 0.05
+"""How long a request is assumed to take, until one has ended."""
 BURST_SECONDS = 0.1
 """A target with a rate may get this many seconds' worth of requests at one instant."""
 
 
 class Full(Exception):
-    """Nothing is free for ``seconds``, or longer. ``reason``: ``breaker``, ``rate`` or ``concurrency``."""
+    """Nothing is free for ``seconds``, or longer. ``reason``: ``breaker``, ``rate`` or ``concurrency``.
 
-    def __init__(self, seconds: float, reason: str) -> None:
+    ``each``: seconds after which one more task can be sent, about, as long as others wait.
+    """
+
+    def __init__(self, seconds: float, reason: str, each: float) -> None:
         super().__init__(reason)
         self.seconds = seconds
         self.reason = reason
+        self.each = each
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +80,8 @@ class Capacity:
     """When a task last asked for a place."""
     moved: float = float("-inf")
     """When a request was last answered, or the first of those in flight began."""
+    seconds: float = FIRST_GUESS_SECONDS
+    """Moving average of how long a request takes."""
 
     def moves(self, now: float) -> bool:
         """Whether waiting tasks will be sent in a moment."""
@@ -90,9 +98,13 @@ class Capacity:
 
     def full(self, now: float) -> Full:
         """Return why nothing is free."""
+        pace = max(self.seconds, now - self.moved) if self.in_flight else self.seconds
+        each = pace / max(self.granted, self.limit // self.holders, 1)
         if (closed := self.breaker.blocked(now)) > 0:
-            return Full(closed, "breaker")
-        return Full(0.0, "rate" if self.rate and self.in_flight < self.granted else "concurrency")
+            return Full(closed, "breaker", each)
+        if self.rate and self.in_flight < self.granted:
+            return Full(0.0, "rate", self.holders / self.rate)
+        return Full(0.0, "concurrency", each)
 
     def end_waits(self, now: float) -> None:
         """End the waits that have been long enough."""

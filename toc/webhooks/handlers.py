@@ -161,7 +161,8 @@ class Webhooks:
         try:
             await self._limiter.enter(capacity, WAITS * max_runtime)
         except Full as full:
-            spread = self._retry_in(bound.label, full.reason, MIN_WAIT_SECONDS)
+            each = min(full.each, 1 / MAX_LOOKS)
+            spread = self._retry_in(bound.label, full.reason, MIN_WAIT_SECONDS, each)
             self._postpone(bound.label, full.reason, full.seconds + spread)
         breaker, era = capacity.breaker, capacity.breaker.era
         answer: Response | None = None
@@ -172,7 +173,7 @@ class Webhooks:
             now = asyncio.get_running_loop().time()
             if breaker.judge(now, era, well=None if answer is None else not answer.unwell):
                 log.warning("webhook_breaker_opened", target=bound.label, seconds=round(breaker.blocked(now)))
-            self._limiter.leave(capacity, answered=answer is not None)
+            self._limiter.leave(capacity, None if answer is None else answer.ms / 1000)
         failpoint("webhook.answered")
         return await self._judge(task, bound, answer)
 
@@ -224,8 +225,10 @@ class Webhooks:
             raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
         return Bound(url, name, name, target, opened, opened.headers, path)
 
-    def _retry_in(self, target: str, why: str, least: float = LOOK_SECONDS) -> float:
-        seconds = min(self._waits.waiting(target, why) / MAX_LOOKS, MAX_LOOK_SECONDS)
+    def _retry_in(
+        self, target: str, why: str, least: float = LOOK_SECONDS, each: float = 1 / MAX_LOOKS
+    ) -> float:
+        seconds = min(self._waits.waiting(target, why) * each, MAX_LOOK_SECONDS)
         return max(least, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
 
     def _postpone(self, target: str, why: str, seconds: float) -> NoReturn:

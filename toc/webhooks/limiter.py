@@ -68,8 +68,12 @@ class Limiter:
         """Requests in flight, over all targets."""
         self._now = 0.0
         """When a task last came or went (loop time). It stands still while the event loop is held up."""
-        self._timer: asyncio.TimerHandle | None = None
-        """Calls ``_look``."""
+        self._timer: asyncio.Handle | None = None
+        """Calls ``_look`` at ``_look_at``. (uvloop's handle does not tell when, if that is now.)"""
+        self._look_at = 0.0
+        self._late = 0.0
+        """How late the event loop was at the last call, in seconds: answers that had come were not read. A
+        target that seems slow because this process is busy is not slow."""
         self._asking = False
         """Whether Redis is being asked."""
         self._left = False
@@ -102,7 +106,7 @@ class Limiter:
             raise capacity.full(now)
         if not capacity.queue and self._take(capacity, now):
             return
-        if len(capacity.queue) >= capacity.longest(now):
+        if len(capacity.queue) >= capacity.longest(now - 2 * self._late):
             raise capacity.full(now)
         waiter = Waiter(loop.create_future(), now, now + patience)
         capacity.queue.append(waiter)
@@ -113,17 +117,18 @@ class Limiter:
         except asyncio.CancelledError:
             if waiter.admitted.done() and not waiter.admitted.cancelled() and waiter.admitted.result():
                 capacity.breaker.given_up(capacity.breaker.era)  # it may have been the probe
-                self.leave(capacity, answered=False)
+                self.leave(capacity)
             raise
         if not admitted:
             raise capacity.full(loop.time())
 
-    def leave(self, capacity: Capacity, *, answered: bool) -> None:
-        """Give a place back. ``answered``: whether the request has ended, and was not broken off."""
+    def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
+        """Give a place back. ``seconds``: how long the request took, if it was not broken off."""
         capacity.in_flight -= 1
         self._in_flight -= 1
         now = self._now = asyncio.get_running_loop().time()
-        if answered:
+        if seconds is not None:
+            capacity.seconds += (seconds - capacity.seconds) * 0.1
             capacity.moved = now
         if capacity.queue:
             self._admit(capacity, now)
@@ -176,10 +181,10 @@ class Limiter:
     def _look(self) -> None:
         """Ask Redis for what is needed; end waits that have been long enough."""
         now = self._now = asyncio.get_running_loop().time()
-        self._timer = None
+        self._late, self._timer = max(now - self._look_at, 0.0), None
         for capacity in list(self._queued):
             self._admit(capacity, now)  # while Redis is away, time alone frees places where there is a rate
-            capacity.end_waits(now)
+            capacity.end_waits(now - 2 * self._late)
             if not capacity.queue:
                 self._queued.discard(capacity)
         if not self._asking:
@@ -194,9 +199,10 @@ class Limiter:
 
     def _plan(self, at: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._look_at <= at:
                 return
             self._timer.cancel()
+        self._look_at = at
         self._timer = asyncio.get_running_loop().call_at(at, self._look)
 
     # --- shares

@@ -93,7 +93,7 @@ def test_a_process_that_has_sent_leaves_places_to_one_that_comes_later(
     async def test(first: Limiter, second: Limiter) -> None:
         one = first.of("shop", limit, None)
         await first.enter(one)
-        first.leave(one, answered=True)
+        first.leave(one, 0.01)
         await second.enter(second.of("shop", limit, None))
 
     two(test, of_a_host)
@@ -107,7 +107,7 @@ def test_after_a_burst_a_process_leaves_places_to_others_although_it_goes_on_sen
         await asyncio.gather(*(first.enter(one) for _ in range(10)))
         assert one.granted == 10
         for _ in range(9):
-            first.leave(one, answered=True)
+            first.leave(one, 0.01)
         await second.enter(second.of("shop", 10, None))
 
     two(test)

@@ -21,7 +21,7 @@ async def _send(limiter: Limiter, capacity: Capacity, seconds: float) -> bool:
     except Full:
         return False
     await asyncio.sleep(seconds)
-    limiter.leave(capacity, answered=True)
+    limiter.leave(capacity, 0.01)
     return True
 
 
