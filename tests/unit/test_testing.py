@@ -23,6 +23,7 @@ from toc import (
     CancelOutcome,
     Dead,
     InvalidInput,
+    NewTask,
     RescheduleOutcome,
     Retry,
     SubmitUnknown,
@@ -237,6 +238,24 @@ def test_what_production_refuses_is_refused(toc: Toc, shop: Shop) -> None:
     with pytest.raises(InvalidInput):
         shop.center.submit("order.close", biz_id=1, delay=0)
     assert toc.tasks() == []
+
+
+def test_a_passed_deadline_runs_at_once_if_that_is_meant(toc: Toc, shop: Shop) -> None:
+    long_ago = toc.now - timedelta(days=30)
+    with pytest.raises(InvalidInput, match="past='run'"):
+        shop.center.submit("order.close", biz_id=1, action_time=long_ago)
+    with pytest.raises(InvalidInput, match="refuse or run"):
+        shop.center.submit("order.close", biz_id=1, action_time=long_ago, past="skip")
+    now = toc.now
+    one = shop.center.submit("order.close", biz_id=1, action_time=long_ago, past="run")
+    task = shop.center.get(one)
+    assert task is not None
+    assert task.action_time == now, "it is late from now on only"
+    shop.center.submit_many([NewTask("order.close", 2, action_time=long_ago, past="run")])
+    later = toc.now + timedelta(hours=1)
+    shop.center.submit("order.close", biz_id=3, action_time=later, past="run")
+    assert toc.run_due() == 2
+    toc.assert_submitted("order.close", biz_id=3, due_in="1h")
 
 
 def test_attributes_and_bodies_arrive_as_json_and_bytes(toc: Toc, shop: Shop) -> None:

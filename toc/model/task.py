@@ -225,7 +225,8 @@ class NewTask(NamedTuple):
     ``content_type`` is the body's, by default application/octet-stream. ``on_conflict`` is an
     OnConflict. ``target`` names the webhook target that the task is sent to, instead of its
     topic's. ``url`` is a URL of the task's own; if ``target`` is given, it is a path of that
-    target's host.
+    target's host. ``past`` says what becomes of a passed deadline on a timed topic: ``"refuse"``, or
+    ``"run"`` at once.
     """
 
     topic: str
@@ -242,6 +243,7 @@ class NewTask(NamedTuple):
     on_conflict: str = OnConflict.KEEP
     target: str | None = None
     url: str | None = None
+    past: str = "refuse"
 
 
 class TaskRow(NamedTuple):

@@ -305,6 +305,7 @@ class TimeoutCenter:
         on_conflict: str = OnConflict.KEEP,
         target: str | None = None,
         url: str | None = None,
+        past: str = "refuse",
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
@@ -316,6 +317,9 @@ class TimeoutCenter:
         With ``session`` (a Session, or an AsyncSession within its ``run_sync``) or ``connection`` the row is
         written in the caller's transaction: the task exists exactly if that commits, and is indexed after it.
         Raises WrongShardConnection unless that server holds the task's shard; TwoPhase.
+
+        ``past="run"`` accepts a deadline that has passed, as of a backlog: the task is due now, and counts
+        as late from now on only.
 
         ``tries`` is the number of all its tries, at most 65,534; 0: as many as its topic gives; 65,535: no
         limit. No try starts after ``expires_at``, an aware datetime not before the action_time. A task that
@@ -334,7 +338,7 @@ class TimeoutCenter:
         """
         task = NewTask(
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
-            content_type, on_conflict, target, url,
+            content_type, on_conflict, target, url, past,
         )  # fmt: skip
         if (theirs := self._theirs(session, connection)) is not None:
             return self._submit_with(theirs, [task])[0]

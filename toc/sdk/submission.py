@@ -99,7 +99,7 @@ class RowMaker:
             )
         now = self._clock.now_ms()
         max_delay_ms = self._max_delay_ms if max_delay is None else int(max_delay * 1000)
-        due = self._due(topic, task.delay, task.action_time, now, max_delay_ms)
+        due = self._due(topic, task.delay, task.action_time, now, max_delay_ms, runs=_past_runs(task.past))
         return TaskRow(
             self._job_ids.make(biz.crc),
             biz.number,
@@ -146,8 +146,16 @@ class RowMaker:
         return at
 
     def _due(
-        self, topic: Topic | None, delay: object, action_time: object, now: int, max_delay_ms: int
+        self,
+        topic: Topic | None,
+        delay: object,
+        action_time: object,
+        now: int,
+        max_delay_ms: int,
+        *,
+        runs: bool = False,
     ) -> int:
+        """``runs``: what is past is due now."""
         if delay is not None and action_time is not None:
             raise InvalidInput("give a delay or an action_time, not both", "delay")
         if action_time is not None:
@@ -162,11 +170,13 @@ class RowMaker:
                 "give a delay or an action_time (only tasks of instant topics run now)", "delay"
             )
         field = "delay" if action_time is None else "action_time"
+        if due <= now and runs:
+            return now
         if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
             given = "a delay of 0" if action_time is None else f"action_time {action_time}"
             raise NotInFuture(
                 f"{given} is not after now ({from_ms(now).isoformat(timespec='milliseconds')}); "
-                "a task of a timed topic must be due later than now",
+                "a task of a timed topic must be due later than now, unless past='run'",
                 field,
             )
         if due < EARLIEST_MS:
@@ -201,6 +211,12 @@ def conflict_of(task: NewTask) -> OnConflict:
     if task.dedup_key is None:
         raise InvalidKey(f"dedup_key is needed with on_conflict={what.value!r}: it names the task")
     return what
+
+
+def _past_runs(past: str) -> bool:
+    if past not in ("refuse", "run"):
+        raise InvalidInput(f"past must be refuse or run, not {shown(past)}")
+    return past == "run"
 
 
 def check_job_id(job_id: int) -> int:
