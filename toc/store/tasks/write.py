@@ -234,8 +234,8 @@ class Writer:
                     continue
             by_table.setdefault(table, []).append(n)
         stored = self._stored_before(first, rows)
-        for n in refused.keys() - stored.keys() - same_as.keys():
-            raise refused[n]
+        if lacking := refused.keys() - stored.keys() - same_as.keys():
+            raise refused[min(lacking)]
         if stored:
             by_table = {table: [n for n in part if n not in stored] for table, part in by_table.items()}
         chunks = [
