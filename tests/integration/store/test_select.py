@@ -114,8 +114,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
     fresh_store: Store, new_row: NewRow
 ) -> None:
-    spread = [new_row(biz_id=n, next_time=T0 + n) for n in range(500)]
-    heap = [new_row(biz_id=1, next_time=T0 + 3 * n) for n in range(300)]
+    spread = [new_row(biz_id=n, next_time=T0 + n) for n in range(130)]
+    heap = [new_row(biz_id=1, next_time=T0 + 3 * n) for n in range(100)]
     insert_many(fresh_store, [*spread, *heap])
     in_order = [row.job_id for row in sorted(spread + heap, key=lambda row: (row.next_time, row.job_id))]
     for limit in (1, 7, 100, 1000):
