@@ -54,8 +54,8 @@ def test_up_and_down_the_ladder_nothing_is_lost_early_or_run_twice(
                 stack.enter_context(Load(client, rate=20, ahead=(0.1, 4.0), first=2_000_000))
             time.sleep(STAY_SECONDS)
             if number < len(steps) - 1:
-                if env is not alone:
-                    assert f"alive on host-{number}: stop them" in switch("off", env).stderr
+                against = switch("on" if env is alone else "off", env if env is cluster else {})
+                assert f"alive on host-{number}: stop them" in against.stderr
                 with system.recorder.fault("other", note="no worker is there"):
                     daemon.terminate()
                     daemon.await_end()

@@ -148,6 +148,23 @@ def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> No
     assert verdict.clean, verdict
 
 
+def test_what_a_killed_host_ran_runs_again_once_its_daemon_is_back(alone: System) -> None:
+    """Its workers are known to be dead: nobody waits for their leases, which last ten minutes."""
+    alone.create_topics(prepare_timeout=600)
+    daemon = alone.start("host-a", processes=1)
+    running = [
+        alone.client.submit("test.sync", biz_id=n, delay=0.5, attribute={"sleep": 2}) for n in range(3)
+    ]
+    alone.wait(lambda: all(map(alone.starts, running)), "they run", 30)
+    with alone.recorder.fault("kill", pids=daemon.workers()):
+        daemon.kill()
+    alone.start("host-a", processes=1)
+    alone.wait(lambda: not alone.pending(running), "all have ended", 60)
+    alone.stop()
+    verdict = alone.verdict()
+    assert verdict.clean, verdict
+
+
 def test_a_suspect_dies_alone_and_a_backlog_starts_at_its_rate(alone: System) -> None:
     alone.create_topics(prepare_timeout=3, backoff_base=0.01)
     alone.start(processes=2, env={"TOC_MAX_CRASHES": "1"})
