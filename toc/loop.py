@@ -269,10 +269,26 @@ def watch_callbacks(loop: asyncio.AbstractEventLoop) -> None:
             callback = error.__traceback__.tb_next  # the first frame is asyncio's
             name = "" if callback is None else str(callback.tb_frame.f_globals.get("__name__"))
             if name.startswith(("toc.worker.", "toc.webhooks.")):
-                end_process("async-handlers", error)
+                dies("async-handlers", error)
         loop.default_exception_handler(context)
 
     loop.set_exception_handler(failed)
+
+
+_on_death: Callable[[str, BaseException], None] | None = None
+
+
+def embedded(on_death: Callable[[str, BaseException], None]) -> None:
+    """Have the death of an internal thread told to this function, and go on: the process is not ours."""
+    global _on_death
+    _on_death = on_death
+
+
+def dies(thread: str, error: BaseException) -> None:
+    """End the process for an internal thread that met an error, unless the process is not ours."""
+    if _on_death is None:
+        end_process(thread, error)
+    _on_death(thread, error)
 
 
 def watched_thread(
@@ -284,9 +300,10 @@ def watched_thread(
         try:
             target()
         except BaseException as exc:
-            end_process(name, exc)
+            dies(name, exc)
+            return
         if not told_to_end():
-            end_process(name, RuntimeError("it ended without being told to"))
+            dies(name, RuntimeError("it ended without being told to"))
 
     return threading.Thread(target=run, name=f"{PREFIX}{name}", daemon=True)
 
@@ -297,6 +314,6 @@ def watched_task(name: str, task: asyncio.Task[Any], told_to_end: Callable[[], b
     def ended(task: asyncio.Task[Any]) -> None:
         if not told_to_end():
             error = None if task.cancelled() else task.exception()
-            end_process(name, error or RuntimeError("it ended without being told to"))
+            dies(name, error or RuntimeError("it ended without being told to"))
 
     task.add_done_callback(ended)

@@ -29,6 +29,7 @@ from toc.model.errors import (
     DuplicateHandler,
     InvalidInput,
     NotCommitted,
+    NotInstalled,
     PartialCancel,
     PartialSubmit,
     SchemaBehind,
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
+
+    from toc.worker.embedded import EmbeddedWorker
 
     AnySession = Session | AsyncSession
     AnyConnection = Connection | AsyncConnection
@@ -270,6 +273,18 @@ class TimeoutCenter:
             return function
 
         return register
+
+    def worker(self, *, threads: int = 4) -> EmbeddedWorker:
+        """Return a worker that runs the handlers in this process: ``with center.worker():``, or ``async
+        with``, as in a FastAPI lifespan. ``threads`` run those that are plain functions.
+
+        It needs the extra ``worker``: raises NotInstalled. See EmbeddedWorker.
+        """
+        try:
+            from toc.worker.embedded import EmbeddedWorker  # what only submits need not load it
+        except ModuleNotFoundError as exc:
+            raise NotInstalled(f"a worker needs {exc.name}", "worker") from exc
+        return EmbeddedWorker(self, threads=threads)
 
     def schedule(self, name: str, *, topic: str | None = None, **options: Any) -> Callable[[F], F]:
         """Declare a schedule at the handler that runs its tasks: above or below ``@center.handler``.

@@ -207,6 +207,12 @@ class Worker:
         """Count SIGTERM. The daemon never sends it: an operator or a handler did."""
         self._signals += 1
 
+    def end_for(self, reason: str) -> None:
+        """Leave without waiting for running handlers, as something of ours has failed. Any thread may call
+        it."""
+        self._forced = True
+        self._recycle(reason)
+
     def _recycle(self, reason: str) -> None:
         """Leave, let running tries end, and be replaced: a handler has damaged this process beyond repair.
 
@@ -232,14 +238,15 @@ class Worker:
 
     # --- main thread
 
-    def run(self) -> None:
-        """Work until told to stop."""
-        signal.set_wakeup_fd(self._wake_sender.fileno())
-        signal.signal(signal.SIGTERM, self.on_signal)
-        # Ctrl-C, and a terminal that closes, reach all processes; the daemon decides. Not ignored: what
-        # handlers start inherits that.
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
+    def run(self, *, own_process: bool = True) -> None:
+        """Work until told to stop. ``own_process``: the process has no other purpose."""
+        if own_process:
+            signal.set_wakeup_fd(self._wake_sender.fileno())
+            signal.signal(signal.SIGTERM, self.on_signal)
+            # Ctrl-C, and a terminal that closes, reach all processes; the daemon decides. Not ignored: what
+            # handlers start inherits that.
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, lambda *_: None)
         self.pipeline.dispatcher.start()
         self.watch.ask_owner()
         for loop in self.loops:
@@ -248,11 +255,14 @@ class Worker:
             self._listening.start()
         release = {"version": version("timeout-center"), "protocol": PROTOCOL}
         self._link.send("ready", worker_id=self.worker_id, keys=self._keys, **release)
-        Loop("beat", self.beat.run_once).start()  # until the process ends, which may take long
+        beat = Loop("beat", self.beat.run_once)
+        beat.start()
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)
         self._link.send("left")
+        if not own_process:  # else it goes on until the process ends, which may take long
+            beat.stop(1.0)
 
     def serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
         """Obey the daemon and advance handovers, until ``until``. Sleeps in ``selector``."""

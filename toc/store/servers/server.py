@@ -236,8 +236,9 @@ class DatabaseServer(ABC):
         self._pool = self._pool.recreate()
 
     def close(self) -> None:
-        """Close the idle connections. The server stays usable; it connects again."""
-        self._pool.close()
+        """Close all connections, those that are in use once they are not. The server stays usable; it
+        connects again."""
+        self._pool.renew()
 
     def _send(
         self, statements: Sequence[Statement], transaction: bool, trust_fresh: bool, patient: bool

@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
+from typing import Protocol
 
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.worker.control import pack
-from toc.worker.daemon.processes import WorkerProcess
+from toc.worker.control import ControlPipe, pack
 from toc.worker.daemon.topics import Topics
 
 log = get_logger(__name__)
 
 NEVER = 1e9
 """A monotonic time that is decades away, which JSON can say."""
+
+
+class Holder(Protocol):
+    """A worker, as what gives it slots sees it."""
+
+    worker_id: str
+    link: ControlPipe
+    member: bool
+    """Whether it has joined the membership."""
+    leaving: bool
+    held: set[Slot]
+    """Slots that it was told to take."""
+    dropping: set[Slot]
+    """Slots that it was told to drop and has not confirmed."""
 
 
 class WorkerSlots:
@@ -47,7 +61,7 @@ class WorkerSlots:
         self.step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
 
-    def take_out(self, child: WorkerProcess, *, known_dead: bool, followed: bool) -> None:
+    def take_out(self, child: Holder, *, known_dead: bool, followed: bool) -> None:
         """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order.
         ``followed``: another one will take its place soon."""
         if child.member:
@@ -55,13 +69,13 @@ class WorkerSlots:
             self.changed = True
             self._coordinator.leave(child.worker_id, known_dead=known_dead, followed=followed)
 
-    def give_up(self, child: WorkerProcess, *, followed: bool) -> None:
+    def give_up(self, child: Holder, *, followed: bool) -> None:
         """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
         numbers."""
         child.held.clear()
         self.take_out(child, known_dead=False, followed=followed)
 
-    def dropped(self, child: WorkerProcess, slots: set[Slot]) -> None:
+    def dropped(self, child: Holder, slots: set[Slot]) -> None:
         """Record that a process has let go of slots."""
         self.changed = True
         child.held -= slots
@@ -86,7 +100,7 @@ class WorkerSlots:
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
 
-    def reconcile(self, children: Collection[WorkerProcess], *, stopping: bool) -> None:
+    def reconcile(self, children: Collection[Holder], *, stopping: bool) -> None:
         """Bring what workers hold in line with the assignment."""
         if not (self.changed or self.incomplete or time.monotonic() >= self.step_at):
             return
@@ -108,7 +122,7 @@ class WorkerSlots:
                 want = desired.get(child.worker_id, set()) if child.member else set()
                 self._align(child, want, claimed.get(child.worker_id, set()))
 
-    def assure(self, children: Collection[WorkerProcess]) -> None:
+    def assure(self, children: Collection[Holder]) -> None:
         """Tell the workers until when they are sure of their slots. Call it after ``reconcile``, by which
         they know of those that others have taken over."""
         until, senders = self._coordinator.sure_until(), self._coordinator.senders()
@@ -117,10 +131,10 @@ class WorkerSlots:
             for child in children:
                 self._tell_sure(child)
 
-    def _tell_sure(self, child: WorkerProcess) -> None:
+    def _tell_sure(self, child: Holder) -> None:
         child.link.send("sure", until=min(max(self._sure_until, 0.0), NEVER), senders=self._senders)
 
-    def _align(self, child: WorkerProcess, want: set[Slot], claimed: set[Slot]) -> None:
+    def _align(self, child: Holder, want: set[Slot], claimed: set[Slot]) -> None:
         """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
         lost = child.held - claimed - child.dropping if child.member else set()
         if lost:

@@ -34,7 +34,7 @@ def run_daemon(
     center = load_app(app)
     try:
         _check_settings(app, center.settings, settings)
-        _check_servers(center, handlers=app != NO_HANDLERS)
+        check_servers(center, handlers=app != NO_HANDLERS)
         if webhooks and not settings.secret_key:
             log.warning("webhooks_without_key")
         monitor = Monitor(
@@ -74,7 +74,9 @@ def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
         )
 
 
-def _check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
+def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
+    """Raise a TocError unless a worker can run here: SchemaBehind, ConfigError, UnknownTopic, UnfitServer,
+    Unavailable; and AppNotFound if there are no ``handlers`` although there should be."""
     center.store.check()
     if center.queues.present and not center.store.identity.indexed():
         raise ConfigError(

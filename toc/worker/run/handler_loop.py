@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from toc.loop import end_process, watch_callbacks, watched_thread
+from toc.loop import dies, watch_callbacks, watched_thread
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Disturbed, raised
 from toc.model.topic import Slot
@@ -205,13 +205,17 @@ class HandlerLoop:
             log.error("event_loop_stopped")
             self._calls.recycle("a handler stopped the event loop")
             self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):  # what was given up
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
 
     def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
         """Run ``do`` on the event loop. An error of ours ends the process: asyncio would only log it."""
         try:
             do(about)
         except BaseException as exc:
-            end_process(NAME, exc)
+            dies(NAME, exc)
 
     def _look_for_room(self, again: bool) -> None:
         if self._looking and not again:
@@ -299,7 +303,7 @@ class HandlerLoop:
             if line.waiting:
                 self._start_waiting(batch[0].topic.name)
         except BaseException as exc:
-            end_process(NAME, exc)  # asyncio would only log it
+            dies(NAME, exc)  # asyncio would only log it
 
     def _judged(self, error: BaseException | None, task: HandlerTask) -> BaseException | None:
         """The error to report: Disturbed if another handler caused it."""

@@ -1,0 +1,200 @@
+"""A worker within the application's process, which stays the application's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.patience import PATIENCE, until
+from harness.system import System, small_system
+
+from benchmarks.local import MariaDB
+from toc import InvalidInput, Task, TaskStatus, TimeoutCenter, Topic
+from toc.model.errors import ConfigError, UnknownTopic
+
+HERE = Path(__file__).parent
+
+
+class Shop:
+    """An application with handlers of both kinds."""
+
+    def __init__(self, system: System) -> None:
+        self.center = center = TimeoutCenter(system.settings)
+        self.runs: list[tuple[str, int | str, str]] = []
+        self.hang = threading.Event()
+        center.handler("order.close")(self.close)
+        center.handler("member.remind")(self.remind)
+
+    def close(self, task: Task) -> None:
+        self.runs.append((task.topic, task.biz_id, threading.current_thread().name))
+        if task.attribute.get("hang"):
+            self.hang.wait(PATIENCE)
+
+    async def remind(self, task: Task) -> None:
+        await asyncio.sleep(0.001)
+        self.runs.append((task.topic, task.biz_id, threading.current_thread().name))
+
+    def ran(self, *biz_ids: int) -> None:
+        wanted = set(biz_ids)
+        assert until(lambda: wanted <= {biz_id for _, biz_id, _ in self.runs}, PATIENCE), (wanted, self.runs)
+
+    def ended(self, *job_ids: int) -> None:
+        def so() -> bool:
+            found = [self.center.get(job_id) for job_id in job_ids]
+            return all(task is not None and task.status is TaskStatus.PROCESSED for task in found)
+
+        assert until(so, PATIENCE), "they are processed"
+
+
+@pytest.fixture
+def system(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[System]:
+    one = small_system(tmp_path, None, mariadb, database_prefix, session_timeout=2.0)
+    one.center.store.topics.create(Topic("order.close", 1, 4, max_runtime=2))
+    one.center.store.topics.create(Topic("member.remind", 2, 4))
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def shop(system: System) -> Iterator[Shop]:
+    one = Shop(system)
+    yield one
+    one.hang.set()
+    one.center.close()
+
+
+def test_handlers_run_in_the_process_between_start_and_stop(shop: Shop) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with shop.center.worker() as worker:
+        assert worker.ready.wait(PATIENCE)
+        ids = [shop.center.submit("order.close", biz_id=1, delay=0.1)]
+        ids.append(shop.center.submit("member.remind", biz_id=2, delay=0.1))
+        shop.ran(1, 2)
+        shop.ended(*ids)
+        assert handlers == {number: signal.getsignal(number) for number in handlers}
+    late = shop.center.submit("order.close", biz_id=3, delay=0.1)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("toc-rows", "toc-beat", "toc-members"))], names
+    with shop.center.worker():
+        shop.ended(late)
+
+
+def test_a_lifespan_may_await_it(shop: Shop) -> None:
+    async def application() -> None:
+        async with shop.center.worker(threads=1):
+            job_id = await asyncio.to_thread(shop.center.submit, "order.close", biz_id=1, delay=0.1)
+            while (task := await asyncio.to_thread(shop.center.get, job_id)) is not None:
+                if task.status is TaskStatus.PROCESSED:
+                    return
+                await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(application(), PATIENCE))
+
+
+def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shop.center.worker() as worker:
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
+        life = worker._life
+        assert life is not None
+
+        def fails(_server: int) -> float:
+            raise RuntimeError("as the test wants")
+
+        monkeypatch.setattr(life.worker.rows, "_run_once", fails)
+        life.worker.rows.look_now()
+        shop.ended(shop.center.submit("order.close", biz_id=2, delay=0.1))
+        assert worker._life is not life
+
+
+def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> None:
+    with shop.center.worker(threads=1):
+        stuck = shop.center.submit("order.close", biz_id=1, delay=0.1, attribute={"hang": True}, tries=1)
+        shop.ran(1)
+        other = shop.center.submit("order.close", biz_id=2, delay=0.1)
+        shop.ended(other)
+        task = shop.center.get(stuck)
+        assert task is not None
+        assert task.status is TaskStatus.DEAD
+        shop.hang.set()
+
+
+def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:
+    with shop.center.worker() as worker:
+        with pytest.raises(InvalidInput, match="has a worker already"):
+            shop.center.worker().start()
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                worker.start()
+            except InvalidInput as exc:
+                os.write(write, str(exc).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert b"before a fork" in os.read(read, 1000)
+        for end in (read, write):
+            os.close(end)
+    apart = TimeoutCenter(system.settings.model_copy(update={"zookeeper": "localhost:1"}))
+    apart.handler("order.close")(print)
+    with pytest.raises(ConfigError, match="one daemon per host"):
+        apart.worker().start()
+    unknown = TimeoutCenter(system.settings)
+    unknown.handler("order.unknown")(print)
+    with pytest.raises(UnknownTopic):
+        unknown.worker().start()
+    unknown.close()
+
+
+SERVER = """
+import sys, time
+from toc import TimeoutCenter
+center = TimeoutCenter()
+@center.handler("order.close")
+def close(task):
+    print(task.biz_id, flush=True)
+with center.worker() as worker:
+    worker.ready.wait(60)
+    print("ready", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_processes_share_the_work_and_one_that_dies_is_followed(system: System) -> None:
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER], env=system.env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+
+        def owners() -> int:
+            rows = system.center.store.members.list()
+            masks = [json.loads(row.data)["workers"] for row in rows if not row.dead]
+            return sum(any(each["slots"].get("order.close") for each in one.values()) for one in masks)
+
+        assert until(lambda: owners() == 2, PATIENCE), "both have slots"
+        servers[0].kill()
+        ids = [system.center.submit("order.close", biz_id=n, delay=0.1) for n in range(20)]
+
+        def all_ended() -> bool:
+            found = [system.center.get(job_id) for job_id in ids]
+            return all(task is not None and task.status is TaskStatus.PROCESSED for task in found)
+
+        assert until(all_ended, PATIENCE), "the other one has run all"
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+            assert server.stdout is not None
+            server.stdout.close()
