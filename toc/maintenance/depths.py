@@ -21,11 +21,12 @@ def depths(
     now_ms: int,
     *,
     due: bool = True,
+    ahead: bool = True,
 ) -> BySlot[Peek]:
     """Return the counts of each slot. ``due``: also of what is due.
 
-    Without an index this reads the rows of all tasks that have not ended, and raises StoreUnavailable or
-    SchemaBehind.
+    Without an index this reads the rows of all tasks that have not ended, or of those that are due if not
+    ``ahead``, and raises StoreUnavailable or SchemaBehind.
     """
     if queues.present:
         return queues.depths(slots) if due else queues.peek(slots)
@@ -34,7 +35,7 @@ def depths(
         Slot(names[biz_type], number): Peek(
             tasks.first, tasks.pending - tasks.held, tasks.held, tasks.dead, now_ms, tasks.due
         )
-        for (biz_type, number), tasks in store.count_by_slot(now_ms).items()
+        for (biz_type, number), tasks in store.count_by_slot(now_ms, ahead=ahead).items()
         if biz_type in names
     }
     return {slot: found.get(slot, NOTHING._replace(redis_now_ms=now_ms)) for slot in slots}

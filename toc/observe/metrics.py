@@ -271,7 +271,9 @@ WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how
 # leads also reads the slots without an owner
 
 SCHEDULED = _gauge(
-    "toc_scheduled_tasks", "Tasks in the StoreQueues: due, or due within the horizon.", "topic"
+    "toc_scheduled_tasks",
+    "Tasks in the StoreQueues: due, or due within the horizon; without an index those that are due.",
+    "topic",
 )
 DUE = _gauge("toc_due_tasks", "Tasks in the StoreQueues that are due and not taken yet.", "topic")
 PREPARED = _gauge("toc_prepared_tasks", "Tasks in the PrepareQueues: taken and not finished.", "topic")

@@ -14,6 +14,7 @@ from harness import forks
 from harness.gateway import Gateway
 from harness.hands import SLOT, TOPIC, WorkerAtRest, in_five_minutes, meanwhile, submit_due
 from harness.hooked import Hooked
+from harness.metrics import ANY_ADDRESS, samples
 from harness.receiver import Receiver
 from harness.system import System
 
@@ -186,10 +187,10 @@ def test_a_suspect_dies_alone_and_a_backlog_starts_at_its_rate(alone: System) ->
 
 def test_operators_see_what_the_rows_say(alone: System) -> None:
     alone.create_topics(slots=2)
-    alone.start(processes=1)
+    daemon = alone.start(processes=1, env=ANY_ADDRESS)
     center = alone.center
     job_ids = center.submit_many([NewTask("test.sync", n, 60) for n in range(10)])
-    runs = center.submit("test.sync", biz_id=1, delay=0.01, attribute={"sleep": 5})
+    runs = center.submit("test.sync", biz_id=1, delay=0.05, attribute={"sleep": 9})
     alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
 
     def shown(*words: str, code: int = 0) -> Any:
@@ -205,6 +206,8 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     picture = Top(center).look()
     (view,) = [view for view in picture.topics if view["topic"] == "test.sync"]
     assert (view["scheduled"], view["prepared"]) == (len(job_ids), 1)
+    prepared = 'toc_prepared_tasks{topic="test.sync"}'
+    alone.wait(lambda: samples(daemon.told()).get(prepared), "the daemon measures it", 30)
 
 
 def _soon() -> datetime:

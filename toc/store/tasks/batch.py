@@ -129,9 +129,11 @@ class Batches(Tries):
             sum(count for status, count, _ in rows if status == DEAD),
         )
 
-    def count_by_slot(self, now_ms: int) -> dict[tuple[int, int], SlotTasks]:
-        """Count the tasks that have not ended well, by biz_type and number of the slot. Reads all their
-        rows."""
+    def count_by_slot(self, now_ms: int, *, ahead: bool) -> dict[tuple[int, int], SlotTasks]:
+        """Count the tasks that have not ended well, by biz_type and number of the slot.
+
+        Those that are not due only if ``ahead``. Reads all these rows.
+        """
 
         def count(server: DatabaseServer, _table: int, name: str) -> str:
             now = server.from_now(0)
@@ -146,9 +148,10 @@ class Batches(Tries):
                 f"SUM(CASE WHEN status={DEAD} THEN 1 ELSE 0 END)",
                 f"MIN(CASE WHEN {taken} THEN NULL WHEN {pending} THEN {time_ms} END)",
             ]
+            wanted = pending if ahead else due
             return (
-                f"SELECT biz_type,{slot},{','.join(counts)} FROM {name} WHERE status IN ({PENDING},{DEAD}) "
-                f"GROUP BY biz_type,{slot}"
+                f"SELECT biz_type,{slot},{','.join(counts)} FROM {name} "
+                f"WHERE ({wanted}) OR status={DEAD} GROUP BY biz_type,{slot}"
             )
 
         found: dict[tuple[int, int], SlotTasks] = {}

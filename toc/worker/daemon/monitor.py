@@ -179,7 +179,8 @@ class Monitor:
         counted = state.owned | state.unowned
         unseen = 0
         slots = counted | state.moving
-        found = depths(self._store, self._queues, topics.values(), slots, self._clock.now_ms())
+        now = self._clock.now_ms()
+        found = depths(self._store, self._queues, topics.values(), slots, now, ahead=False)
         for slot, depth in found.items():
             if isinstance(depth, IndexUnavailable):
                 unseen += slot in counted
