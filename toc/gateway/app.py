@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from math import ceil
 from typing import Any, get_args
 from urllib.parse import parse_qsl
@@ -32,8 +32,6 @@ from toc.gateway.calls import (
     HttpCall,
     Model,
     NoFields,
-    Nothing,
-    Query,
     forbidden,
     takes_nothing,
 )
@@ -283,8 +281,6 @@ def _is_json(content_type: str | None) -> bool:
 
 def _query(call: HttpCall, text: bytes) -> Any:
     """Return the parameters of the query. Raises Problem."""
-    if not text:
-        return _without(call.query)
     try:
         pairs = parse_qsl(
             text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS
@@ -298,17 +294,6 @@ def _query(call: HttpCall, text: bytes) -> Any:
         return call.query.model_validate(values)
     except ValidationError as exc:
         raise _invalid(exc, call.query) from None
-
-
-@cache
-def _without(query: type[Query]) -> Any:
-    """Return the parameters of an empty query, which no handler changes. Raises Problem."""
-    if query is Nothing:
-        return None
-    try:
-        return query()
-    except ValidationError as exc:
-        raise _invalid(exc, query) from None
 
 
 def _parsed(model: type[Model], data: bytes, most: int) -> Model:

@@ -80,15 +80,13 @@ async def _perform(operation: Operation, asked: Asked) -> Answer:
             raise unknown_topic(values[param.name])
     doing = Doing(service.center, asked.token.name, operation.right, asked.token)
     pool: str = operation.place
+    biz: Any = None
     if operation.place is Place.TASKS:
-        pool = Place.ALL
-        if "biz_id" in values:
-            server = service.center.store.server_of_biz(BizId.of(values["biz_id"]))
-            service.check_there(server)
-            pool = f"server-{server}"
-    if operation.place is Place.SCHEDULE:
-        name = str(values["name"])
-        server = service.center.store.server_of_biz(BizId.of(name if NAME.fullmatch(name) else "-"))
+        biz = values.get("biz_id")
+    elif operation.place is Place.SCHEDULE:
+        biz = values["name"] if NAME.fullmatch(values["name"]) else "-"
+    if biz is not None:
+        server = service.center.store.server_of_biz(BizId.of(biz))
         service.check_there(server)
         pool = f"{pool}-{server}"
     record = await service.within(pool, partial(operation.perform, doing, values))
