@@ -65,7 +65,7 @@ def demo(
             f"{count} orders, {len(deadlines)} deadlines; 30 minutes and 7 days take "
             f"{COMPRESSED / speed:g} s here; done in about {seconds:.0f} s"
         )
-        with progress_line("", lines=True) as bar:
+        with progress_line("") as bar:
             drive(
                 stage,
                 deadlines,

@@ -87,7 +87,7 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
     with (
         TimeoutCenter(settings) as center,
         closing(ForeignRedis(url)) as redis,
-        progress_line("reading", lines=True) as bar,
+        progress_line("reading") as bar,
     ):
 
         def tell(report: Report) -> None:

@@ -73,9 +73,9 @@ def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
 
 
 @contextmanager
-def progress_line(what: str, *, lines: bool = False) -> Iterator[Callable[[float | None, str], None]]:
+def progress_line(what: str) -> Iterator[Callable[[float | None, str], None]]:
     """Tell on stderr how far the block has come: on a terminal in one line, which begins with ``what`` and is
-    gone at the end; elsewhere not at all, or with ``lines`` every few seconds.
+    gone at the end; elsewhere every few seconds.
 
     Yields a function that takes the part done (0 to 1, None if nobody knows) and a new text.
     """
@@ -87,7 +87,7 @@ def progress_line(what: str, *, lines: bool = False) -> Iterator[Callable[[float
             done = "" if part is None else f"{part:4.0%} "
             line = f"{done}{text}"[: shutil.get_terminal_size().columns - 1]
             print(f"{_NEW_LINE}{line}", end="", file=sys.stderr, flush=True)
-        elif lines and time.monotonic() - told >= TELL_SECONDS:
+        elif time.monotonic() - told >= TELL_SECONDS:
             told = time.monotonic()
             say(text)
 

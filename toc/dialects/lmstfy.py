@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from toc.dialects import lmstfy_wire as wire
 from toc.dialects.dialect_tasks import MAX_TOPICS, DialectTasks
 from toc.dialects.lmstfy_replies import (
-    attributes_of,
-    handed_job,
     id_of,
+    job_of,
     refusal,
     reply,
     secret_of,
@@ -29,7 +28,7 @@ from toc.model.errors import (
     UnreadableTask,
 )
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
-from toc.model.task import Submission, TaskRow, TaskStatus, decode_attribute
+from toc.model.task import Submission, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.operate import bulk
 from toc.pull.handed_out import HandedOut
@@ -188,7 +187,7 @@ class Lmstfy(Dialect):
         filled = await on_queue.tasks.bodies(got)
         now = self.service.center.clock.now_ms()
         jobs = [
-            wire.render(handed_job(one, body, namespace, queues[one.task.topic], now), consumed=True)
+            job_of(one.row, namespace, queues[one.task.topic], body, now) | {"msg": "new job"}
             for one, body in filled
         ]
         if not jobs:
@@ -246,14 +245,14 @@ class Lmstfy(Dialect):
         ready = await self._page(on_queue, TaskStatus.PENDING, 1)
         if not ready:
             raise Refused(404, "the queue is empty")
-        return reply(wire.render(await self._job(on_queue, ready[0])), 200, on_queue.where.call)
+        return reply(await self._job(on_queue, ready[0]), 200, on_queue.where.call)
 
     async def _peek_job(self, on_queue: QueueRequest) -> Reply:
         now = self.service.center.clock.now_ms()
         for row in await self._rows(on_queue):
             dead = row.status == TaskStatus.DEAD
             if dead or (row.status == TaskStatus.PENDING and not 0 < row.expires_at < now):
-                return reply(wire.render(await self._job(on_queue, row)), 200, on_queue.where.call)
+                return reply(await self._job(on_queue, row), 200, on_queue.where.call)
         raise Refused(404, "job not found")
 
     async def _size(self, on_queue: QueueRequest) -> Reply:
@@ -360,17 +359,14 @@ class Lmstfy(Dialect):
             return 0
         return await self.service.within(ALL, partial(self.service.center.store.selections.count, wanted))
 
-    async def _job(self, on_queue: QueueRequest, row: TaskRow) -> wire.Job:
-        now, said = self.service.center.clock.now_ms(), decode_attribute(row.attribute)
+    async def _job(self, on_queue: QueueRequest, row: TaskRow) -> dict[str, Any]:
+        now = self.service.center.clock.now_ms()
         try:
             expired = 0 < row.expires_at < now and row.status == TaskStatus.PENDING
             data = None if expired else await on_queue.tasks.body(row)
         except (BodyGone, UnreadableTask):
             data = None
-        ttl = 0 if data is None or row.status == TaskStatus.DEAD else wire.seconds_left(row.expires_at, now)
-        job_id, left = id_of(row), max(0, row.tries - row.attempts)
-        names = on_queue.where.namespace, on_queue.where.queue
-        return wire.Job(*names, job_id, data, ttl, wire.elapsed(job_id, now), left, attributes_of(said))
+        return job_of(row, on_queue.where.namespace, on_queue.where.queue, data, now)
 
 
 def _names(on_queue: QueueRequest) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from base64 import b64encode
+from typing import Any
 
 from toc.dialects import lmstfy_wire as wire
 from toc.dialects.json_fields import to_go_json
@@ -19,9 +20,9 @@ from toc.model.errors import (
     TopicClosed,
     UnknownTopic,
 )
-from toc.model.task import TaskRow
+from toc.model.pull import PullRow
+from toc.model.task import TaskRow, TaskStatus, decode_attribute
 from toc.operate.tokens import PREFIX
-from toc.pull.handed_out import HandedOut
 
 
 def secret_of(token: str) -> str:
@@ -58,29 +59,24 @@ def refusal(error: Exception) -> Reply:
     return reply({"error": "internal error"}, 503 if isinstance(error, TocError) else 500)
 
 
-def id_of(row: TaskRow) -> str:
+def id_of(row: TaskRow | PullRow) -> str:
     """Return the id of a job."""
     return row.biz_key or str(row.biz_id)
 
 
-def attributes_of(said: Mapping[str, object]) -> Mapping[str, str] | None:
-    """Return the attributes of a job, from its task's attribute."""
-    found = said.get("attributes")
-    return found if isinstance(found, dict) else None
-
-
-def handed_job(one: HandedOut, body: bytes, namespace: str, queue: str, now: int) -> wire.Job:
-    """Return a job that was handed out, as its consumer is shown it."""
-    task = one.task
-    job_id = str(task.biz_id)
-    expires_at = 0 if task.expires_at is None else round(task.expires_at.timestamp() * 1000)
-    return wire.Job(
-        namespace,
-        queue,
-        job_id,
-        body,
-        wire.seconds_left(expires_at, now),
-        wire.elapsed(job_id, now),
-        max(0, task.tries - one.attempt),
-        attributes_of(task.attribute),
-    )
+def job_of(
+    row: TaskRow | PullRow, namespace: str, queue: str, data: bytes | None, now: int
+) -> dict[str, Any]:
+    """Return a job as answers show it. ``data`` None: it is gone."""
+    job_id, attributes = id_of(row), decode_attribute(row.attribute).get("attributes")
+    gone = data is None or row.status == TaskStatus.DEAD
+    return {
+        "namespace": namespace,
+        "queue": queue,
+        "job_id": job_id,
+        "data": None if data is None else b64encode(data).decode(),
+        "ttl": 0 if gone else wire.seconds_left(row.expires_at, now),
+        "elapsed_ms": wire.elapsed(job_id, now),
+        "remain_tries": max(0, row.tries - row.attempts),
+        "attributes": (isinstance(attributes, dict) and attributes) or None,
+    }

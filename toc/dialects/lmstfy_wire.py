@@ -10,10 +10,9 @@ import re
 import secrets
 import string
 import time
-from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
 from toc.model.access import Action
@@ -266,27 +265,6 @@ def split_token(raw: str) -> tuple[str, str]:
 
 
 # --- answers
-
-
-class Job(NamedTuple):
-    """A job as answers show it. ``data`` None: it is gone."""
-
-    namespace: str
-    queue: str
-    job_id: str
-    data: bytes | None
-    ttl: int
-    elapsed_ms: int
-    remain_tries: int
-    attributes: Mapping[str, str] | None
-
-
-def render(job: Job, *, consumed: bool = False) -> dict[str, Any]:
-    """Return a job as JSON holds it."""
-    content = job._asdict()
-    content["data"] = None if job.data is None else b64encode(job.data).decode()
-    content["attributes"] = dict(job.attributes) if job.attributes else None
-    return content | {"msg": "new job"} if consumed else content
 
 
 def seconds_left(expires_at: int, now: int) -> int:
