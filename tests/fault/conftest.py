@@ -78,7 +78,13 @@ class Build(Protocol):
     """Makes a system, with the topics of the test app, over servers that run already."""
 
     def __call__(
-        self, redis_url: str | None = None, *, hosts: bool = False, slots: int = 8, **settings: object
+        self,
+        redis_url: str | None = None,
+        *,
+        hosts: bool = False,
+        index: bool = True,
+        slots: int = 8,
+        **settings: object,
     ) -> System: ...
 
 
@@ -88,13 +94,18 @@ def build(
 ) -> Iterator[Build]:
     """Makes systems: ``build()``, on the shared Redis and MariaDB unless told otherwise.
 
-    ``hosts``: of several hosts, that is with the shared ZooKeeper. ``topic_...`` settings are policies of the
-    topics: ``topic_prepare_timeout=3``.
+    ``hosts``: of several hosts, with the shared ZooKeeper. ``index``: or on the database alone.
+    ``topic_...`` settings are policies of the topics: ``topic_prepare_timeout=3``.
     """
     systems: list[System] = []
 
     def make(
-        redis_url: str | None = None, *, hosts: bool = False, slots: int = 8, **settings: object
+        redis_url: str | None = None,
+        *,
+        hosts: bool = False,
+        index: bool = True,
+        slots: int = 8,
+        **settings: object,
     ) -> System:
         directory = tmp_path / f"system{len(systems)}"
         directory.mkdir()
@@ -106,7 +117,7 @@ def build(
             name.removeprefix("topic_"): settings.pop(name) for name in list(settings) if "topic_" in name
         }
         given = {
-            "redis_url": redis_url or request.getfixturevalue("clean_redis").url,
+            **({"redis_url": redis_url or request.getfixturevalue("clean_redis").url} if index else {}),
             "databases": 2,
             "tables": 8,
             "database_prefix": database_prefix,

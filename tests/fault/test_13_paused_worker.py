@@ -40,11 +40,14 @@ def long_ones(count: int, first: int, seconds: float) -> list[NewTask]:
 def test_two_owners_of_every_slot_and_a_pause_double_only_what_was_held(
     build: Build, verdict: Verdict
 ) -> None:
-    line = verdict(13, "double owner, paused worker", "two hosts without ZooKeeper")
-    system = build(topic_prepare_timeout=PREPARE_TIMEOUT)
-    # Each takes all slots, as it knows of no other.
-    first, second = (system.start(host, processes=1) for host in ("host-a", "host-b"))
-    system.client.submit_many(tasks(1500, ahead=(0.5, 4.0), fail=0.1))
+    line = verdict(13, "double owner, paused worker", "two hosts that do not know of each other")
+    system = build(hosts=True, topic_prepare_timeout=PREPARE_TIMEOUT)
+    first = system.start("host-a", processes=1)
+    # In a cluster of its own, by mistake: each takes all slots.
+    apart = {"TOC_CLUSTER": f"{system.settings.cluster}-apart"}
+    second = system.start("host-b", processes=1, env=apart)
+    burst = system.client.submit_many(tasks(1500, ahead=(0.5, 4.0), fail=0.1))
+    system.wait(lambda: not system.pending(burst), "the two have run what both wanted", 60)
     for batch in range(1, 6):  # until the first has got some of one
         long = set(system.client.submit_many(long_ones(20, 10_000 * batch, 4.0)))
         system.wait(lambda: len(system.late(long)) == 20, "the long ones run", 60)  # noqa: B023
