@@ -124,7 +124,7 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
         after = records[-1].id
         by_server: dict[int, dict[int, NewTask]] = {}
         for record in records:
-            task = _task(record, center.clock.now_ms())
+            task = _task(record)
             server = center.store.server_of_biz(BizId.of(task.biz_id))
             by_server.setdefault(server, {})[record.id] = task
         for tasks in by_server.values():
@@ -163,13 +163,9 @@ def _submit(
     return submitted, refused, None
 
 
-def _task(record: Row[Any], now: int) -> NewTask:
-    """Return the task of a record, which is due later than ``now`` (ms)."""
+def _task(record: Row[Any]) -> NewTask:
+    """Return the task of a record. Its time may have passed meanwhile."""
     fields = json.loads(record.task)
-    due, expires_at = fields["action_time"], fields["expires_at"]
-    if due is not None and due - now < 1000:  # it may have passed before it is submitted
-        fields |= {"action_time": None, "delay": max(due - now, 1) / 1000}
-    elif due is not None:
-        fields["action_time"] = from_ms(due)
-    fields |= {"expires_at": from_ms(expires_at) if expires_at else None, "body": record.body}
-    return NewTask(**fields)
+    for name in ("action_time", "expires_at"):
+        fields[name] = from_ms(fields[name]) if fields[name] else None
+    return NewTask(**{**fields, "body": record.body, "past": "run"})

@@ -14,6 +14,9 @@ from toc.gateway.problems import KIND_OF, problem_of
 from toc.model.errors import NotInstalled, TocError
 from toc.store.records.secretbox import SecretBox, new_key
 
+OF_ONE_PROCESS = {"NotCommitted", "TooManyCalls", "NeedsAwait"}
+"""Errors of Python objects, of which no call of the gateway knows."""
+
 
 def below(cls: type[TocError]) -> Iterator[type[TocError]]:
     for one in cls.__subclasses__():
@@ -22,7 +25,8 @@ def below(cls: type[TocError]) -> Iterator[type[TocError]]:
 
 
 def test_every_error_has_an_answer() -> None:
-    assert not [one for one in below(TocError) if not any(cls in KIND_OF for cls in one.__mro__)]
+    without = {one.__name__ for one in below(TocError) if not any(cls in KIND_OF for cls in one.__mro__)}
+    assert without <= OF_ONE_PROCESS
 
 
 def test_a_call_whose_packages_are_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ class Change(Generic[T]):
     def outcome(self) -> T:
         """The outcome, judged at the first use after the commit; usually a thread of toc was first.
 
-        Raises NotCommitted while the transaction is open and if it was rolled back; StoreUnavailable.
+        Raises NotCommitted while the transaction is open and if the change was rolled back; StoreUnavailable.
         """
         with self._lock:
             if not self._found:
@@ -195,6 +195,8 @@ class InTransaction:
             now = None if row is None else (row.version, row.action_time)
             if changed and before is not None and now != (before.version + 1, due):
                 raise _not_committed(job_id)
+            if not changed and row is not None and row.status == TaskStatus.PENDING:
+                raise _not_committed(job_id)  # it was cancelled in the same transaction
             return self._changes.judge_reschedule(before, due, changed=changed)
 
         return self._changed(judge)

@@ -18,6 +18,7 @@ from toc.model.clock import Clock, RateLimit
 from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
 from toc.observe.metrics import LEASED, TRIES
+from toc.store.servers.server import Locked
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
 from toc.store.tasks.batch import Guard
@@ -143,6 +144,7 @@ class LeaseKeeper:
         """
         asked = self._clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
+        before = {entry.job_id: entry.lease for entry in entries}
         for entry in entries:
             entry.lease = entry.lease._replace(possible=True)
             self._asked[self._store.server_of(entry.job_id)][entry] = None
@@ -154,7 +156,11 @@ class LeaseKeeper:
             due_by,
         )
         for entry in entries:
-            if entry.job_id in ours.unanswered:
+            error = ours.unanswered.get(entry.job_id)
+            if isinstance(error, Locked) and not before[entry.job_id].possible:  # it has certainly no lease
+                del ours.unanswered[entry.job_id]
+                ours[entry.job_id] = False
+            elif error is not None:
                 continue
             timeout = entry.topic.prepare_timeout
             if ours[entry.job_id]:

@@ -273,7 +273,7 @@ class RowTaker:
             del plan.left[table]
         if topics:
             where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.store.leases.untaken()}"
-            pages = self.store.scans.page(starts, plan.until_ms, PAGE, where=where)
+            pages = self.store.scans.page(starts, plan.until_ms, PAGE, where=where, unlocked=True)
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered)
                 return False
