@@ -120,6 +120,8 @@ class _Plan:
     """How many tables are read at once: all, while they hold little."""
     rows: int = 0
     """How many rows were read in this round."""
+    full: set[str] = field(default_factory=set)
+    """Topics of which this round reads no more."""
     until_ms: int = 0
     """Up to when rows are read that come due."""
     period: float = LOOK_SECONDS
@@ -229,6 +231,8 @@ class RowTaker:
         if now < plan.taken_at + GATHER_SECONDS:
             return plan.taken_at + GATHER_SECONDS - now
         wait = self._take(plan, slots)
+        if any(len(plan.due.get(name, ())) < ENOUGH // 2 for name in plan.full):
+            plan.anew, plan.look_at, plan.full = True, float("-inf"), set()
         plan.heads = {name: rows.first for name, rows in plan.due.items() if rows}
         return max(min(wait, plan.look_at - self.clock.monotonic()), 0.0)
 
@@ -265,9 +269,10 @@ class RowTaker:
             plan.until_ms = self.clock.now_ms() + int(AHEAD * 1000 * plan.period)
             plan.left = dict.fromkeys(self._tables_of_server[server], START)
             plan.at_once = TABLES if plan.rows > PAGE else len(plan.left)
-            plan.rows = 0
-        served = self._served({slot.topic for slot in slots}).values()
-        topics = {topic.biz_type: topic for topic in served if len(plan.due.get(topic.name, ())) < ENOUGH}
+            plan.rows, plan.full = 0, set()
+        served = self._served({slot.topic for slot in slots})
+        plan.full |= {name for name in served if len(plan.due.get(name, ())) >= ENOUGH}
+        topics = {topic.biz_type: topic for name, topic in served.items() if name not in plan.full}
         starts = dict(islice(plan.left.items(), plan.at_once))
         for table in starts:
             del plan.left[table]
