@@ -1,0 +1,129 @@
+"""The page that replaces a scanner, step by step."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.patience import PATIENCE, until
+from harness.secured import root_url
+from harness.system import System, small_system
+from sqlalchemy import Engine, create_engine, text
+
+from benchmarks.local import MariaDB
+
+PAGE = Path(__file__).parents[2] / "docs/from-a-scanner.md"
+
+
+class Service:
+    """The service of the page, in a directory, with a database of its own beside toc's."""
+
+    def __init__(self, directory: Path, system: System, engine: Engine) -> None:
+        self.directory = directory
+        self.engine = engine
+        url = engine.url.render_as_string(hide_password=False)
+        self.env = {**system.env, "SHOP_DATABASE": url, "PYTHONPATH": str(directory)}
+        self.running: list[subprocess.Popen[bytes]] = []
+        for block in re.findall(r"^ *```python\n(.*?)^ *```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+            block = textwrap.dedent(block)
+            (directory / block.split(maxsplit=2)[1]).write_text(block)
+        with engine.begin() as connection:
+            connection.execute(
+                text("CREATE TABLE orders (id INT PRIMARY KEY, status TEXT, close_at DATETIME(3))")
+            )
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        self.running.append(subprocess.Popen([sys.executable, *words], env=self.env, cwd=self.directory))
+        return self.running[-1]
+
+    def run(self, *words: str) -> None:
+        subprocess.run([sys.executable, *words], env=self.env, cwd=self.directory, check=True)
+
+    def place_before(self, ids: range, seconds: float) -> None:
+        """Orders of the time before toc."""
+        at = datetime.now(UTC).replace(tzinfo=None) + timedelta(seconds=seconds)
+        with self.engine.begin() as connection:
+            rows = [{"id": number, "at": at} for number in ids]
+            connection.execute(text("INSERT INTO orders VALUES (:id, 'unpaid', :at)"), rows)
+
+    def place(self, ids: range, seconds: float) -> None:
+        code = (
+            f"import shop, datetime\nfor n in {ids!r}: shop.place(n, datetime.timedelta(seconds={seconds}))"
+        )
+        self.run("-c", code)
+
+    def statuses(self) -> dict[int, str]:
+        with self.engine.begin() as connection:
+            rows: Any = connection.execute(text("SELECT id, status FROM orders")).all()
+        return dict(rows)
+
+    def closed(self, ids: range) -> None:
+        wanted = dict.fromkeys(ids, "closed")
+        assert until(lambda: wanted.items() <= self.statuses().items(), PATIENCE), self.statuses()
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        process.wait(PATIENCE)
+        self.running.remove(process)
+
+
+@pytest.fixture
+def service(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Service]:
+    (tmp_path / "toc").mkdir()
+    system = small_system(tmp_path / "toc", None, mariadb, database_prefix)
+    name = f"{database_prefix}shop"
+    root = create_engine(root_url(mariadb))
+    with root.begin() as connection:
+        connection.execute(text(f"CREATE DATABASE `{name}`"))
+    engine = create_engine(root.url.set(database=name))
+    one = Service(tmp_path, system, engine)
+    yield one
+    for process in list(one.running):
+        one.stop(process)
+    engine.dispose()
+    with root.begin() as connection:
+        connection.execute(text(f"DROP DATABASE `{name}`"))
+    root.dispose()
+    system.stop()
+
+
+def test_the_scanner_is_replaced_and_comes_back(service: Service) -> None:
+    toc = ("-m", "toc")
+    late, waiting = range(1, 30), range(100, 110)
+    service.place_before(late, -3600)
+    service.place_before(waiting, 8)
+    service.run(*toc, "topic", "create", "order.close", "--biz-type", "1", "--slots", "16")
+    worker = service.start(*toc, "worker", "--app", "shop:center")
+    service.run(*toc, "topic", "pause", "order.close")
+    for _ in range(2):
+        service.run("backlog.py")
+    assert set(service.statuses().values()) == {"unpaid"}
+    service.run(*toc, "topic", "resume", "order.close", "--rate", "50")
+    service.closed(late)
+    service.closed(waiting)
+    scanner = service.start("scanner.py")
+    both = range(200, 220)
+    service.place(both, 5)
+    service.run("-c", "import shop; shop.pay(200)")
+    service.closed(both[1:])
+    assert service.statuses()[200] == "paid"
+    service.stop(scanner)
+    alone = range(300, 310)
+    service.place(alone, 3)
+    service.closed(alone)
+    service.stop(worker)
+    back = range(400, 410)
+    service.place(back, 3)
+    scanner = service.start("scanner.py")
+    service.closed(back)
+    service.start(*toc, "worker", "--app", "shop:center")
+    done = range(500, 501)
+    service.place(done, 3)
+    service.closed(done)
