@@ -135,7 +135,7 @@ class Batcher:
         except InvalidInput as exc:
             if request is None and task.dedup_key is None:
                 raise
-            before = partial(self.center.before, task, request, exc, topic, by_dialect=by_dialect)
+            before = partial(self.center._before, task, request, exc, topic, by_dialect=by_dialect)
             return await asyncio.wrap_future(self.center.store.soon(before))
 
     async def claim(self, request: Request) -> None:

@@ -371,7 +371,7 @@ class TimeoutCenter:
         try:
             row = self._row(task)
         except InvalidInput as exc:
-            return self.before(task, request, exc)
+            return self._before(task, request, exc)
         one = Submission(row, bodies_of([task], [row]), conflict_of(task), request)
 
         def put() -> Put:
@@ -380,7 +380,7 @@ class TimeoutCenter:
 
         return self._traced([row], put, lambda stored: [stored.job_id])
 
-    def before(
+    def _before(
         self,
         task: NewTask,
         request: Request | None,
