@@ -54,7 +54,7 @@ def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **valu
 
     ``yes``: do not ask.
     """
-    doing = Doing(center, who(), operation.right, remark=say, confirm=partial(confirm, yes=yes))
+    doing = Doing(center, who(), operation.right, confirm=partial(confirm, yes=yes))
     with progress_line("") if operation.place is Place.LONG else nullcontext() as tell:
         if tell is not None:
             doing.progress = partial(tell, None)

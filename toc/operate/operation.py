@@ -111,8 +111,6 @@ class Doing:
     """Called with a text that says what the function waits for."""
     confirm: Callable[[str], None] = lambda _question: None
     """Called with a question; raises an error if the answer is no."""
-    remark: Callable[[str], None] = lambda _text: None
-    """Called with what a person should know beside the result."""
     result: Record = field(default_factory=dict)
     """What becomes part of the result in the audit."""
     _opened: ExitStack = field(default_factory=ExitStack)

@@ -80,7 +80,7 @@ def create(doing: Doing, name: str, **values: Any) -> Record:
     takes="TopicPolicies", place=Place.LONG,
 )  # fmt: skip
 def alter(doing: Doing, topic: str, *, wait: bool = False, **changes: Any) -> Record:
-    """Change policies of a topic in use. Name and biz_type cannot change.
+    """Change policies of a topic in use. Name and biz_type cannot change. Pending tasks keep their slots.
 
     Its delivery can be changed while it is paused and none of its tasks is prepared or leased.
     """
@@ -89,11 +89,6 @@ def alter(doing: Doing, topic: str, *, wait: bool = False, **changes: Any) -> Re
     if wait and "delivery" not in changes:
         raise InvalidInput("--wait goes with --delivery")
     altered = topics.alter_topic(doing.center, topic, changes, wait=wait, progress=doing.progress)
-    if "slot_amount" in changes:
-        doing.remark(
-            f"new tasks go to {altered.slot_amount} slots, those that are pending keep theirs: "
-            f"`toc topic show {topic} --count` counts them"
-        )
     return _shown_anew(doing, altered)
 
 
