@@ -213,8 +213,6 @@ COMMANDS: dict[str, str] = {
     f"unpin order.close_{'1' * 5000}": "not a slot",
     "weight h1 nan --absent": "not nan",
     "weight h/1 1": "is not a name",
-    "top --once --daemon a:b": "not an address",
-    "top --once --daemon h:99999": "not an address",
     # directories
     f"demo --count {'9' * 30}": "--count",
     "dev --directory /dev/null": "cannot be used as a directory",

@@ -11,7 +11,7 @@ import typer
 from toc.cli.options import Json, flag, option
 from toc.cli.output import console, print_json, say, screen, table
 from toc.cli.streams import end_if_lost
-from toc.cli.values import address, opened
+from toc.cli.values import opened
 from toc.model.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def top(
     if not 0.1 <= interval <= 3600:
         raise InvalidInput(f"--interval must be 0.1 to 3600 seconds, not {interval:g}")
     with opened() as center:
-        view, cluster = Top(center, [address(each) for each in daemon or ()]), center.settings.cluster
+        view, cluster = Top(center, daemon or ()), center.settings.cluster
         view.look()
         if not (once or as_json):
             with screen() as (to, draw):

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 OLDEST = 36_525 * 86_400.0
 """The greatest age that is accepted: a hundred years, in seconds."""
 _JOB_ID = re.compile(r"[0-9]{1,19}")
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _WHOLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 MAX_HEADERS_FILE = 100_000
 """Bytes that a file of headers may have."""
@@ -96,14 +95,6 @@ def biz_id(text: str, *, as_text: bool) -> int | str:
     """Return the number 42 for ``42``, unless ``as_text``; ``007`` and ``order-42`` stay texts."""
     if not as_text and _WHOLE_NUMBER.fullmatch(text):
         return int(text[:_MAX_DIGITS])
-    return text
-
-
-def address(text: str) -> str:
-    """Return HOST:PORT if it is one. Raises InvalidInput."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match[1]) < 65_536:
-        raise InvalidInput(f"{shown(text)} is not an address; write HOST:PORT, such as host1:9464")
     return text
 
 

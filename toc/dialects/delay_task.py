@@ -8,12 +8,12 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from toc.dialects.json_fields import MAX_VALUES, NotUnderstood, number, parsed, text, to_go_json, whole_text
+from toc.dialects.json_fields import MAX_VALUES, NotUnderstood, number, parsed, text, to_go_json
 from toc.dialects.names import template_of, topic_for
 from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
-from toc.model.documents import check_values, parse_object
+from toc.model.documents import check_values, parse_object, whole_text
 from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists, UnreadableTask
 from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from toc.model.documents import check_values, parse
+from toc.model.documents import check_values, parse, whole_text
 from toc.model.errors import InvalidDocument, InvalidInput
 
 LARGEST = 2**63 - 1
@@ -49,13 +49,6 @@ def number(values: dict[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -LARGEST - 1 <= value <= LARGEST:
         raise NotUnderstood(f"{name} must be a whole number")
     return value
-
-
-def whole_text(value: str) -> str:
-    """Return a text with its lone surrogates replaced, which UTF-8 cannot encode."""
-    if value.isascii():
-        return value
-    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def to_json(value: Any) -> bytes:

@@ -26,6 +26,7 @@ from toc.gateway.service import Service
 from toc.model.access import Action
 from toc.model.body import Content
 from toc.model.clock import to_ms
+from toc.model.documents import whole_text
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS, Task
@@ -185,11 +186,8 @@ class Leases(Model):
     leases: list[Lease] | None = Field(None, min_length=1, max_length=MAX_LEASES)
 
 
-def _encodable(value: object) -> object:
-    """Replace lone surrogates in a text, which the nack of a failed task must not be refused for."""
-    if not isinstance(value, str):
-        return value
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _whole(value: object) -> object:
+    return whole_text(value) if isinstance(value, str) else value
 
 
 class Nack(Leases):
@@ -201,7 +199,7 @@ class Nack(Leases):
         description="Seconds until the next try; by default the topic's backoff.",
     )  # fmt: skip
     dead: bool = Field(False, description="No further try.")
-    error: Annotated[str, BeforeValidator(_encodable)] = Field(
+    error: Annotated[str, BeforeValidator(_whole)] = Field(
         "", description=f"What went wrong: the task's last_error, cut after {ERROR_COLUMN_CHARS} characters."
     )
 

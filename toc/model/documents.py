@@ -60,6 +60,13 @@ def parse_object(text: str | bytes, *, most: int = MAX_CHARS, surrogates: bool =
     return value
 
 
+def whole_text(value: str) -> str:
+    """Return a text with its lone surrogates replaced, which UTF-8 cannot encode."""
+    if value.isascii():
+        return value
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def check_depth(data: bytes) -> None:
     """Raise InvalidDocument if JSON is nested more than MAX_DEPTH deep. Builds nothing of it.
 
