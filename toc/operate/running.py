@@ -7,13 +7,15 @@ is away, is found by its job_id only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from toc.coordination.znodes import host_of
-from toc.model.errors import IndexUnavailable, InvalidInput
+from toc.model.errors import IndexUnavailable, InvalidInput, Unavailable
 from toc.model.scores import split
 from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic
+from toc.operate.cluster import workers
 from toc.sdk.client import TimeoutCenter
 from toc.store.tasks.leases import owner_number
 from toc.store.tasks.scan import Position
@@ -99,6 +101,10 @@ def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Runnin
     claims = {slot: _or_nothing(held) for slot, held in center.queues.claims(by_slot).items()}
     owners = {owner_number(worker): worker for held in claims.values() for worker in held.values()}
     leases = center.store.leases.living(slots)
+    if not owners.keys() >= {owner for owner, _ in leases.values()}:  # taken by its row
+        with suppress(Unavailable):
+            names = [row.member.worker_id for row in workers(center)]
+            owners |= {owner_number(worker): worker for worker in names}
     found: dict[int, Running] = {}
     for slot, entries in center.queues.held(by_slot).items():
         for job_id, score in _or_nothing(entries).items():

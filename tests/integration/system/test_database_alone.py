@@ -201,7 +201,8 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     slots = shown("slots", "--topic", "test.sync")
     assert sum(slot["scheduled"] for slot in slots) == len(job_ids)
     assert sum(slot["prepared"] for slot in slots) == 1
-    assert [task["job_id"] for task in shown("running")] == [str(runs)]
+    running = {"job_id": str(runs), "host": "host-a"}
+    assert [{key: task[key] for key in running} for task in shown("running")] == [running]
     assert not doctor.problems(doctor.examine(center))
     picture = Top(center).look()
     (view,) = [view for view in picture.topics if view["topic"] == "test.sync"]
