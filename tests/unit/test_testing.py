@@ -34,7 +34,7 @@ from toc import (
     Unavailable,
 )
 from toc.model.errors import ConfigError, DuplicateHandler, NotCommitted
-from toc.testing import InjectedFailure, NeedsAwait, Toc, TooManyCalls, kit
+from toc.testing import InjectedFailure, NeedsAwait, Toc, TooManyCalls, running
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
 
@@ -107,6 +107,15 @@ def test_tasks_run_in_the_order_of_their_times_and_the_clock_stands_at_each(toc:
     assert toc.now - began >= timedelta(days=1)
 
 
+def test_a_chain_of_days_takes_as_many_days(toc: Toc, shop: Shop) -> None:
+    def again(task: Task) -> None:
+        shop.center.submit("chain", biz_id=task.biz_id, delay=timedelta(days=1))
+
+    shop.center.handler("chain")(again)
+    shop.center.submit("chain", biz_id=1, delay=timedelta(days=1))
+    assert toc.advance("3d") == 3
+
+
 def test_an_error_of_a_handler_fails_the_test_and_the_try(toc: Toc, shop: Shop) -> None:
     job_id = shop.center.submit("order.close", biz_id=1, delay=10)
     shop.raises = RuntimeError("no such order")
@@ -149,7 +158,7 @@ def test_coroutines_run_in_a_loop_of_the_kit_or_of_the_test(toc: Toc, shop: Shop
         with pytest.raises(NeedsAwait):
             toc.advance("1m")
         assert await toc.aadvance("1m") == 1
-        shop.center.submit("member.remind", biz_id=3, action_time=toc.now + timedelta(milliseconds=1))
+        shop.center.submit("member.remind", biz_id=3, action_time=toc.now - timedelta(1), past="run")
         assert await toc.arun_due() == 1
 
     asyncio.run(test())
@@ -168,7 +177,7 @@ def test_a_batch_fails_in_part(toc: Toc, shop: Shop) -> None:
 def test_a_task_that_resubmits_itself_for_ever_ends_in_an_error(
     toc: Toc, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kit, "MAX_CALLS", 100)
+    monkeypatch.setattr(running, "MAX_CALLS", 100)
 
     def again(task: Task) -> None:
         shop.center.submit("loop", biz_id=task.biz_id, delay=0.001)

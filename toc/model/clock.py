@@ -21,6 +21,9 @@ class Clock:
     undo it must not stop the clock of other handlers.
     """
 
+    step_ms = 1
+    """How much later than ``now_ms`` it may be."""
+
     def now_ms(self) -> int:
         """Wall clock in milliseconds since 1970 UTC, rounded down (so it never runs ahead)."""
         return time_ns() // 1_000_000

@@ -162,7 +162,8 @@ class RowMaker:
             due = _instant_ms(action_time, "action_time")
         elif delay is not None:
             wait = _delay_ms(delay)
-            due = now + 1 + wait if wait else now  # + 1: now is rounded down, and a deadline is never early
+            # now is rounded down, and a deadline is never early
+            due = now + self._clock.step_ms + wait if wait else now
         elif topic is not None and topic.topic_type is TopicType.INSTANT:
             return now
         else:

@@ -12,6 +12,7 @@
 others.
 """
 
-from toc.testing.kit import InjectedFailure, NeedsAwait, Toc, TooManyCalls
+from toc.testing.kit import Toc
+from toc.testing.running import InjectedFailure, NeedsAwait, TooManyCalls
 
 __all__ = ["InjectedFailure", "NeedsAwait", "Toc", "TooManyCalls"]

@@ -18,6 +18,8 @@ REPLACED_MS = 500
 class VirtualClock(Clock):
     """Shows the time at which it was made until it is moved."""
 
+    step_ms = 0
+
     def __init__(self) -> None:
         self._past = 0.0
         """Seconds that have gone by on it."""

@@ -10,7 +10,7 @@ from typing import Any
 from toc.model.task import Task
 
 TOLERANCE = timedelta(milliseconds=5)
-"""How far a due time may be off: deadlines are rounded up, and a delay begins in the running millisecond."""
+"""How far a due time may be off: deadlines are rounded up to a millisecond."""
 MAX_SHOWN = 5
 """Most tasks that a failure shows."""
 

@@ -1,0 +1,268 @@
+"""What a test's time runs: the worker, topics and schedules of the application, one call after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any
+
+from toc.maintenance.scheduler import Scheduler
+from toc.maintenance.sweep import Sweep
+from toc.model.errors import DuplicateHandler, TocError
+from toc.model.handler import Handler
+from toc.model.task import Dead, Retry
+from toc.model.topic import Topic
+from toc.sdk.client import TimeoutCenter, all_centers
+from toc.store.store import Store
+from toc.testing.clock import VirtualClock
+from toc.testing.worker import Call, Worker
+
+MAX_CALLS = 10_000
+"""Most handler calls of one run: a task that submits itself again for ever ends there."""
+MAX_IDLE = 1000
+"""Most turns without a call."""
+SLOTS = 4
+Outcome = tuple[bool, Any]
+"""Whether a handler returned, and what it returned or raised."""
+Steps = Generator[Call, Outcome, int]
+
+
+class InjectedFailure(Exception):
+    """A try failed because the test had asked for it (``fail``)."""
+
+
+class TooManyCalls(TocError):
+    """One ``advance`` has called handlers more often than a test can mean."""
+
+
+class NeedsAwait(TocError):
+    """A handler is a coroutine and the test's event loop runs: use ``await toc.aadvance(...)``."""
+
+
+class Running:
+    """Runs what is due until an instant, by one worker after the other. ``close`` it."""
+
+    def __init__(self, store: Store, clock: VirtualClock) -> None:
+        self._store, self._clock = store, clock
+        self.center = TimeoutCenter()
+        """The center of the worker, and of the test itself."""
+        self.chosen: tuple[TimeoutCenter, ...] = ()
+        """The centers whose handlers run. Empty: all of the process."""
+        self.failures: Counter[str] = Counter()
+        """By topic, how many of its next tries fail without a call."""
+        self.kills: defaultdict[str, list[bool]] = defaultdict(list)
+        """By topic, for each of its next calls at which the worker is killed, whether that is after it."""
+        self._lives: list[str] = []
+        """The names of the workers so far. All but the last are dead."""
+        self._worker: Worker | None = None
+        self._runner: asyncio.Runner | None = None
+        self._running = False
+
+    def close(self) -> None:
+        """End its threads and its event loop."""
+        self._end_worker()
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def run(self, until_ms: int, only: int | None = None) -> int:
+        """Run what is due until then, or one task. Returns how many times a handler was called."""
+        if _loop_runs() and any(handler.is_async for handler in self.handlers().values()):
+            raise NeedsAwait("a handler is a coroutine and an event loop runs here: await toc.aadvance(...)")
+        with self._alone():
+            steps = self._steps(until_ms, only)
+            try:
+                call = next(steps)
+                while True:
+                    call = steps.send(self._call(call))
+            except StopIteration as stop:
+                return int(stop.value)
+
+    async def arun(self, until_ms: int) -> int:
+        """Do as ``run``, and await handlers that are coroutines."""
+        with self._alone():
+            steps = self._steps(until_ms)
+            try:
+                call = next(steps)
+                while True:
+                    call = steps.send(await _acall(call))
+            except StopIteration as stop:
+                return int(stop.value)
+
+    # --- topics and handlers
+
+    @property
+    def _centers(self) -> Iterable[TimeoutCenter]:
+        return self.chosen or all_centers()
+
+    def handlers(self) -> dict[str, Handler]:
+        """The handlers by topic. Raises DuplicateHandler."""
+        found: dict[str, Handler] = {}
+        for center in self._centers:
+            for topic, handler in center.handlers.items():
+                if topic in found:
+                    raise DuplicateHandler(
+                        f"two centers of this process handle {topic!r}: say which one the test means with "
+                        "toc.use(center)"
+                    )
+                found[topic] = handler
+        return found
+
+    def topics(self) -> list[Topic]:
+        """The topics, after making those of handlers that are new."""
+        topics = self._store.topics.list()
+        names = {topic.name for topic in topics}
+        handled = {name for center in self._centers for name in center.handlers}
+        for name in sorted(handled - names):
+            topics.append(Topic(name, new_type(topics), SLOTS))
+            self._store.topics.create(topics[-1])
+        return topics
+
+    # --- steps
+
+    def _alive(self) -> Worker:
+        """The worker, with the handlers that are registered by now."""
+        handlers = self.handlers()
+        worker = self._worker
+        if worker is not None and worker.handlers != handlers and not worker.waits:
+            self._end_worker()
+        if self._worker is None:
+            self._lives.append(f"toc-testing-{secrets.token_hex(4)}")
+            self._store.leases.identify(self._lives[-1])
+            self._store.leases.set_dead(self._lives[:-1])
+            self._worker = Worker(self.center, self._clock, handlers)
+        return self._worker
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _steps(self, until_ms: int, only: int | None = None) -> Steps:
+        """Yield each call that is due until then. What is sent is whether it returned, and what."""
+        called: Counter[str] = Counter()
+        idle = 0
+        self.center.catalog.refresh()
+        self._declare()
+        while True:
+            worker = self._alive()
+            if only is not None:
+                self._clock.move_to(until_ms)
+                worker.take_alone(only)
+            elif not worker.waits:
+                due = self._next_due(worker, until_ms)
+                if due is None:
+                    break
+                self._clock.move_to(due)
+                self._schedule()
+                worker.take()
+            for call in worker.calls():
+                idle = -1
+                topic = call.handler.topic
+                kill = self.kills[topic].pop(0) if self.kills[topic] else None
+                if kill is False:
+                    self._end_worker()
+                    break
+                if self.failures[topic] > 0:
+                    self.failures[topic] -= 1
+                    worker.raised(call, InjectedFailure("the test had asked for it"))
+                    continue
+                called[topic] += 1
+                if called.total() > MAX_CALLS:
+                    most = called.most_common(1)[0][0]
+                    raise TooManyCalls(
+                        f"handlers were called {MAX_CALLS:,} times, that of {most!r} the most, and it is "
+                        f"{self._clock.now}: a task that submits itself again never ends"
+                    )
+                returned, outcome = yield call
+                if kill:
+                    self._end_worker()
+                    break
+                errors = worker.returned(call, outcome) if returned else worker.raised(call, outcome)
+                worker.write()
+                for error in errors:
+                    if not isinstance(error, (Retry, Dead, InjectedFailure)):
+                        raise error
+            if only is not None:
+                break
+            idle += 1
+            if idle > MAX_IDLE:
+                raise TocError(f"nothing could run in {MAX_IDLE} turns at {self._clock.now}")
+        self._clock.move_to(until_ms)
+        return called.total()
+
+    def _next_due(self, worker: Worker, until_ms: int) -> int | None:
+        soonest, _ = self._store.schedules.soonest(self._store.tables)
+        times = [worker.next_due(until_ms), *soonest.values()]
+        return min((at for at in times if at is not None and at <= until_ms), default=None)
+
+    def _declare(self) -> None:
+        """Make the schedules that the application declares."""
+        for center in self._centers:
+            names = frozenset(declared.name for declared in center.schedules.declared)
+            for error in center.schedules.reconcile(names).values() if names else ():
+                raise error
+
+    def _schedule(self) -> None:
+        """Make the occurrences whose time has come."""
+        catalog = self.center.catalog
+        scheduler = Scheduler(
+            self._store, catalog, Sweep(self._store, self.center.queues, catalog, self._clock)
+        )
+        scheduler.add(self._store.tables)
+        for _ in ("learn when a schedule needs a step", "take it"):
+            scheduler.run_once()
+
+    def _call(self, call: Call) -> Outcome:
+        try:
+            outcome = Context().run(call.handler.call, call.argument)
+            if call.handler.is_async:
+                if self._runner is None:
+                    self._runner = asyncio.Runner()
+                outcome = self._runner.run(outcome, context=Context())
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
+            return False, exc
+        return True, outcome
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._running:
+            raise TocError("a handler cannot move the time of the test that runs it")
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+
+
+async def _acall(call: Call) -> Outcome:
+    try:
+        if call.handler.is_async:
+            loop = asyncio.get_running_loop()
+            outcome = await loop.create_task(call.handler.call(call.argument), context=Context())
+        else:
+            outcome = Context().run(call.handler.call, call.argument)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:
+        return False, exc
+    return True, outcome
+
+
+def new_type(topics: Iterable[Topic]) -> int:
+    """A biz_type that none of these has."""
+    return max((topic.biz_type for topic in topics), default=0) + 1
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
