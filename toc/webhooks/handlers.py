@@ -229,7 +229,7 @@ class Webhooks:
         self, target: str, why: str, least: float = LOOK_SECONDS, each: float = 1 / MAX_LOOKS
     ) -> float:
         seconds = min(self._waits.waiting(target, why) * each, MAX_LOOK_SECONDS)
-        return max(least, seconds) * random.uniform(1.0, 2.0)  # noqa: S311 - spreads load
+        return least * random.uniform(1.0, 2.0) + seconds * random.random()  # noqa: S311 - spreads load
 
     def _postpone(self, target: str, why: str, seconds: float) -> NoReturn:
         until = self._clock.now_ms() + max(round(seconds * 1000), 1)

@@ -67,13 +67,13 @@ class Limiter:
         self._in_flight = 0
         """Requests in flight, over all targets."""
         self._now = 0.0
-        """When a task last came or went (loop time). It stands still while the event loop is held up."""
+        """When a task last came or went (loop time), less what the event loop was late."""
         self._timer: asyncio.Handle | None = None
         """Calls ``_look`` at ``_look_at``. (uvloop's handle does not tell when, if that is now.)"""
         self._look_at = 0.0
         self._late = 0.0
-        """How late the event loop was at the last call, in seconds: answers that had come were not read. A
-        target that seems slow because this process is busy is not slow."""
+        """How late the event loop is, in seconds, as the last calls were: it has not read all that has come.
+        A target that seems slow because this process is busy is not slow."""
         self._asking = False
         """Whether Redis is being asked."""
         self._left = False
@@ -101,13 +101,14 @@ class Limiter:
         ``patience``: how long the task may wait at most, in seconds.
         """
         loop = asyncio.get_running_loop()
-        now = self._now = capacity.used = loop.time()
+        now = capacity.used = loop.time()
+        read = self._now = now - 2 * self._late
         if capacity.breaker.blocked(now) > 0:
-            raise capacity.full(now)
+            raise capacity.full(read)
         if not capacity.queue and self._take(capacity, now):
             return
-        if len(capacity.queue) >= capacity.longest(now - 2 * self._late):
-            raise capacity.full(now)
+        if len(capacity.queue) >= capacity.longest(read):
+            raise capacity.full(read)
         waiter = Waiter(loop.create_future(), now, now + patience)
         capacity.queue.append(waiter)
         self._queued.add(capacity)
@@ -120,7 +121,7 @@ class Limiter:
                 self.leave(capacity)
             raise
         if not admitted:
-            raise capacity.full(loop.time())
+            raise capacity.full(loop.time() - 2 * self._late)
 
     def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
         """Give a place back. ``seconds``: how long the request took, if it was not broken off."""
@@ -128,7 +129,7 @@ class Limiter:
         self._in_flight -= 1
         now = self._now = asyncio.get_running_loop().time()
         if seconds is not None:
-            capacity.seconds += (seconds - capacity.seconds) * 0.1
+            capacity.seconds += (max(seconds - 2 * self._late, 0.0005) - capacity.seconds) * 0.1
             capacity.moved = now
         if capacity.queue:
             self._admit(capacity, now)
@@ -180,11 +181,12 @@ class Limiter:
 
     def _look(self) -> None:
         """Ask Redis for what is needed; end waits that have been long enough."""
-        now = self._now = asyncio.get_running_loop().time()
-        self._late, self._timer = max(now - self._look_at, 0.0), None
+        now = asyncio.get_running_loop().time()
+        self._late, self._timer = max(now - self._look_at, self._late / 2), None
+        read = self._now = now - 2 * self._late
         for capacity in list(self._queued):
             self._admit(capacity, now)  # while Redis is away, time alone frees places where there is a rate
-            capacity.end_waits(now - 2 * self._late)
+            capacity.end_waits(read)
             if not capacity.queue:
                 self._queued.discard(capacity)
         if not self._asking:
@@ -192,9 +194,9 @@ class Limiter:
         for name, one in list(self._capacities.items()):
             if now - one.used > FORGET_SECONDS and not (one.granted or one.in_flight or one.queue):
                 del self._capacities[name]
-        if self._queued:
+        if self._queued or self._in_flight:
             self._plan(now + AGAIN_SECONDS)
-        elif any(one.granted or one.in_flight for one in self._capacities.values()):
+        elif any(one.granted for one in self._capacities.values()):
             self._plan(now + RENEW_SECONDS)
 
     def _plan(self, at: float) -> None:
