@@ -54,7 +54,7 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 
 # Besides the table's: what no other target runs in full. Outages of Redis seen from within, a server that comes back
 # from its backup, receivers in other languages.
-AS_LONG := tests/integration/system/test_without_redis.py tests/integration/test_backup.py \
+AS_LONG := tests/integration/system/test_database_alone.py tests/integration/system/test_without_redis.py tests/integration/test_backup.py \
 	tests/integration/test_webhook_receivers.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)

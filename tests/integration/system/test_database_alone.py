@@ -166,6 +166,27 @@ def test_what_a_killed_host_ran_runs_again_once_its_daemon_is_back(alone: System
     assert verdict.clean, verdict
 
 
+@pytest.mark.slow
+def test_a_worker_that_was_paused_starts_nothing_that_others_have_begun(alone: System) -> None:
+    alone.create_topics(prepare_timeout=3)
+    daemon = alone.start(processes=2)
+    job_ids = [
+        alone.client.submit("test.sync", biz_id=n, delay=1 + n / 30, attribute={"sleep": 0.1})
+        for n in range(300)
+    ]
+    alone.wait(lambda: len(alone.history()) > 40, "tasks run", 30)
+    paused = daemon.workers()[0]
+    with alone.recorder.fault("pause", pids=[paused]):
+        os.kill(paused, signal.SIGSTOP)
+        time.sleep(6)  # their leases run out, and others take the tasks
+        os.kill(paused, signal.SIGCONT)
+    alone.wait(lambda: not alone.pending(job_ids), "all have ended", 60)
+    alone.stop()
+    verdict = alone.verdict()
+    assert verdict.clean, verdict
+
+
+@pytest.mark.slow
 def test_a_suspect_dies_alone_and_a_backlog_starts_at_its_rate(alone: System) -> None:
     alone.create_topics(prepare_timeout=3, backoff_base=0.01)
     alone.start(processes=2, env={"TOC_MAX_CRASHES": "1"})
@@ -190,7 +211,7 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     daemon = alone.start(processes=1, env=ANY_ADDRESS)
     center = alone.center
     job_ids = center.submit_many([NewTask("test.sync", n, 60) for n in range(10)])
-    runs = center.submit("test.sync", biz_id=1, delay=0.05, attribute={"sleep": 9})
+    runs = center.submit("test.sync", biz_id=1, delay=0.05, attribute={"sleep": 5})
     alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
 
     def shown(*words: str, code: int = 0) -> Any:
