@@ -52,10 +52,10 @@ SECURED := tests/integration/system tests/contract tests/integration/coordinatio
 secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with the accounts of deploy/ alone
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
-# Besides the table's: what no other target runs in full. Outages of Redis seen from within, a server that comes back
-# from its backup, receivers in other languages.
-AS_LONG := tests/integration/system/test_database_alone.py tests/integration/system/test_without_redis.py tests/integration/test_backup.py \
-	tests/integration/test_webhook_receivers.py
+# Besides the table's: what no other target runs in full. Outages of Redis seen from within, life without one, a
+# server that comes back from its backup, receivers in other languages.
+AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
+	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)
