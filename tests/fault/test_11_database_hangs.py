@@ -111,7 +111,7 @@ def test_a_full_disk_fails_submits_by_name_and_nothing_that_was_acknowledged_suf
             load.more(100)
         line.prove(
             load.errors["Refused"] > 20,
-            f"{load.errors['Refused']} submits refused: {load.said['Refused'].partition(': ')[2]}",
+            f"{load.errors['Refused']} submits refused: {str(load.raised['Refused']).partition(': ')[2]}",
         )
         line.judge(system, within=4)
         system.stop()

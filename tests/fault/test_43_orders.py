@@ -187,19 +187,17 @@ class Replay:
         self._plan_path = directory / f"{dialect}.json"
         self.processes: list[subprocess.Popen[bytes]] = []
 
-        def program(what: str, dialect: str, given: str, name: str, ports: Sequence[int]) -> None:
+        def program(what: str, given: str, name: str, ports: Sequence[int]) -> None:
             words = [what, dialect, given, str(self._history(name)), ",".join(map(str, ports))]
             command = [sys.executable, "-m", "harness.order_clients", *words]
             with (directory / f"{self.dialect}-{name}.out").open("ab") as out:
                 self.processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=out))
 
         own = [one[dialect] for one in ports]
-        program("produce", dialect, str(self._plan_path), "producer", own)
+        program("produce", str(self._plan_path), "producer", own)
         self._consumers = 1 if dialect == "webhook" else CONSUMERS
         for n in range(CONSUMERS if dialect != "webhook" else 0):  # else it is the shop
-            # Youzan's paths and commands are two ways into the same jobs.
-            spoken = "youzan-commands" if dialect == "youzan" and n == 2 else dialect
-            program("consume", spoken, f"consumer-{n}", f"consumer-{n}", own if n % 2 else own[::-1])
+            program("consume", f"consumer-{n}", f"consumer-{n}", own if n % 2 else own[::-1])
 
     def begin(self) -> None:
         """Let the producer begin, once all programs run: that takes a busy machine seconds."""

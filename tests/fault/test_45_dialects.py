@@ -70,10 +70,6 @@ def gateways(system: System, count: int = 1, env: dict[str, str] | None = None) 
             one.stop()
 
 
-def port_at(gateway: Gateway, dialect: str) -> int:
-    return port_of(gateway, dialect.removesuffix("-commands"))
-
-
 def client_of(gateway: Gateway, dialect: str, monkeypatch: pytest.MonkeyPatch) -> Dialect:
     """A client that knows this gateway only."""
     if dialect == "lmstfy":
@@ -81,7 +77,7 @@ def client_of(gateway: Gateway, dialect: str, monkeypatch: pytest.MonkeyPatch) -
             gateway.make_token("shop", "admin", topics=("lmstfy.shop.*",))
         assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="shop").status != 401, PATIENCE)
         monkeypatch.setenv("LMSTFY_TOKEN", gateway.tokens["shop"])
-    return DIALECTS[dialect]([port_at(gateway, dialect)])
+    return DIALECTS[dialect]([port_of(gateway, dialect)])
 
 
 def popped(client: Dialect) -> Job:
@@ -110,7 +106,7 @@ def test_who_left_a_long_hold_is_handed_nothing(
             client.push(0, TOPIC, time.time() + 1, "there is such a topic")
             client.finish(popped(client))
             leavers = [_hold(gateway, dialect) for _ in range(LEAVERS)]
-            assert until(lambda: arrived(port_at(gateway, dialect), LEAVERS), PATIENCE)  # noqa: B023
+            assert until(lambda: arrived(port_of(gateway, dialect), LEAVERS), PATIENCE)  # noqa: B023
             answered, _, _ = select.select(leavers, [], [], 0.2)
             line.prove(not answered, f"{LEAVERS} of {dialect} left")
             for one in leavers:
@@ -127,7 +123,7 @@ def test_who_left_a_long_hold_is_handed_nothing(
 
 
 def _hold(gateway: Gateway, dialect: str) -> socket.socket:
-    port = port_at(gateway, dialect)
+    port = port_of(gateway, dialect)
     if dialect == "lmstfy":
         headers = [f"X-Token: {gateway.tokens['shop']}"]
         return send(port, "GET", f"/api/shop/{TOPIC}?timeout=178&ttr=60", headers=headers)

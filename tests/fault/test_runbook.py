@@ -168,7 +168,7 @@ def test_every_recipe_works_as_it_is_written(cluster: OperatedCluster) -> None:
                 run(line)
                 cluster.wait(cluster.even, "every host has its slots")
 
-    assert set(load.errors) <= {"StoreUnavailable", "SubmitUnknown"}, load.said
+    assert set(load.errors) <= {"StoreUnavailable", "SubmitUnknown"}, load.raised
     cluster.wait(lambda: not overdue(system, 10), f"all has ended: {left(system)}")
     verdict = system.verdict(settle=15)
     print(verdict)

@@ -108,13 +108,9 @@ class Wire:
         self._connection = None
 
     def ask_json(self, method: str, path: str, content: Any = None, *, holds: float = 0.0) -> Any:
-        status, found = self.ask(
-            method,
-            path,
-            None if content is None else json.dumps(content),
-            holds=holds,
-            headers={} if content is None else {"Content-Type": "application/json"},
-        )
+        body = None if content is None else json.dumps(content)
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        status, found = self.ask(method, path, body, holds=holds, headers=headers)
         assert status == 200, (method, path, status, found)
         return json.loads(found)
 
@@ -202,13 +198,8 @@ class Youzan:
         return answer["data"]
 
     def push(self, number: int, topic: str, due: float, body: str) -> str:
-        job = {
-            "topic": topic,
-            "id": f"order-{number}",
-            "delay": _seconds(due),
-            "ttr": TTR_SECONDS,
-            "body": body,
-        }
+        job: dict[str, Any] = {"topic": topic, "id": f"order-{number}", "body": body}
+        job |= {"delay": _seconds(due), "ttr": TTR_SECONDS}
         assert self._ask("/push", job, "添加成功") is None
         return f"order-{number}"
 
@@ -221,34 +212,6 @@ class Youzan:
 
     def delete(self, job_id: str) -> None:
         assert self._ask("/delete", {"id": job_id}, "操作成功") is None
-
-
-class YouzanCommands:
-    """The commands of the original design."""
-
-    def __init__(self, ports: list[int]) -> None:
-        self.wire = Wire(ports)
-
-    def _ask(self, command: str, holds: float = 0.0, **content: Any) -> Any:
-        answer = self.wire.ask_json("POST", "/", {"command": command, **content}, holds=holds)
-        assert answer["success"] is True, (command, content, answer)
-        assert answer["error"] == "", (command, content, answer)
-        return answer
-
-    def push(self, number: int, topic: str, due: float, body: str) -> str:
-        job_id = f"order-{number}"
-        self._ask("add", topic=topic, id=job_id, delay=_seconds(due), TTR=TTR_SECONDS, body=body)
-        return job_id
-
-    def pop(self, topics: list[str]) -> Job | None:
-        answer = self._ask("pop", holds=178, topic=",".join(topics))
-        return Job(answer["id"], answer["value"]) if answer["id"] else None
-
-    def finish(self, job: Job) -> None:
-        self._ask("finish", id=job.id)
-
-    def delete(self, job_id: str) -> None:
-        self._ask("delete", id=job_id)
 
 
 class RedisDelayed:
@@ -277,17 +240,7 @@ class RedisDelayed:
         for topic in topics:
             answer = self.wire.ask_json("GET", f"/delay/pop?topic={quote(topic)}")
             if answer != {"delayTime": 0, "retryCount": 0, "ttrTime": 0}:
-                assert set(answer) == {
-                    "id",
-                    "topic",
-                    "delayTime",
-                    "ttrTime",
-                    "message",
-                    "retryCount",
-                    "status",
-                }, answer
                 assert (answer["topic"], answer["ttrTime"]) == (topic, 1000 * TTR_SECONDS), answer
-                assert isinstance(answer["id"], str), answer
                 return Job(answer["id"], answer["message"])
         time.sleep(POLL_SECONDS)
         return None
@@ -321,11 +274,8 @@ class DelayTask:
         for topic in topics:
             answer = self.wire.ask_json("POST", "/delay/task/pull", {"topic": topic})
             if answer["dm_error"] == 0:
-                assert answer["error_msg"] == "操作成功", answer
                 return Job("", answer["content"])
-            assert answer["dm_error"] == 1, answer
-            assert answer["error_msg"], answer
-            assert answer["content"] == "", answer
+            assert (answer["dm_error"], answer["content"]) == (1, ""), answer
         time.sleep(POLL_SECONDS)
         return None
 
@@ -375,7 +325,6 @@ DIALECTS: dict[str, type[Dialect]] = {
     "native": Native,
     "webhook": Hooks,
     "youzan": Youzan,
-    "youzan-commands": YouzanCommands,
     "redis-delayed": RedisDelayed,
     "delay-task": DelayTask,
     "lmstfy": Lmstfy,

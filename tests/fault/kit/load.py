@@ -75,8 +75,8 @@ class Load:
     ) -> None:
         self.job_ids: list[int] = []
         self.errors: Counter[str] = Counter()
-        self.said: dict[str, str] = {}
-        """The last message of each error."""
+        self.raised: dict[str, TocError] = {}
+        """The last error of each name."""
         self.slowest = 0.0
         """The longest submit, in seconds."""
         self._client = client
@@ -103,7 +103,7 @@ class Load:
     def more(self, count: int) -> None:
         """Wait until so many more have been submitted."""
         enough = len(self.job_ids) + count
-        assert until(lambda: len(self.job_ids) >= enough), f"the load does not go on: {self.said}"
+        assert until(lambda: len(self.job_ids) >= enough), f"the load does not go on: {self.raised}"
 
     def _run(self) -> None:
         began = time.monotonic()
@@ -139,7 +139,7 @@ class Load:
             return do(*args, **more)
         except TocError as exc:
             self.errors[type(exc).__name__] += 1
-            self.said[type(exc).__name__] = str(exc)
+            self.raised[type(exc).__name__] = exc
             return None
 
 

@@ -13,11 +13,11 @@ from fault.kit import load
 from fault.kit.doors import PULLED
 from harness.system import System
 
-from toc.model.errors import TocError
+from toc.model.errors import NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown, TocError
 
 TOPICS = (*load.TOPICS, PULLED)
 BATCH = 500
-EXPECTED = {"StoreUnavailable", "SubmitUnknown", "PartialSubmit", "NotInFuture"}
+EXPECTED = (StoreUnavailable, SubmitUnknown, PartialSubmit, NotInFuture)
 """What the SDK may raise while MySQL is out of reach; the last if our own thread was held up."""
 
 
@@ -64,7 +64,7 @@ class Traffic:
         self._bulk.join()
         for one in self._loads:
             self.errors += one.errors
-            self.defects += [f"{name}: {one.said[name]}" for name in set(one.errors) - EXPECTED]
+            self.defects += [repr(exc) for exc in one.raised.values() if not isinstance(exc, EXPECTED)]
         self._loads = []
 
     def _batches(self, seed: str) -> None:
@@ -82,7 +82,7 @@ class Traffic:
                 self.acknowledged += len(self._client.submit_many(batch))
             except TocError as exc:
                 self.errors[type(exc).__name__] += 1
-                if type(exc).__name__ not in EXPECTED:
+                if not isinstance(exc, EXPECTED):
                     self.defects.append(repr(exc))
 
 
