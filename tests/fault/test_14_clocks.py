@@ -134,8 +134,8 @@ def test_the_hour_that_the_clocks_show_twice_is_like_any_other(
     system = build(redis.url)
     clock.shift(change - 3600 - time.time())
     system.start(env=env)
-    clock.shift(change - 4 - time.time())
-    done = in_another_process(system, [{"do": "submit_many", "count": 600, "ahead": [0.5, 7.0]}], env=env)
+    clock.shift(change - 6 - time.time())
+    done = in_another_process(system, [{"do": "submit_many", "count": 600, "ahead": [2.0, 10.0]}], env=env)
     assert done.returncode == 0, done.stderr
     rows = list(read_final(system.center).rows)
     before = sum(row.action_time < change * 1000 for row in rows)
