@@ -213,7 +213,11 @@ def test_a_database_that_is_away_and_an_answer_that_is_lost(toc: Toc, shop: Shop
     with toc.lose_reply(), pytest.raises(SubmitUnknown):
         shop.center.submit("order.close", biz_id=2, delay=10)
     assert [task.biz_id for task in toc.tasks()] == [2]
-    assert toc.advance("1m") == 1
+    toc.lose_reply()
+    with pytest.raises(SubmitUnknown):
+        shop.center.submit("order.close", biz_id=3, delay=10)
+    shop.center.submit("order.close", biz_id=4, delay=10)
+    assert toc.advance("1m") == 3
 
 
 def test_cancel_reschedule_and_find_are_those_of_production(toc: Toc, shop: Shop) -> None:

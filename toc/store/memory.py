@@ -15,6 +15,7 @@ from toc.store.schema import REVISION, database_metadata, task_table_name
 from toc.store.servers.pool import Pool
 from toc.store.servers.server import DatabaseServer, Lost, Result, Statement
 from toc.store.servers.sqlite import SqliteConnection, SqliteServer
+from toc.store.tasks.write import REPEATS
 
 WAIT_SECONDS = 10.0
 """How long a thread waits for another one's statements."""
@@ -31,12 +32,14 @@ class _ReplyLost(sqlite3.OperationalError):
 class MemoryDatabase(SqliteServer):
     """A database in memory. All threads share one connection, in turn; its clock is the test's.
 
-    ``away``: no statement reaches it. ``loses_replies``: the next write is committed, its answer is lost, and
-    then it is away.
+    ``away``: no statement reaches it. ``loses_reply``: the next write is committed, its answer is lost, and
+    so are all further tries of the call to find out what became of it.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.away = self.loses_replies = False
+        self.away = self.loses_reply = False
+        self.refuses = 0
+        """How many more statements do not reach it."""
         self._clock = clock
         self._driver = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         DatabaseServer.__init__(self, "the test's database", [0], Pool(self._connection, 1, WAIT_SECONDS))
@@ -59,6 +62,12 @@ class MemoryDatabase(SqliteServer):
             return StoreUnavailable(f"{self.name} is away, as the test asked")
         return super().translate(exc, sent=sent)
 
+    def check(self) -> None:
+        """Raise the driver's error if the test has it away."""
+        if self.away or self.refuses:
+            self.refuses = max(0, self.refuses - 1)
+            raise _Away("away")
+
     def job_ids(self) -> list[int]:
         """All tasks, the first due first."""
         select = f"SELECT job_id FROM {task_table_name(0)} ORDER BY action_time, job_id"
@@ -66,7 +75,8 @@ class MemoryDatabase(SqliteServer):
 
     def empty(self) -> None:
         """Forget everything that is stored, and all faults."""
-        self.away = self.loses_replies = False
+        self.away = self.loses_reply = False
+        self.refuses = 0
         self._driver.rollback()
         self._driver.deserialize(_empty())
 
@@ -80,18 +90,17 @@ class _Connection(SqliteConnection):
 
     def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:
         """Run the statements, unless the test has the database away."""
-        if self._database.away:
-            raise _Away("away")
+        database = self._database
+        database.check()
         results = super().execute(statements, transaction, patient)
-        if self._database.loses_replies and not all(sql.startswith("SELECT") for sql, _ in statements):
-            self._database.away = True  # else the next look would show what has been stored
+        if database.loses_reply and not all(sql.startswith("SELECT") for sql, _ in statements):
+            database.loses_reply, database.refuses = False, REPEATS - 1
             raise _ReplyLost("lost")
         return results
 
     def ask(self, statements: Sequence[Statement]) -> None:
         """Run read-only statements, unless the test has the database away."""
-        if self._database.away:
-            raise _Away("away")
+        self._database.check()
         super().ask(statements)
 
     def close(self) -> None:

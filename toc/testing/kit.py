@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Self
@@ -208,16 +208,19 @@ class Toc:
             self._database.away = False
             self._store.close()  # else it counts as away until it was asked again
 
-    @contextmanager
-    def lose_reply(self) -> Iterator[None]:
-        """The next write is stored, its answer is lost, and then the database is away: a submit raises
-        SubmitUnknown."""
+    def lose_reply(self) -> AbstractContextManager[None]:
+        """The next write is stored and its answer is lost: a submit raises SubmitUnknown. What is returned
+        may stand in a ``with``, at whose end it is over in any case."""
         self.center.catalog.refresh()  # which makes topics
-        self._database.loses_replies = True
+        self._database.loses_reply = True
+        return self._reply_lost()
+
+    @contextmanager
+    def _reply_lost(self) -> Iterator[None]:
         try:
             yield
         finally:
-            self._database.loses_replies = self._database.away = False
+            self._database.loses_reply, self._database.refuses = False, 0
             self._store.close()
 
     # --- inside
