@@ -283,7 +283,7 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
     patch.setenv("TOC_CONFIG", str(terminal.directory / ".toc/toc.toml"))
     patch.chdir(terminal.directory)
     patch.setattr(trace, "set_tracer_provider", lambda _: None)  # others here set theirs
-    *recipes, testing = _blocks("docs/howto.md", "python")
+    recipes = _blocks("docs/howto.md", "python")
     engine = create_engine(Settings().database_urls[0])
     metadata = MetaData()
     orders = Table("orders", metadata, Column("order_id", Integer), Column("state", String(16)))
@@ -304,9 +304,6 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
         for recipe in recipes:
             exec(recipe, names)
         names["center"].close()
-        exec(testing, names)
-        patch.delenv("TOC_CONFIG")
-        names["test_an_unpaid_order_is_closed"]()
     finally:
         if "provider" in names:
             names["provider"].shutdown()  # its thread
