@@ -30,11 +30,10 @@ from toc import (
     Task,
     TaskStatus,
     TimeoutCenter,
-    TocError,
     Unavailable,
 )
 from toc.model.errors import ConfigError, DuplicateHandler, NotCommitted
-from toc.testing import InjectedFailure, NeedsAwait, Toc, TooManyCalls, running
+from toc.testing import InjectedFailure, KitError, NeedsAwait, Toc, TooManyCalls, running
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
 
@@ -347,7 +346,7 @@ def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
 def test_a_handler_cannot_move_the_time(toc: Toc, shop: Shop) -> None:
     shop.center.handler("odd")(lambda _task: toc.advance(1))
     shop.center.submit("odd", biz_id=1, delay=1)
-    with pytest.raises(TocError, match="cannot move the time"):
+    with pytest.raises(KitError, match="cannot move the time"):
         toc.advance(1)
 
 

@@ -13,6 +13,6 @@ others.
 """
 
 from toc.testing.kit import Toc
-from toc.testing.running import InjectedFailure, NeedsAwait, TooManyCalls
+from toc.testing.running import InjectedFailure, KitError, NeedsAwait, TooManyCalls
 
-__all__ = ["InjectedFailure", "NeedsAwait", "Toc", "TooManyCalls"]
+__all__ = ["InjectedFailure", "KitError", "NeedsAwait", "Toc", "TooManyCalls"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
-from toc.model.errors import DuplicateHandler, TocError
+from toc.model.errors import DuplicateHandler
 from toc.model.handler import Handler
 from toc.model.task import Dead, Retry
 from toc.model.topic import Topic
@@ -35,11 +35,15 @@ class InjectedFailure(Exception):
     """A try failed because the test had asked for it (``fail``)."""
 
 
-class TooManyCalls(TocError):
+class KitError(Exception):
+    """What a test asks for cannot be."""
+
+
+class TooManyCalls(KitError):
     """One ``advance`` has called handlers more often than a test can mean."""
 
 
-class NeedsAwait(TocError):
+class NeedsAwait(KitError):
     """A handler is a coroutine and the test's event loop runs: use ``await toc.aadvance(...)``."""
 
 
@@ -191,7 +195,7 @@ class Running:
                 break
             idle += 1
             if idle > MAX_IDLE:
-                raise TocError(f"nothing could run in {MAX_IDLE} turns at {self._clock.now}")
+                raise KitError(f"nothing could run in {MAX_IDLE} turns at {self._clock.now}")
         self._clock.move_to(until_ms)
         return called.total()
 
@@ -233,7 +237,7 @@ class Running:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if self._running:
-            raise TocError("a handler cannot move the time of the test that runs it")
+            raise KitError("a handler cannot move the time of the test that runs it")
         self._running = True
         try:
             yield
