@@ -580,6 +580,8 @@ class _Check:
         allowed = (row.next_time + self.limits.hold * 1000) * 1_000_000
         if last.version != row.version or last.wall <= allowed:
             return
+        if any(call.op == "cancel" and call.ended >= last.mono for call in job.calls or ()):
+            return  # a transaction of the caller was open until then
         for fault in self.past.faults:
             if fault.kind == "pause" and fault.holds(last.pid) and fault.begin <= last.mono:
                 return  # it was checked before its process was stopped

@@ -413,7 +413,7 @@ class Taker:
             types = f" AND biz_type IN ({','.join(map(str, topics))})"
             starts = {table: self._places.get(table, Position(0)) for table in self._tables}
             ahead = now + int(1000 * ROWS_SECONDS)
-            pages = self._store.scans.page(starts, ahead, ROWS_PAGE, where=types, unlocked=True)
+            pages = self._store.scans.page(starts, ahead, ROWS_PAGE, where=types)
             self._places = {
                 table: page[-1].position
                 for table, page in pages.items()

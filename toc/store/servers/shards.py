@@ -245,14 +245,22 @@ class Shards:
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts
 
+    def locked(self, job_ids: Iterable[int]) -> set[int]:
+        """Return those of these whose rows others have locked."""
+        parts: Parts[None] = Parts()
+        for server, tables in self.group(job_ids).items():
+            self._unlocked(server, tables, parts)
+        return set(parts.failed)
+
     def _unlocked(self, server: DatabaseServer, tables: Mapping[int, T], parts: Parts[R]) -> Mapping[int, T]:
         """Return these ids without those whose rows others have locked, which fail. Waits for no lock."""
         ids: Mapping[int, Sequence[int]] = tables  # type: ignore[assignment]
         there, free = (
             [
-                Statement(f"SELECT job_id FROM {self.names[table]} WHERE job_id IN ({numbers}){how}")
+                Statement(f"SELECT job_id FROM {name} WHERE job_id IN ({numbers}){how}")
                 for table, part in ids.items()
                 for numbers in [",".join(map(int.__repr__, part))]
+                for name in [server.by_primary_key(self.names[table])]
             ]
             for how in ("", server.skip_locked)
         )

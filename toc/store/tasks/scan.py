@@ -83,8 +83,7 @@ class Looked(NamedTuple, Generic[Row]):
 
 class _Asked(NamedTuple):
     """What to read: rows of this status due in [from_ms, to_ms), at most ``limit`` of a table, for which
-    ``where`` holds. Where ``at_home``, only those whose job_id belongs to their table; where ``unlocked``,
-    only those that nobody has locked."""
+    ``where`` holds. Where ``at_home``, only those whose job_id belongs to their table."""
 
     columns: Sequence[str]
     from_ms: int
@@ -93,7 +92,6 @@ class _Asked(NamedTuple):
     status: TaskStatus
     where: str
     at_home: bool = False
-    unlocked: bool = False
 
 
 class Scans:
@@ -116,16 +114,15 @@ class Scans:
         *,
         status: TaskStatus = TaskStatus.PENDING,
         where: str = "",
-        unlocked: bool = False,
     ) -> Looked[Row]:
         """Find rows of a status that are due in [from_ms, to_ms).
 
         For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
         index; for ``busy`` ones up to ``limit`` rows after a Position. ``where`` is one more SQL condition on
-        these, such as ``of_type`` returns. ``unlocked``: without rows that an open transaction has locked.
+        these, such as ``of_type`` returns.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
-        what = _Asked(kind._fields, from_ms, to_ms, limit, status, where, unlocked=unlocked)
+        what = _Asked(kind._fields, from_ms, to_ms, limit, status, where)
         parts = self._read(asked, what)
         strays = [
             (table, job_id)
@@ -166,7 +163,7 @@ class Scans:
                 f"SELECT {server.joined([f'{table:d}', *columns])} FROM {self._shards.names[table]} "
                 f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
                 f"{self._at_home(table) if what.at_home else ''} "
-                f"ORDER BY next_time,job_id LIMIT {what.limit:d}{server.skip_locked if what.unlocked else ''}"
+                f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
                 for table, position in part.items()
                 if position is not None
             ]
@@ -177,21 +174,20 @@ class Scans:
         return self._shards.each(self._shards.group_tables(asked), send)
 
     def page(
-        self,
-        starts: Mapping[int, Position],
-        to_ms: int,
-        limit: int,
-        *,
-        where: str = "",
-        unlocked: bool = False,
+        self, starts: Mapping[int, Position], to_ms: int, limit: int, *, where: str = ""
     ) -> Answers[list[DueRow]]:
-        """Return up to ``limit`` pending rows of each table, after its Position and due before ``to_ms``.
-
-        ``unlocked``: those that can be leased now. What an open transaction of a caller has locked would make
-        the leases of its neighbours wait.
-        """
-        looked = self.look(DueRow, (), starts, 0, to_ms, limit, where=where, unlocked=unlocked)
+        """Return up to ``limit`` pending rows of each table, after its Position and due before ``to_ms``."""
+        looked = self.look(DueRow, (), starts, 0, to_ms, limit, where=where)
         return Answers(looked.pages, looked.failed)
+
+    def locked(self, job_ids: Iterable[int]) -> set[int]:
+        """Return those that an open transaction has locked: the leases of their neighbours would wait for
+        them.
+
+        Asks by primary key. A locking read of the index by due times would make locks of that transaction
+        explicit there; where a page is split, InnoDB then has it lock a gap, and submits into it wait.
+        """
+        return self._shards.locked(job_ids)
 
     def _write_probes(self, server: DatabaseServer, status: TaskStatus, tables: Sequence[int]) -> list[str]:
         """Write the statements that test whether these tables hold a row due from start to end."""

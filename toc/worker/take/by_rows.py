@@ -278,15 +278,17 @@ class RowTaker:
             del plan.left[table]
         if topics:
             where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.store.leases.untaken()}"
-            pages = self.store.scans.page(starts, plan.until_ms, PAGE, where=where, unlocked=True)
+            pages = self.store.scans.page(starts, plan.until_ms, PAGE, where=where)
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered)
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
-            for row in chain.from_iterable(pages.values()):
+            found = list(chain.from_iterable(pages.values()))
+            locked = self.store.scans.locked(row.job_id for row in found)
+            for row in found:
                 plan.rows += 1
                 slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
-                if slot in slots:
+                if slot in slots and row.job_id not in locked:
                     plan.due.setdefault(slot.topic, _Due()).add((row.next_time, row.job_id, slot))
         now = self.clock.monotonic()
         if plan.left:  # rests for as long as it has read: what is due meanwhile is taken
