@@ -194,6 +194,6 @@ def test_a_share_that_is_granted_at_the_instant_at_which_a_process_ends_is_given
     async def test(limiter: Limiter) -> None:
         limiters.append(limiter)
         await limiter.enter(limiter.of("shop", 3, None))
-        assert [asked["shop"].wanted for asked in redis.asked] == [3, 0]
+        assert [asked["shop"].wanted for asked in redis.asked] == [1, 0]
 
     run(redis, test)

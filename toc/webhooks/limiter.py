@@ -36,7 +36,7 @@ LIFE_SECONDS = 6.0
 """For how long a share is granted. After this time the share of a process that died goes to others."""
 GIVE_UP_SECONDS = 1.0
 """How long a process that ends waits for Redis to take its shares back."""
-RENEW_SECONDS = 0.5
+RENEW_SECONDS = 0.25
 IDLE_SECONDS = 5.0
 """After this time without a request a process gives its share up."""
 FORGET_SECONDS = 600.0
@@ -44,7 +44,8 @@ FORGET_SECONDS = 600.0
 AGAIN_SECONDS = 0.05
 """Pause before more is asked for than was granted."""
 SLACK = 8
-"""How many places a process asks for beyond twice those in use, so that it need not ask for each."""
+"""How many places a process asks for beyond twice those in use, so that it need not ask for each. But what it
+does not use leaves some for another process, which would have to wait until the next renewal."""
 
 PermitRequests = Mapping[str, PermitRequest]
 PermitReplies = Mapping[str, Permits | IndexUnavailable]
@@ -209,9 +210,13 @@ class Limiter:
 
     # --- shares
 
+    def _parts(self, capacity: Capacity) -> int:
+        """Among how many processes the limits are divided, as far as is known here."""
+        return max(self._members(), capacity.holders, 1)
+
     def _share(self, capacity: Capacity, now: float) -> None:
         """Take this process's part of the limits, as Redis is away."""
-        parts = max(self._members(), capacity.holders, 1)
+        parts = self._parts(capacity)
         capacity.granted = max(capacity.limit // parts, 1)
         if capacity.rate:
             rate = capacity.rate / parts
@@ -232,7 +237,9 @@ class Limiter:
         for one in asked:
             using = one.in_flight + len(one.queue)
             idle = not using and now - one.used > IDLE_SECONDS
-            one.wanted = 0 if idle else min(2 * using + SLACK, one.limit)
+            spare = max(one.limit // (self._parts(one) + 1), 1)  # one more process finds as many
+            ahead = min(2 * using + SLACK, max(spare, min(using + using // 4, one.limit - spare)))
+            one.wanted = 0 if idle else min(max(using, ahead), one.limit)
         requests = self._requests(asked)
         self._asking = True
         call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, requests)
