@@ -107,9 +107,9 @@ def submit(
 def drain(engine: Engine, center: TimeoutCenter) -> int:
     """Submit what the outbox holds, and remove it. Returns how many tasks that were.
 
-    A task whose time has passed is due at once. One that toc refuses stays, with its ``error``, and is logged
-    (``outbox_refused``). Raises Unavailable if a server of toc was out of reach, once those of the others are
-    submitted; and the errors of ``engine``.
+    A task whose time has passed is due at once. One that toc refuses or cannot read stays, with its
+    ``error``, and is logged (``outbox_refused``). Raises Unavailable if a server of toc was out of reach,
+    once those of the others are submitted; and the errors of ``engine``.
     """
     done, after = 0, 0
     away: Unavailable | None = None
@@ -123,18 +123,23 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
             return done
         after = records[-1].id
         by_server: dict[int, dict[int, NewTask]] = {}
+        unreadable: dict[int, str] = {}
         for record in records:
-            task = _task(record)
-            server = center.store.server_of_biz(BizId.of(task.biz_id))
-            by_server.setdefault(server, {})[record.id] = task
+            try:
+                task = _task(record)
+                server = center.store.server_of_biz(BizId.of(task.biz_id))
+            except (InvalidInput, LookupError, OverflowError, TypeError, ValueError) as exc:
+                unreadable[record.id] = f"it is no record of this version: {exc!r}"
+                log.warning("outbox_refused", record=record.id, topic=None, error=unreadable[record.id])
+            else:
+                by_server.setdefault(server, {})[record.id] = task
+        if unreadable:
+            _settle(engine, [], unreadable)
         for tasks in by_server.values():
             submitted, refused, error = _submit(center, tasks)
             away = away or error
             done += len(submitted)
-            with engine.begin() as connection:
-                connection.execute(delete(table).where(table.c.id.in_(submitted)))
-                for number, text in refused.items():
-                    connection.execute(update(table).where(table.c.id == number).values(error=text))
+            _settle(engine, submitted, refused)
 
 
 def _submit(
@@ -161,6 +166,14 @@ def _submit(
         else:
             submitted.append(number)
     return submitted, refused, None
+
+
+def _settle(engine: Engine, submitted: Sequence[int], refused: Mapping[int, str]) -> None:
+    """Remove the records of tasks that are submitted, and note why others are refused."""
+    with engine.begin() as connection:
+        connection.execute(delete(table).where(table.c.id.in_(submitted)))
+        for number, text in refused.items():
+            connection.execute(update(table).where(table.c.id == number).values(error=text))
 
 
 def _task(record: Row[Any]) -> NewTask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import threading
 from collections.abc import Iterator
@@ -150,6 +151,26 @@ def test_a_task_that_toc_refuses_stays_and_holds_up_no_other(system: System, eng
             )
         )
     assert outbox.drain(engine, system.center) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"topic": "test.sync"}', '{"of another release": 1}', "a biz_id"]
+)
+def test_a_record_that_cannot_be_read_stays_and_holds_up_no_other(
+    system: System, engine: Engine, text: str
+) -> None:
+    with engine.begin() as connection:
+        outbox.submit(connection, "test.sync", biz_id=1, delay=3600)
+        (whole,) = connection.execute(select(outbox.table.c.task)).scalars()
+        other = json.loads(whole) | {"biz_id": []} if text == "a biz_id" else None
+        changed = json.dumps(other) if other else text
+        connection.execute(update(outbox.table).values(task=changed))
+        outbox.submit(connection, "test.sync", biz_id=2, delay=3600)
+    assert outbox.drain(engine, system.center) == 1
+    assert len(found(system, 2)) == 1
+    with engine.connect() as connection:
+        (error,) = connection.execute(select(outbox.table.c.error)).scalars()
+        assert "no record of this version" in error
 
 
 def test_a_task_whose_time_has_passed_in_the_outbox_runs_at_once(system: System, engine: Engine) -> None:

@@ -31,6 +31,7 @@ from toc.worker.control import ControlPipe, texts, unpack
 from toc.worker.daemon.slots import WorkerSlots
 from toc.worker.daemon.start import check_servers
 from toc.worker.daemon.topics import Topics
+from toc.worker.guards import copies
 from toc.worker.worker import Worker
 
 log = get_logger(__name__)
@@ -63,6 +64,7 @@ class _Life:
         self.presence = Presence(name)
         ours, theirs = socket.socketpair()
         self.link = ControlPipe(ours)
+        self._theirs = theirs
         self.worker = Worker(center, name, ControlPipe(theirs), threads=threads, identity=identity)
         self.thread = threading.Thread(target=self._run, name="toc-worker", daemon=True)
 
@@ -72,7 +74,9 @@ class _Life:
         except Exception as exc:
             log.critical("worker_failed", worker=self.worker_id, exc_info=exc)
         finally:
-            self.worker.close()  # the other end sees that
+            with contextlib.suppress(OSError):  # a child of the application may hold its descriptor
+                self._theirs.shutdown(socket.SHUT_WR)
+            self.worker.close()
 
     def close(self) -> None:
         """Close what it held open."""
@@ -132,6 +136,7 @@ class EmbeddedWorker:
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         self._pid = os.getpid()
+        copies.end_them()
         _working[self._pid] = self
         self._stopping.clear()
         embedded(self._died)

@@ -17,7 +17,7 @@ from harness.patience import PATIENCE, until
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB
-from toc import InvalidInput, Task, TaskStatus, TimeoutCenter, Topic
+from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, UnknownTopic
 
 HERE = Path(__file__).parent
@@ -30,6 +30,8 @@ class Shop:
         self.center = center = TimeoutCenter(system.settings)
         self.runs: list[tuple[str, int | str, str]] = []
         self.hang = threading.Event()
+        self.copies: list[int] = []
+        """How the copies that a handler made of the process have ended."""
         center.handler("order.close")(self.close)
         center.handler("member.remind")(self.remind)
 
@@ -37,6 +39,8 @@ class Shop:
         self.runs.append((task.topic, task.biz_id, threading.current_thread().name))
         if task.attribute.get("hang"):
             self.hang.wait(PATIENCE)
+        if task.attribute.get("fork") and (copy := os.fork()):
+            self.copies.append(os.waitpid(copy, 0)[1])
 
     async def remind(self, task: Task) -> None:
         await asyncio.sleep(0.001)
@@ -124,6 +128,32 @@ def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> No
         assert task is not None
         assert task.status is TaskStatus.DEAD
         shop.hang.set()
+
+
+def test_a_child_of_the_application_that_lives_on_does_not_keep_a_pipeline_from_its_end(shop: Shop) -> None:
+    with shop.center.worker(threads=1) as worker:
+        assert worker.ready.wait(PATIENCE)
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        try:
+            shop.center.submit("order.close", biz_id=1, delay=0.1, attribute={"hang": True}, tries=1)
+            shop.ran(1)
+            shop.ended(shop.center.submit("order.close", biz_id=2, delay=0.1))
+            shop.hang.set()
+            worker.stop()
+            assert "toc-embedded" not in [thread.name for thread in threading.enumerate()]
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_a_copy_that_a_handler_makes_ends_where_the_handler_returns(shop: Shop) -> None:
+    with shop.center.worker(threads=1):
+        tasks = [NewTask("order.close", 1, 0.1, attribute={"fork": True}), NewTask("order.close", 2, 0.1)]
+        shop.ended(*shop.center.submit_many(tasks))
+        assert shop.copies == [0]
 
 
 def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:

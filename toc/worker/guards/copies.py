@@ -49,12 +49,16 @@ _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
 def keep_apart(*close: Callable[[], None]) -> None:
-    """From now on, end each copy of this process when the handler returns in it. Each copy calls
-    ``close`` first."""
-    global _original
-    _original = os.getpid()
+    """Do as ``end_them``. Each copy calls ``close`` before."""
+    end_them()
     _own.extend(close)
     os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_begin)
+
+
+def end_them() -> None:
+    """From now on, end each copy of this process when the handler returns in it."""
+    global _original
+    _original = os.getpid()
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> None:
