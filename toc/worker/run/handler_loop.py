@@ -97,6 +97,8 @@ class HandlerLoop:
 
     def close(self) -> None:
         """Start nothing more. The thread ends once its step has ended; this does not wait for it."""
+        if self._closed:
+            return  # another stop could meet the thread's last step
         self._closed = True
         if self._loop.is_running():
             self._loop.call_soon_threadsafe(self._loop.stop)
