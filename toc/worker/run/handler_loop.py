@@ -207,10 +207,8 @@ class HandlerLoop:
             log.error("event_loop_stopped")
             self._calls.recycle("a handler stopped the event loop")
             self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):  # what was given up
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
+        if not asyncio.all_tasks(self._loop):  # else they were given up, perhaps while they clean up
+            self._loop.close()
 
     def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
         """Run ``do`` on the event loop. An error of ours ends the process: asyncio would only log it."""
