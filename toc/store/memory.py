@@ -40,6 +40,8 @@ class MemoryDatabase(SqliteServer):
         self.away = self.loses_reply = False
         self.refuses = 0
         """How many more statements do not reach it."""
+        self.written = False
+        """Whether anything was written since it was loaded."""
         self._clock = clock
         self._driver = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         DatabaseServer.__init__(self, "the test's database", [0], Pool(self._connection, 1, WAIT_SECONDS))
@@ -77,8 +79,17 @@ class MemoryDatabase(SqliteServer):
         """Forget everything that is stored, and all faults."""
         self.away = self.loses_reply = False
         self.refuses = 0
+        self.load(_empty())
+
+    def load(self, content: bytes) -> None:
+        """Hold this, which ``content`` has returned."""
         self._driver.rollback()
-        self._driver.deserialize(_empty())
+        self._driver.deserialize(content)
+        self.written = False
+
+    def content(self) -> bytes:
+        """Return all that is stored."""
+        return self._driver.serialize()
 
 
 class _Connection(SqliteConnection):
@@ -93,7 +104,9 @@ class _Connection(SqliteConnection):
         database = self._database
         database.check()
         results = super().execute(statements, transaction, patient)
-        if database.loses_reply and not all(sql.startswith("SELECT") for sql, _ in statements):
+        writes = not all(sql.startswith("SELECT") for sql, _ in statements)
+        database.written |= writes
+        if database.loses_reply and writes:
             database.loses_reply, database.refuses = False, REPEATS - 1
             raise _ReplyLost("lost")
         return results

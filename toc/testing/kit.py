@@ -45,7 +45,7 @@ class Toc:
         self._clock, self._database, self._store = _parts()
         self._clock.restart()
         self._database.empty()
-        self._running = running = Running(self._store, self._clock)
+        self._running = running = Running(self._store, self._database, self._clock)
         self.center = running.center
         """A center of the test's own, such as to submit and cancel by hand."""
         settings = _settings(*sorted(item for item in os.environ.items() if item[0].startswith("TOC_")))
