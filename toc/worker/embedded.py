@@ -57,7 +57,7 @@ class _Life:
 
     def __init__(self, center: TimeoutCenter, name: str, threads: int, identity: str) -> None:
         self.worker_id = name
-        self.member = self.leaving = self.left = False
+        self.member = self.leaving = False
         self.held: set[Slot] = set()
         self.dropping: set[Slot] = set()
         self.born = time.monotonic()
@@ -191,9 +191,11 @@ class EmbeddedWorker:
                 self._coordinator.set_topics(*self._topics.assigned())
                 self._topics.loop.start()
                 while not (self._stopping.is_set() and self._life is None):
-                    self._turn(selector)
-        except Exception as exc:
-            log.critical("worker_failed", exc_info=exc)
+                    try:
+                        self._turn(selector)
+                    except Exception as exc:  # without this thread the row would go, and the pipeline run on
+                        log.critical("worker_failed", exc_info=exc)
+                        self._stopping.wait(AGAIN_SECONDS)
         finally:
             self._topics.loop.stop(1.0)
             self._coordinator.stop()
@@ -261,8 +263,6 @@ class EmbeddedWorker:
             self._slots.give_up(life, followed=not self._stopping.is_set())
             if message["recycle"]:
                 log.warning("worker_replaced", worker=life.worker_id, reason=message["recycle"])
-        elif kind == "left":
-            life.left = True
 
     def _join(self, life: _Life, ready: Mapping[str, Any]) -> None:
         settings = self._of.settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -228,3 +229,22 @@ def test_processes_share_the_work_and_one_that_dies_is_followed(system: System) 
             server.wait()
             assert server.stdout is not None
             server.stdout.close()
+
+
+def test_a_failure_where_slots_are_kept_is_tried_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shop.center.worker() as worker:
+        assert worker.ready.wait(PATIENCE)
+        failed = threading.Event()
+        turn = worker._turn
+
+        def fails(selector: selectors.BaseSelector) -> None:
+            if failed.is_set():
+                turn(selector)
+                return
+            failed.set()
+            raise RuntimeError("as the test wants")
+
+        monkeypatch.setattr(worker, "_turn", fails)
+        assert failed.wait(PATIENCE)
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
+        assert shop.center.store.members.list(), "its row is there"
