@@ -87,6 +87,7 @@ def test_what_a_handler_does_to_its_process_costs_no_other_task_a_try(
 
 def _do(system: System, daemon: DaemonProcess, deed: Deed) -> str:
     """Have it done beside others; returns what showed that it was."""
+    system.wait(lambda: len(daemon.workers()) == 1, "the process that the last deed cost is gone", 60)
     before = daemon.workers()
     recycled, logged = (len(daemon.events(name)) for name in ("worker_recycled", deed.event))
     others = system.client.submit_many(
