@@ -28,7 +28,7 @@ def test_others_in_the_same_tables_are_not_late(
     system = build(index=indexed)
     client = system.client
     daemon = system.start()
-    ahead = 8.0  # by then all are cancelled
+    ahead = 8.0  # by then all are cancelled, if the machine is not busy
     soon = 0.3 if indexed else 2.0  # without an index, rows are read once a second
     held = client.submit_many(
         [
@@ -43,6 +43,7 @@ def test_others_in_the_same_tables_are_not_late(
             engine.connect() as connection,
             client.cancelled_with(connection, held) as outcomes,
         ):
+            cancelled = time.time()
             load.more(RATE)
             due = system.row(held[-1]).action_time / 1000
             system.wait(lambda: time.time() > due, "all would have been due", ahead + seconds)
@@ -50,15 +51,18 @@ def test_others_in_the_same_tables_are_not_late(
             began = time.monotonic()
             system.wait(lambda: not system.pending(others), "those of others are written meanwhile", 30)
             behind = time.monotonic() - began
+            if indexed:
+                system.wait(lambda: "rows_not_written" in daemon.told(), "a row could not be written", 30)
             started = {event.job_id for event in system.history() if event.event == "start"} & set(held)
             unwritten = len(system.pending(held))
             connection.commit()
     finally:
         engine.dispose()
     late = system.late(load.job_ids)
-    bit = len(started) > count // 2 and "rows_not_written" in daemon.told() if indexed else not started
+    # Where the row alone answers: what was cancelled before anybody could have read it as due soon.
+    in_time = {job_id for job_id in held if system.row(job_id).action_time / 1000 > cancelled + 2}
     line.prove(
-        bit and unwritten == count,
+        len(started) > count // 2 if indexed else len(in_time) > count // 10 and not started & in_time,
         f"{len(started):,} of {count:,} had started, none could be written; of others {late}, the last "
         f"written after {behind:.1f} s; outcomes {dict(Counter(outcome.value for outcome in outcomes))}",
     )
@@ -67,6 +71,7 @@ def test_others_in_the_same_tables_are_not_late(
     line.on_time(late, p99=10, most=100)
     told = dict(zip(held, outcomes, strict=True))
     assert set(outcomes) <= {CancelOutcome.CANCELLED, CancelOutcome.MAY_HAVE_STARTED}
+    assert unwritten == count
     assert all(told[job_id] is CancelOutcome.MAY_HAVE_STARTED for job_id in started)
     line.judge(system, within=6)
     ran = {event.job_id for event in system.history() if event.event == "start"} & set(held)
