@@ -30,7 +30,8 @@ from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
-from toc.sdk.client import TimeoutCenter, open_queues
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
 from toc.store.tasks.pulls import HandOut
 

@@ -22,7 +22,8 @@ from toc.model.errors import (
 from toc.model.task import TaskRow
 from toc.model.topic import Slot, Topic, check_native, check_topic_name
 from toc.operate.cluster import slot_owners
-from toc.sdk.client import TimeoutCenter, open_queues
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.parts import open_queues
 from toc.sdk.submission import check_job_id
 from toc.store.check import ShardStatus
 from toc.store.store import Store

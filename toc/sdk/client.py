@@ -6,26 +6,19 @@ the task is acknowledged all the same, and the sweep indexes it later.
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import cached_property, partial
-from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from weakref import WeakSet
 
 from toc.config import Settings
 from toc.failpoint import failpoint
-from toc.index.no_index import NoIndex
-from toc.index.queues import Queues
 from toc.model.body import Body
-from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import (
-    ConfigError,
     DuplicateHandler,
     InvalidInput,
     NotCommitted,
@@ -36,7 +29,6 @@ from toc.model.errors import (
     StoreUnavailable,
     TocError,
 )
-from toc.model.fork import call_in_children
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
 from toc.model.task import (
@@ -53,25 +45,17 @@ from toc.model.task import (
 )
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
-from toc.observe.tracing import Tracing
 from toc.sdk.changes import CallersWork, Change, Changes, InTransaction
 from toc.sdk.indexing import Indexing
+from toc.sdk.parts import Parts, StandIn
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import OF_TIMES, RowMaker, at_any_time, bodies_of, check_job_id, conflict_of
-from toc.sdk.targets import Targets
-from toc.store.store import Store
+from toc.sdk.submission import OF_TIMES, at_any_time, bodies_of, check_job_id, conflict_of
 from toc.store.tasks.after_commit import AfterCommit
 from toc.store.tasks.callers_transaction import connection_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
-
+    from toc.sdk.parts import AnyConnection, AnySession
     from toc.worker.embedded import EmbeddedWorker
-
-    AnySession = Session | AsyncSession
-    AnyConnection = Connection | AsyncConnection
 
 log = get_logger(__name__)
 
@@ -80,17 +64,6 @@ CANCEL_TOGETHER = 500
 
 F = TypeVar("F", bound=Callable[..., Any])
 Stored = TypeVar("Stored")
-
-
-class StandIn(NamedTuple):
-    """Parts that all centers of this process use in place of their own."""
-
-    settings: Settings
-    clock: Clock
-    store: Store
-    queues: Queues
-    catalog: TopicCatalog
-    in_transaction: Callable[[AnySession | None, AnyConnection | None], CallersWork]
 
 
 _centers: WeakSet[TimeoutCenter] = WeakSet()
@@ -105,7 +78,7 @@ def stand_in(parts: StandIn | None) -> None:
     global _stand_in
     _stand_in = parts
     for center in all_centers():
-        center._use(parts)
+        center.use(parts)
 
 
 def all_centers() -> list[TimeoutCenter]:
@@ -113,7 +86,7 @@ def all_centers() -> list[TimeoutCenter]:
     return list(_centers)
 
 
-class TimeoutCenter:
+class TimeoutCenter(Parts):
     """One application's access to the timeout center. Thread-safe and fork-safe; connects on first use.
 
     ``settings`` default to the TOC_* variables and toc.toml, which are read at the first use: making a center
@@ -121,11 +94,6 @@ class TimeoutCenter:
     """
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
-        if settings is not None:
-            self.settings = settings
-        self._given = settings, clock or Clock()
-        self.clock = self._given[1]
-        self._parts: StandIn | None = None
         self.handlers: dict[str, Handler] = {}
         self._indexing = Indexing(self)
         self._changes = Changes(lambda: self.store, self._indexing, lambda: self.clock)
@@ -139,115 +107,15 @@ class TimeoutCenter:
             index=self._indexing.add,
         )
         """Schedules: each submits a task at each of its times."""
-        self.targets = Targets(
-            store=lambda: self.store, allow=lambda: self.settings.allow, clock=lambda: self.clock
-        )
-        """Receivers of webhooks."""
-        self._store: Store | None = None
-        self._queues: Queues | None = None
-        self._catalog: TopicCatalog | None = None
-        self._layout_checked = False
-        self._new_lock()
-        call_in_children(self._new_lock)
+        super().__init__(settings, clock)
         _centers.add(self)
         if _stand_in is not None:
-            self._use(_stand_in)
-
-    def _new_lock(self) -> None:
-        self._lock = threading.RLock()
-        self.targets.forget()
-
-    def _use(self, parts: StandIn | None) -> None:
-        """Use these parts from now on. None: its own."""
-        self._parts = parts
-        settings, self.clock = self._given if parts is None else (parts.settings, parts.clock)
-        for name in ("settings", "tracing", "_intake"):
-            vars(self).pop(name, None)  # these are made at the first use
-        if settings is not None:
-            self.settings = settings
-        self.targets.forget()
-
-    # --- parts, opened on first use
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The settings. Raises ConfigError, which names each that is wrong."""
-        return Settings()
-
-    @cached_property
-    def tracing(self) -> Tracing | None:
-        """What writes spans; None if TOC_TRACES is 0."""
-        return Tracing.of(self.settings.traces)
-
-    @cached_property
-    def _intake(self) -> RowMaker:
-        settings = self.settings
-        return RowMaker(self.clock, settings.max_delay, settings.max_body, settings.allow)
-
-    @property
-    def store(self) -> Store:
-        """The task table. Raises ConfigError when no database is configured."""
-        _check_running()
-        if self._parts is not None:
-            return self._parts.store
-        if (store := self._store) is None:
-            with self._lock:
-                if (store := self._store) is None:
-                    settings = self.settings
-                    store = self._store = Store(
-                        settings.need_database_urls(),
-                        databases=settings.databases,
-                        tables=settings.tables,
-                        prefix=settings.database_prefix,
-                        clock=self.clock,
-                        connect_timeout=settings.connect_timeout,
-                        read_timeout=settings.read_timeout,
-                        write_timeout=settings.write_timeout,
-                        keepalive=settings.keepalive,
-                        secret_keys=[key.get_secret_value() for key in settings.secret_key],
-                        indexed=settings.redis_url is not None,
-                    )
-        return store
-
-    @property
-    def queues(self) -> Queues:
-        """The index. Raises ConfigError when no Redis is configured although the task table is indexed."""
-        if self._parts is not None:
-            return self._parts.queues
-        if (queues := self._queues) is None:
-            with self._lock:
-                if (queues := self._queues) is None:
-                    if self.settings.redis_url is None and self.store.identity.indexed():
-                        raise ConfigError(
-                            f"the tasks on {self.store.identity.place} are indexed in Redis, and "
-                            "TOC_REDIS_URL is not set: set it, or stop workers and gateways and run "
-                            "`toc index off`"
-                        )
-                    queues = self._queues = open_queues(self.settings, indexed=self.store.identity.indexed)
-        return queues
-
-    @property
-    def catalog(self) -> TopicCatalog:
-        """This process's view of the topics. Raises ConfigError when no database is configured."""
-        _check_running()
-        if self._parts is not None:
-            return self._parts.catalog
-        if (catalog := self._catalog) is None:
-            with self._lock:
-                if (catalog := self._catalog) is None:
-                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
-        return catalog
+            self.use(_stand_in)
 
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
         self._after_commit.close()
-        with self._lock:
-            if self._store is not None:
-                self._store.close()
-            if self._queues is not None:
-                self._queues.close()
-            self._store = self._queues = self._catalog = None
-            self.targets.forget()
+        super().close()
 
     def __enter__(self) -> Self:
         return self
@@ -470,9 +338,9 @@ class TimeoutCenter:
     @overload
     def cancel(self, job_id: int) -> CancelOutcome: ...
     @overload
-    def cancel(self, job_id: int, *, session: AnySession) -> Change[CancelOutcome]: ...
-    @overload
-    def cancel(self, job_id: int, *, connection: AnyConnection) -> Change[CancelOutcome]: ...
+    def cancel(
+        self, job_id: int, *, session: AnySession | None = ..., connection: AnyConnection | None = ...
+    ) -> Change[CancelOutcome]: ...
     def cancel(
         self, job_id: int, *, session: AnySession | None = None, connection: AnyConnection | None = None
     ) -> CancelOutcome | Change[CancelOutcome]:
@@ -494,11 +362,12 @@ class TimeoutCenter:
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]: ...
     @overload
     def cancel_by_biz(
-        self, topic: str, biz_id: int | str, *, session: AnySession
-    ) -> Change[dict[int, CancelOutcome]]: ...
-    @overload
-    def cancel_by_biz(
-        self, topic: str, biz_id: int | str, *, connection: AnyConnection
+        self,
+        topic: str,
+        biz_id: int | str,
+        *,
+        session: AnySession | None = ...,
+        connection: AnyConnection | None = ...,
     ) -> Change[dict[int, CancelOutcome]]: ...
     def cancel_by_biz(
         self,
@@ -533,20 +402,17 @@ class TimeoutCenter:
 
     @overload
     def reschedule(
-        self, job_id: int, *, action_time: datetime, expires_at: datetime | None = None
+        self, job_id: int, *, action_time: datetime, expires_at: datetime | None = ...
     ) -> RescheduleOutcome: ...
-    @overload
-    def reschedule(
-        self, job_id: int, *, action_time: datetime, expires_at: datetime | None = None, session: AnySession
-    ) -> Change[RescheduleOutcome]: ...
     @overload
     def reschedule(
         self,
         job_id: int,
         *,
         action_time: datetime,
-        expires_at: datetime | None = None,
-        connection: AnyConnection,
+        expires_at: datetime | None = ...,
+        session: AnySession | None = ...,
+        connection: AnyConnection | None = ...,
     ) -> Change[RescheduleOutcome]: ...
     def reschedule(
         self,
@@ -603,8 +469,8 @@ class TimeoutCenter:
         """Return what works in the caller's transaction, if one was given."""
         if session is None and connection is None:
             return None
-        if self._parts is not None:
-            return self._parts.in_transaction(session, connection)
+        if self.stands_in is not None:
+            return self.stands_in.in_transaction(session, connection)
         self._check_layout()
         found = connection_of(session, connection)
         return InTransaction(self.store, self._changes, self._after_commit, found)
@@ -619,22 +485,6 @@ class TimeoutCenter:
                         _ = what.outcome
         except TocError as exc:
             log.warning("commit_not_indexed", tasks=len(whats), error=str(exc))
-
-    def _check_places(self) -> None:
-        """Raise on a bad URL of either server, or on a wrong layout, before anything is written."""
-        _ = self.store, self.queues
-        self._check_layout()
-
-    def _placed_store(self) -> Store:
-        """Return the store, checked as by ``_check_places``."""
-        self._check_places()
-        return self.store
-
-    def _check_layout(self) -> None:
-        """Raise SchemaBehind before a row is written or read in a table that no worker reads."""
-        if not self._layout_checked:
-            self.store.check_layout()
-            self._layout_checked = True
 
     def _traced(
         self, rows: Sequence[TaskRow], store: Callable[[], Stored], ids: Callable[[Stored], list[int]]
@@ -679,29 +529,6 @@ class TimeoutCenter:
     def _topic_name(self, row: TaskRow) -> str:
         topic = self.catalog.of_type(row.biz_type)
         return topic.name if topic else f"biz_type-{row.biz_type}"
-
-
-def _check_running() -> None:
-    """Raise StoreUnavailable at the interpreter's end, as in a ``__del__``: a call would wait for threads
-    that have ended."""
-    if sys.is_finalizing():
-        raise StoreUnavailable("the interpreter is ending: call before, such as in an atexit function")
-
-
-def open_queues(settings: Settings, most: float = inf, indexed: Callable[[], bool] = lambda: False) -> Queues:
-    """Return the index with connections of its own. No time-out exceeds ``most`` seconds.
-
-    Without a URL there is none; ``indexed`` tells whether there is one by now.
-    """
-    if settings.redis_url is None:
-        return NoIndex(indexed)
-    return Queues(
-        settings.redis_url,
-        namespace=settings.namespace,
-        connect_timeout=min(most, settings.connect_timeout),
-        read_timeout=min(most, settings.read_timeout),
-        keepalive=settings.keepalive,
-    )
 
 
 def apart(center: TimeoutCenter) -> TimeoutCenter:

@@ -17,8 +17,9 @@ from toc.model.errors import InvalidInput
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import Topic
 from toc.sdk.changes import Changes
-from toc.sdk.client import StandIn, TimeoutCenter, open_queues, stand_in
+from toc.sdk.client import TimeoutCenter, stand_in
 from toc.sdk.indexing import Indexing
+from toc.sdk.parts import StandIn, open_queues
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock

@@ -17,7 +17,8 @@ from toc.loop import Loop, Wake, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.sdk.client import TimeoutCenter, open_queues
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.parts import open_queues
 from toc.store.records.secretbox import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, Suspect, unpack

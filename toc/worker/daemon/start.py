@@ -9,7 +9,8 @@ from toc.model.errors import ConfigError, UnfitServer
 from toc.model.finding import Level
 from toc.model.topic import Delivery
 from toc.observe.log import get_logger
-from toc.sdk.client import TimeoutCenter, open_queues
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.parts import open_queues
 from toc.worker.app import NO_HANDLERS, check_topics, load_app
 from toc.worker.daemon.monitor import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.processes import SideProcesses

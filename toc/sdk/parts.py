@@ -1,0 +1,199 @@
+"""What a center works with: its settings, and connections that are opened at their first use.
+
+In tests of applications all centers of the process have a stand-in's instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from toc.config import Settings
+from toc.index.no_index import NoIndex
+from toc.index.queues import Queues
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.errors import ConfigError, StoreUnavailable
+from toc.model.fork import call_in_children
+from toc.observe.tracing import Tracing
+from toc.sdk.submission import RowMaker
+from toc.sdk.targets import Targets
+from toc.store.store import Store
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
+
+    from toc.sdk.changes import CallersWork
+
+    AnySession = Session | AsyncSession
+    AnyConnection = Connection | AsyncConnection
+
+
+class StandIn(NamedTuple):
+    """Parts that all centers of this process use in place of their own."""
+
+    settings: Settings
+    clock: Clock
+    store: Store
+    queues: Queues
+    catalog: TopicCatalog
+    in_transaction: Callable[[AnySession | None, AnyConnection | None], CallersWork]
+
+
+class Parts:
+    """The settings, servers and topics of one center. Thread-safe and fork-safe."""
+
+    def __init__(self, settings: Settings | None, clock: Clock | None) -> None:
+        if settings is not None:
+            self.settings = settings
+        self._given = settings, clock or Clock()
+        self.clock = self._given[1]
+        self.stands_in: StandIn | None = None
+        self.targets = Targets(
+            store=lambda: self.store, allow=lambda: self.settings.allow, clock=lambda: self.clock
+        )
+        """Receivers of webhooks."""
+        self._store: Store | None = None
+        self._queues: Queues | None = None
+        self._catalog: TopicCatalog | None = None
+        self._layout_checked = False
+        self._new_lock()
+        call_in_children(self._new_lock)
+
+    def _new_lock(self) -> None:
+        self._lock = threading.RLock()
+        self.targets.forget()
+
+    def use(self, parts: StandIn | None) -> None:
+        """Use these parts from now on. None: its own."""
+        self.stands_in = parts
+        settings, self.clock = self._given if parts is None else (parts.settings, parts.clock)
+        for name in ("settings", "tracing", "_intake"):
+            vars(self).pop(name, None)  # these are made at the first use
+        if settings is not None:
+            self.settings = settings
+        self.targets.forget()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings. Raises ConfigError, which names each that is wrong."""
+        return Settings()
+
+    @cached_property
+    def tracing(self) -> Tracing | None:
+        """What writes spans; None if TOC_TRACES is 0."""
+        return Tracing.of(self.settings.traces)
+
+    @cached_property
+    def _intake(self) -> RowMaker:
+        settings = self.settings
+        return RowMaker(self.clock, settings.max_delay, settings.max_body, settings.allow)
+
+    @property
+    def store(self) -> Store:
+        """The task table. Raises ConfigError when no database is configured."""
+        _check_running()
+        if self.stands_in is not None:
+            return self.stands_in.store
+        if (store := self._store) is None:
+            with self._lock:
+                if (store := self._store) is None:
+                    settings = self.settings
+                    store = self._store = Store(
+                        settings.need_database_urls(),
+                        databases=settings.databases,
+                        tables=settings.tables,
+                        prefix=settings.database_prefix,
+                        clock=self.clock,
+                        connect_timeout=settings.connect_timeout,
+                        read_timeout=settings.read_timeout,
+                        write_timeout=settings.write_timeout,
+                        keepalive=settings.keepalive,
+                        secret_keys=[key.get_secret_value() for key in settings.secret_key],
+                        indexed=settings.redis_url is not None,
+                    )
+        return store
+
+    @property
+    def queues(self) -> Queues:
+        """The index. Raises ConfigError when no Redis is configured although the task table is indexed."""
+        if self.stands_in is not None:
+            return self.stands_in.queues
+        if (queues := self._queues) is None:
+            with self._lock:
+                if (queues := self._queues) is None:
+                    if self.settings.redis_url is None and self.store.identity.indexed():
+                        raise ConfigError(
+                            f"the tasks on {self.store.identity.place} are indexed in Redis, and "
+                            "TOC_REDIS_URL is not set: set it, or stop workers and gateways and run "
+                            "`toc index off`"
+                        )
+                    queues = self._queues = open_queues(self.settings, indexed=self.store.identity.indexed)
+        return queues
+
+    @property
+    def catalog(self) -> TopicCatalog:
+        """This process's view of the topics. Raises ConfigError when no database is configured."""
+        _check_running()
+        if self.stands_in is not None:
+            return self.stands_in.catalog
+        if (catalog := self._catalog) is None:
+            with self._lock:
+                if (catalog := self._catalog) is None:
+                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
+        return catalog
+
+    def close(self) -> None:
+        """Close every connection. May be called twice; the next use connects again."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+            if self._queues is not None:
+                self._queues.close()
+            self._store = self._queues = self._catalog = None
+            self.targets.forget()
+
+    def _check_places(self) -> None:
+        """Raise on a bad URL of either server, or on a wrong layout, before anything is written."""
+        _ = self.store, self.queues
+        self._check_layout()
+
+    def _placed_store(self) -> Store:
+        """Return the store, checked as by ``_check_places``."""
+        self._check_places()
+        return self.store
+
+    def _check_layout(self) -> None:
+        """Raise SchemaBehind before a row is written or read in a table that no worker reads."""
+        if not self._layout_checked:
+            self.store.check_layout()
+            self._layout_checked = True
+
+
+def _check_running() -> None:
+    """Raise StoreUnavailable at the interpreter's end, as in a ``__del__``: a call would wait for threads
+    that have ended."""
+    if sys.is_finalizing():
+        raise StoreUnavailable("the interpreter is ending: call before, such as in an atexit function")
+
+
+def open_queues(settings: Settings, most: float = inf, indexed: Callable[[], bool] = lambda: False) -> Queues:
+    """Return the index with connections of its own. No time-out exceeds ``most`` seconds.
+
+    Without a URL there is none; ``indexed`` tells whether there is one by now.
+    """
+    if settings.redis_url is None:
+        return NoIndex(indexed)
+    return Queues(
+        settings.redis_url,
+        namespace=settings.namespace,
+        connect_timeout=min(most, settings.connect_timeout),
+        read_timeout=min(most, settings.read_timeout),
+        keepalive=settings.keepalive,
+    )
