@@ -11,6 +11,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load, tasks
 from fault.kit.proxy import Proxy, through
+from harness.patience import until
 from harness.system import System
 from harness.tables import raw, task_tables
 
@@ -41,18 +42,26 @@ def damaged(
         yield system, center, proxies
 
 
-def calls(system: System, center: TimeoutCenter, count: int) -> tuple[Counter[str], list[str]]:
-    """Calls of all kinds; the errors by name, and those that are none of toc's."""
-    dice = random.Random(40)
-    known = system.center.submit_many(
-        [NewTask("test.sync", n, 3600.0, attribute={"n": n}) for n in range(60)]
-    )
-    errors: Counter[str] = Counter()
-    strange: list[str] = []
-    for number in range(count):
-        biz_id = 10_000 + number
-        job_id = dice.choice(known)
-        task = NewTask("test.sync", biz_id, 3600.0)
+class Calls:
+    """Calls of all kinds in random order; what they raised."""
+
+    def __init__(self, system: System, center: TimeoutCenter) -> None:
+        self.biz_ids: list[int] = []
+        """Of the tasks that were submitted, each by one call."""
+        self.errors: Counter[str] = Counter()
+        self.strange: list[str] = []
+        """Errors that are none of toc's."""
+        self._center = center
+        self._dice = random.Random(40)
+        self._known = system.center.submit_many(
+            [NewTask("test.sync", n, 3600.0, attribute={"n": n}) for n in range(60)]
+        )
+
+    def one(self) -> None:
+        center, known = self._center, self._known
+        self.biz_ids.append(10_000 + len(self.biz_ids))
+        job_id = self._dice.choice(known)
+        task = NewTask("test.sync", self.biz_ids[-1], 3600.0)
         kinds: list[Callable[[], object]] = [
             partial(center.submit, **task._replace(dedup_key="k", attribute={"n": 1})._asdict()),
             partial(center.submit_many, [task] * 20),
@@ -65,12 +74,11 @@ def calls(system: System, center: TimeoutCenter, count: int) -> tuple[Counter[st
             partial(center.cancel_by_biz, "test.sync", job_id % 60),
         ]
         try:
-            dice.choice(kinds)()
+            self._dice.choice(kinds)()
         except TocError as exc:
-            errors[type(exc).__name__] += 1
+            self.errors[type(exc).__name__] += 1
         except Exception as exc:
-            strange.append(f"{type(exc).__name__}: {exc}")
-    return errors, strange
+            self.strange.append(f"{type(exc).__name__}: {exc}")
 
 
 @pytest.mark.timeout(900)
@@ -81,19 +89,27 @@ def calls(system: System, center: TimeoutCenter, count: int) -> tuple[Counter[st
 def test_calls_of_the_sdk_over_broken_answers_raise_named_errors_alone(
     damaged: tuple[System, TimeoutCenter, list[Proxy]], verdict: Verdict, kind: str, count: int
 ) -> None:
-    line = verdict(40, f"answers damaged at any byte: {kind}", f"SDK, {count} calls")
+    line = verdict(40, f"answers damaged at any byte: {kind}", f"SDK, {count} calls and more")
     system, center, proxies = damaged
     for proxy in proxies:
         proxy.damage(**{kind: 0.25})
-    errors, strange = calls(system, center, count)
+    calls = Calls(system, center)
+
+    def bitten() -> list[int]:
+        return [proxy.stats.cut_short + proxy.stats.flipped for proxy in proxies]
+
+    def enough() -> bool:
+        """After a failed call the SDK leaves Redis alone for a while: a quick machine makes more calls."""
+        for _ in range(count):
+            calls.one()
+        return sum(bitten()) > count / 6 and min(bitten()) > 3
+
+    bit = until(enough)
     for proxy in proxies:
         proxy.damage()
-    bitten = [proxy.stats.cut_short + proxy.stats.flipped for proxy in proxies]
-    line.prove(
-        sum(bitten) > count / 6 and bitten[1] > 3,
-        f"{bitten[0]} answers of MySQL and {bitten[1]} of Redis; {errors.total()} errors",
-    )
-    assert strange == []
+    mysql, redis = bitten()
+    line.prove(bit, f"{mysql} answers of MySQL and {redis} of Redis; {calls.errors.total()} errors")
+    assert calls.strange == []
     # What is whole again works at once.
     job_id = center.submit("test.sync", biz_id=1, delay=3600.0, attribute={"n": 7})
     task = center.get(job_id)
@@ -102,7 +118,7 @@ def test_calls_of_the_sdk_over_broken_answers_raise_named_errors_alone(
     # A submit under a dedup_key left one row or none, whatever its caller was told.
     rows = Counter(
         row.biz_id
-        for biz_id in range(10_000, 10_000 + count)
+        for biz_id in calls.biz_ids
         for row in system.center.find(biz_id=biz_id)
         if row.attribute == {"n": 1}
     )
