@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from toc import (
     TimeoutCenter,
     Unavailable,
 )
-from toc.model.errors import ConfigError, DuplicateHandler, NotCommitted
+from toc.model.errors import ConfigError, DedupConflict, DuplicateHandler, InvalidExpiry, NotCommitted
 from toc.testing import InjectedFailure, KitError, NeedsAwait, Toc, TooManyCalls, running
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
@@ -435,5 +436,42 @@ def test_a_task_of_a_connection_appears_when_its_transaction_commits(
             _ = 1 / 0
         assert toc.advance("1h") == 1
         assert shop.ran == [1]
+    finally:
+        engine.dispose()
+
+
+def test_a_transaction_refuses_what_production_refuses(toc: Toc, shop: Shop, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    submit = partial(shop.center.submit, "order.close", biz_id=1, delay=60)
+    others = [
+        NewTask("order.close", 2, 60),
+        NewTask("order.close", 1, 60, dedup_key="a", attribute={"sum": 2}),
+    ]
+    try:
+        with Session(engine) as session:
+            one = submit(dedup_key="a", expires_at=toc.now + timedelta(hours=1), session=session)
+            with pytest.raises(DedupConflict):
+                submit(dedup_key="a", body=b"another", session=session)
+            with pytest.raises(DedupConflict):  # and none of the call is submitted
+                shop.center.submit_many(others, session=session)
+            with pytest.raises(InvalidExpiry):
+                shop.center.reschedule(one, action_time=toc.now + timedelta(hours=2), session=session)
+            session.commit()
+            with pytest.raises(InvalidExpiry):
+                shop.center.reschedule(one, action_time=toc.now + timedelta(hours=2), session=session)
+        assert [task.job_id for task in toc.tasks()] == [one]
+    finally:
+        engine.dispose()
+
+
+def test_a_submit_begins_the_transaction_of_its_connection(toc: Toc, shop: Shop, tmp_path: Path) -> None:
+    """It is the first statement in production, which SQLAlchemy begins a transaction for."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    try:
+        with engine.connect() as connection:
+            for biz_id, end in ((1, connection.commit), (2, connection.rollback), (3, connection.commit)):
+                shop.center.submit("order.close", biz_id=biz_id, delay=60, connection=connection)
+                end()
+        assert {task.biz_id for task in toc.tasks()} == {1, 3}
     finally:
         engine.dispose()

@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
 
-from toc.model.errors import NotCommitted
+from toc.model.errors import NotCommitted, TocError
 from toc.model.sharding import BizId
-from toc.model.task import CancelOutcome, RescheduleOutcome, Submission
+from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, check_expiry
 from toc.sdk.changes import Change, Changes
 from toc.store.store import Store
 from toc.store.tasks.callers_transaction import connection_of
+from toc.store.tasks.plan import PENDING, same_task
 
 T = TypeVar("T")
 
@@ -66,8 +67,7 @@ class Journal:
 
     def drop(self, scope: Any) -> None:
         """A savepoint was rolled back."""
-        gone = [step for step in self.steps if scope in step.scopes]
-        self._forget(gone)
+        self.forget([step for step in self.steps if scope in step.scopes])
 
     def commit(self) -> None:
         """The outermost transaction commits."""
@@ -78,9 +78,10 @@ class Journal:
 
     def roll_back(self) -> None:
         """The outermost transaction was rolled back."""
-        self._forget(list(self.steps))
+        self.forget(list(self.steps))
 
-    def _forget(self, steps: Sequence[_Step]) -> None:
+    def forget(self, steps: Sequence[_Step]) -> None:
+        """These are not done."""
         for step in steps:
             self.steps.remove(step)
             step.is_open = False
@@ -147,6 +148,8 @@ class Transactions:
         """What works in the transaction of a session or connection. Raises what production raises."""
         found = connection_of(session, connection)
         if session is None:
+            if not found.in_transaction():
+                found.begin()  # as the first statement of production would
             return InTest(self._store, self._changes, self._of(found))
         session = session() if hasattr(session, "registry") else session  # a scoped_session
         session = getattr(session, "sync_session", session)
@@ -171,29 +174,36 @@ class InTest:
 
     def submit(self, many: Sequence[Submission]) -> list[int]:
         """Store tasks at the commit; return their job_ids in order."""
-        job_ids = []
-        for one in many:
-            kept = self._named(one) if one.row.dedup_key is not None else None
-            if kept is None:
-                self._journal.add(partial(self._store.put, one), one)
-            job_ids.append(one.row.job_id if kept is None else kept)
+        job_ids, steps = [], []
+        try:
+            for one in many:
+                kept = self._named(one) if one.row.dedup_key is not None else None
+                if kept is None:
+                    steps.append(self._journal.add(partial(self._store.put, one), one))
+                job_ids.append(one.row.job_id if kept is None else kept)
+        except TocError:
+            self._journal.forget(steps)
+            raise
         return job_ids
 
     def _named(self, one: Submission) -> int | None:
-        """The task that has this dedup_key, stored or submitted in the same transaction."""
+        """The task that has this dedup_key, stored or submitted in the same transaction. Raises
+        DedupConflict."""
         key = (one.row.biz_id, one.row.biz_type, one.row.dedup_key)
-        for step in self._journal.steps:
-            row = step.row.row if step.row is not None else None
-            if row is not None and key == (row.biz_id, row.biz_type, row.dedup_key):
-                return row.job_id
+        for row in self._own():
+            if key == (row.biz_id, row.biz_type, row.dedup_key):
+                return same_task(one.row, row)
         kept = self._store.kept(one)
         return None if kept is None else kept.job_id
 
+    def _own(self) -> list[TaskRow]:
+        """The tasks that were submitted in the transaction."""
+        return [step.row.row for step in self._journal.steps if step.row is not None]
+
     def ids(self, biz: BizId, biz_type: int) -> list[int]:
         """The tasks of a biz_id, with those of the transaction."""
-        rows = [step.row.row for step in self._journal.steps if step.row is not None]
         wanted = (biz.number, biz.key, biz_type)
-        mine = {row.job_id for row in rows if (row.biz_id, row.biz_key, row.biz_type) == wanted}
+        mine = {row.job_id for row in self._own() if (row.biz_id, row.biz_key, row.biz_type) == wanted}
         return sorted({*self._store.ids_of(biz, biz_type), *mine})
 
     def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
@@ -201,7 +211,10 @@ class InTest:
         return self._change(lambda: answer(self._changes.cancel(job_ids)))
 
     def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
-        """Give a task another deadline at the commit."""
+        """Give a task another deadline at the commit. Raises InvalidExpiry."""
+        row = self._store.get(job_id) or next((row for row in self._own() if row.job_id == job_id), None)
+        if row is not None and row.status == PENDING:
+            check_expiry(expiry or row.expires_at, due)
 
         def do() -> RescheduleOutcome:
             changed, row = self._store.reschedule(job_id, due, expires_at=expiry)
