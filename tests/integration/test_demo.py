@@ -97,12 +97,16 @@ def shop(tmp_path: Path) -> Path:
 
 
 def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, str], shop: Path) -> None:
-    said = shop / "said"
+    _run_dev(environment, shop, 5)
+    _run_dev(environment, shop, 6, "--redis")  # a step up the ladder
+    assert "redis_url" in (shop / ".toc/toc.toml").read_text()
+
+
+def _run_dev(environment: dict[str, str], shop: Path, biz_id: int, *more: str) -> None:
+    said, log = shop / f"said-{biz_id}", shop / f"log-{biz_id}"
     said.touch()
-    words: tuple[object, ...] = ("dev", "--app", "deadlines:center")
-    log = shop / "log"
     dev = forks.start(
-        list(map(str, words)),
+        ["dev", "--app", "deadlines:center", *more],
         env=environment | {"TOC_LOG_LEVEL": "debug"},
         directory=shop,
         streams={"stdout": str(said), "stderr": str(log)},
@@ -111,11 +115,11 @@ def test_dev_creates_everything_an_app_needs_and_runs_it(environment: dict[str, 
         assert until(lambda: "\n" in said.read_text(), 60)
         (_, setting) = shlex.split(said.read_text().splitlines()[0])
         name, _, value = setting.partition("=")
-        environment[name] = value
+        theirs = environment | {name: value}
 
-        words = ("submit", "order.close", "--biz-id", 5, "--delay", "100ms")
-        assert until(lambda: toc(environment, shop, *words).returncode == 0, 60)
-        assert until((shop / "closed-5").exists, 60)
+        words = ("submit", "order.close", "--biz-id", biz_id, "--delay", "100ms")
+        assert until(lambda: toc(theirs, shop, *words).returncode == 0, 60)
+        assert until((shop / f"closed-{biz_id}").exists, 60)
         assert until(lambda: '"event": "handler_raised"' in log.read_text(), 60), "the level is obeyed"
     finally:
         dev.send_signal(signal.SIGINT)

@@ -51,7 +51,7 @@ def bad(lines: list[Line]) -> list[Line]:
 
 
 def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path) -> None:
-    with EmbeddedStack(tmp_path) as stack:
+    with EmbeddedStack(tmp_path, redis=False) as stack:
         settings = Settings(**stack.settings)
         Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
         with TimeoutCenter(settings) as center:
@@ -65,7 +65,7 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
 
 
 def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> None:
-    with EmbeddedStack(tmp_path) as stack:
+    with EmbeddedStack(tmp_path, redis=False) as stack:
         settings = Settings(**stack.settings, secret_key=new_key())
         Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
         with TimeoutCenter(settings) as center:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -27,6 +27,7 @@ from harness.patience import PATIENCE
 from opentelemetry import trace
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
 
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import Settings, TimeoutCenter, Topic
 from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.model.topic import TopicType
@@ -85,7 +86,7 @@ def shop() -> Iterator[Shop]:
     patch = pytest.MonkeyPatch()
     for name in [name for name in os.environ if name.startswith("TOC_")]:
         patch.delenv(name)
-    with EmbeddedStack(directory / "stack") as stack:
+    with EmbeddedStack(directory / "stack", redis=True) as stack:
         patch.setenv("TOC_CONFIG", str(write_config(directory / "toc.toml", stack.settings)))
         for name, seconds in PERIODS.items():
             patch.setenv(name, seconds)
@@ -131,11 +132,13 @@ def _import(name: str) -> ModuleType:
 class Dev:
     """``toc dev --app shop:center`` in a directory, as a reader has it in the first terminal.
 
-    ``env``: what the reader has exported. ``whole``: every ``toc``, also of the second terminal, is the
-    installed program in a new interpreter.
+    ``env``: what the reader has exported; ``before``: what he has run. ``whole``: every ``toc``, also of the
+    second terminal, is the installed program in a new interpreter.
     """
 
-    def __init__(self, directory: Path, command: str, *, whole: bool, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, command: str, *, before: Sequence[str], whole: bool, env: Mapping[str, str]
+    ) -> None:
         self.directory = directory
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
         self.env |= env
@@ -154,17 +157,18 @@ class Dev:
                     start_new_session=True,
                 )
         else:
-            self.output.touch()
+            programs = directory / "programs"
+            programs.mkdir(exist_ok=True)
+            forks.put_on_path(programs)
+            self.env["PATH"] = f"{programs}:{self.env['PATH']}"
+            self.run("\n".join(before))
+            self.output.write_text("")
             program, *words = shlex.split(command)
             assert program == "toc"
             streams = dict.fromkeys(("stdout", "stderr"), str(self.output))
             self.process = forks.start(
                 words, env=self.env, directory=directory, session=True, streams=streams
             )
-            programs = directory / "programs"
-            programs.mkdir()
-            forks.put_on_path(programs)
-            self.env["PATH"] = f"{programs}:{self.env['PATH']}"
         self.await_output("worker_ready", 60)
 
     def run(self, script: str) -> str:
@@ -201,13 +205,18 @@ def dev() -> Iterator[Callable[..., Dev]]:
     directory = Path(tempfile.mkdtemp(prefix="toc-"))  # short, for the path of a Unix socket
 
     def start(
-        program: str | Path, command: str, *, whole: bool = False, env: Mapping[str, str] | None = None
+        program: str | Path,
+        command: str,
+        *,
+        before: Sequence[str] = (),
+        whole: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> Dev:
         if isinstance(program, Path):
             (directory / program.name).symlink_to(program)
         else:
             (directory / "shop.py").write_text(program)
-        started.append(Dev(directory, command, whole=whole, env=env or {}))
+        started.append(Dev(directory, command, before=before, whole=whole, env=env or {}))
         return started[-1]
 
     yield start
@@ -221,7 +230,7 @@ def _blocks(page: str, language: str) -> list[str]:
 
 
 def test_the_program_of_the_readme_closes_one_order_and_not_the_paid_one(dev: Callable[..., Dev]) -> None:
-    _, command, script = _blocks("README.md", "sh")
+    command, script = _blocks("README.md", "sh")
     (program,) = _blocks("README.md", "python")
     terminal = dev(program, command, whole=True)
     assert "CANCELLED" in terminal.run(script)
@@ -230,7 +239,7 @@ def test_the_program_of_the_readme_closes_one_order_and_not_the_paid_one(dev: Ca
 
 
 def test_the_quickstart_works_as_written(dev: Callable[..., Dev]) -> None:
-    _, command, submit, *others = _blocks("docs/quickstart.md", "sh")
+    _, command, submit, *others = _blocks("docs/quickstart.md", "sh")[:-3]
     (program,) = _blocks("docs/quickstart.md", "python")
     terminal = dev(program, command)
     job_id = int(terminal.run(submit))
@@ -239,6 +248,30 @@ def test_the_quickstart_works_as_written(dev: Callable[..., Dev]) -> None:
     shown = terminal.run("\n".join([export, *others]))
     assert str(job_id) in shown
     assert "cancelled" in shown
+
+
+def test_the_quickstart_goes_on_to_real_servers(
+    dev: Callable[..., Dev],
+    mariadb: MariaDB,
+    database_prefix: str,
+    clean_redis: RedisServer,
+    zookeeper: ZooKeeper,
+) -> None:
+    (program,) = _blocks("docs/quickstart.md", "python")
+    ours = {
+        "TOC_DATABASE_URLS": mariadb.url,
+        "TOC_REDIS_URL": clean_redis.url,
+        "TOC_ZOOKEEPER": zookeeper.url,
+    }
+    env = {"TOC_DATABASE_PREFIX": database_prefix}
+    for biz_id, block in enumerate(_blocks("docs/quickstart.md", "sh")[-3:], 42):
+        export, *before, worker = block.splitlines()
+        (name,) = re.findall(r"^export (\w+)=", export)
+        env[name] = ours[name]
+        terminal = dev(program.replace("42", str(biz_id)), worker, before=before, env=env)
+        terminal.run("python shop.py")
+        terminal.await_output(f"order {biz_id} is closed: unpaid", 60)
+        terminal.stop()
 
 
 def test_the_quickstart_without_python_works_as_written(dev: Callable[..., Dev]) -> None:

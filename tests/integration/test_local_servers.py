@@ -30,13 +30,15 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_the_embedded_stack_keeps_its_index_and_is_not_started_twice(tmp_path: Path) -> None:
-    with EmbeddedStack(tmp_path / "toc") as stack:
+    with EmbeddedStack(tmp_path / "toc", redis=True) as stack:
+        assert stack.redis is not None
         call(str(stack.redis.socket), "SET", "a", "b")
         assert stack.settings["redis_url"] == f"unix://{tmp_path}/toc/redis/redis.sock"
         assert stack.settings["database_urls"] == [f"sqlite:///{tmp_path}/toc/toc.sqlite3"]
         with pytest.raises(ConfigError, match="in use by another process"):
-            EmbeddedStack(tmp_path / "toc").start()
+            EmbeddedStack(tmp_path / "toc", redis=False).start()
         assert stack.redis.running()
     assert not stack.redis.running()
-    with EmbeddedStack(tmp_path / "toc") as stack:
+    with EmbeddedStack(tmp_path / "toc", redis=True) as stack:
+        assert stack.redis is not None
         assert call(str(stack.redis.socket), "GET", "a") == "b"

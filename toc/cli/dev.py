@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from toc.cli.gateway import http_processes, with_dialects
-from toc.cli.options import Json, option
+from toc.cli.options import Json, flag, option
 from toc.cli.output import print_json, progress_line, say, show
 from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
@@ -104,27 +104,32 @@ def _print_report(report: Mapping[str, Any], as_json: bool) -> None:
 def dev(
     app: str | None = option("MODULE:NAME", "Run a worker for this TimeoutCenter."),
     directory: Path = option("DIR", "Where to keep all files, also after the end.", default=Path(".toc")),
+    redis: bool = flag("--redis", "Start a private Redis too, for milliseconds always."),
 ) -> None:
-    """Run every server embedded until Ctrl-C, to develop an application.
+    """Run all that an application needs until Ctrl-C, to develop it. Tasks are kept in an SQLite file.
 
     Prints the settings for your application and for other toc commands; if the extra `gateway` is
     installed, the address of an HTTP gateway, a token for it, and the ports of the other protocols. If the
     extra `webhooks` is installed, it sends webhooks, also to http://127.0.0.1:8080. Creates the topics that
     the app handles and that do not exist yet. One machine, one disk: not for production.
 
-    Example: toc dev --app shop.deadlines:center
+    Examples: toc dev --app shop.deadlines:center
+              toc dev --app shop.deadlines:center --redis
     """
     from toc.dev.demo.stage import only_config
     from toc.dev.local.embedded import EmbeddedStack, write_config
     from toc.operate.admin import migrator
+    from toc.sdk.client import TimeoutCenter
 
     _clean_up_when_terminated()
-    with EmbeddedStack(directory) as stack:
+    with EmbeddedStack(directory, redis=redis) as stack:
         for_webhooks = _for_webhooks(stack.directory)
         config = write_config(stack.directory / "toc.toml", stack.settings | for_webhooks)
         with only_config(config):
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()
+            with TimeoutCenter(settings) as center:
+                center.store.identity.set_indexed(redis)  # nothing else runs: the directory is locked
             print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
             end_if_lost()
             if app is not None:

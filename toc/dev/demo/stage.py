@@ -65,7 +65,7 @@ def embedded() -> Iterator[Stage]:
     """Run a private Redis, SQLite and a worker in a temporary directory, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="toc-demo-") as name:
         directory = Path(name)
-        with EmbeddedStack(directory / "data") as stack:
+        with EmbeddedStack(directory / "data", redis=True) as stack:
             config = write_config(directory / "toc.toml", stack.settings)
             with only_config(config):
                 migrator(Settings()).upgrade()

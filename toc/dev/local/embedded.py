@@ -1,7 +1,7 @@
-"""The embedded servers that ``toc dev`` and ``toc demo`` use when there are no others.
+"""What ``toc dev`` and ``toc demo`` use as servers.
 
-A private Redis or Valkey behind a Unix socket, and one SQLite file. For one machine only: if its disk is
-lost, so are the tasks; and SQLite writes one transaction at a time.
+One SQLite file, and if asked for a private Redis or Valkey behind a Unix socket. For one machine only: if its
+disk is lost, so are the tasks; and SQLite writes one transaction at a time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from toc.model.errors import ConfigError, shown
 class EmbeddedStack:
     """The servers of one directory, which keeps their data. They end with the thread that started them.
 
-    ``settings`` holds the values for Settings: redis_url, database_urls and databases.
+    ``redis``: whether there is one, or the database alone. ``settings`` holds the values for Settings:
+    database_urls, databases and redis_url.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, redis: bool) -> None:
         self.directory = directory.absolute()
-        self.redis = EmbeddedRedis(self.directory / "redis")
+        self.redis = EmbeddedRedis(self.directory / "redis") if redis else None
         self.settings: dict[str, str | int | list[str]] = {
             "database_urls": [f"sqlite:///{quote(os.fsencode(self.directory / 'toc.sqlite3'))}"],
             "databases": 1,
-            "redis_url": self.redis.url,
         }
+        if self.redis is not None:
+            self.settings["redis_url"] = self.redis.url
         self._lock: int | None = None
 
     def start(self) -> Self:
@@ -39,16 +41,18 @@ class EmbeddedStack:
         if self._lock is None:
             make_directory(self.directory)
             self._lock = lock(self.directory)
-        try:
-            self.redis.start()
-        except BaseException:
-            self.stop()
-            raise
+        if self.redis is not None:
+            try:
+                self.redis.start()
+            except BaseException:
+                self.stop()
+                raise
         return self
 
     def stop(self) -> None:
         """Stop the servers and release the directory. May be called twice."""
-        self.redis.stop()
+        if self.redis is not None:
+            self.redis.stop()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
