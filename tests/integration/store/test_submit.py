@@ -180,7 +180,7 @@ def test_a_batch_that_cannot_be_settled_says_which_tasks_are_unknown(
     new_row: NewRow,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toc.store.tasks.write.OVERLAP", 1)  # the server lets in no second connection
+    monkeypatch.setattr(through_proxy._writer._threads, "_size", 1)  # the server lets in no second connection
     rows = [new_row(16 + n % 4) for n in range(1500)]  # two chunks
     last = max(rows, key=lambda row: (BizId.of(row.biz_id).crc % 16, row.job_id))
     proxy.eat(b"%d" % last.job_id, refuse=True)

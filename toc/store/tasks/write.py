@@ -20,7 +20,6 @@ in MySQL 8.) One case still locks a gap: an INSERT that meets a key which came b
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -61,10 +60,8 @@ CHUNK_BYTES = 1_000_000
 REPEATS = 7
 RESEND_SECONDS = 5.0
 """Seconds to retry an ambiguous commit before SubmitUnknown; at least one more try is made."""
-OVERLAP = 3
-"""Chunks of one call in progress at once: the SQL of the next is written while the server works on one."""
-THREADS = 8
-"""Chunks of all calls in progress at once."""
+THREADS = 4
+"""Chunks in progress at once: the SQL of the next is written while the server works on one."""
 
 Outcome = Stored | TocError | None
 """The outcome of one of many callers. None: another one or a lock prevented it, and nothing was written for
@@ -174,34 +171,20 @@ class Writer:
             if outcomes[n] is None:
                 todo[n] = one
         work = _Work(server, todo, many=True)
-        self._together(work)
-        for n, outcome in work.outcomes.items():
-            outcomes[n] = outcome
-        return outcomes
-
-    def _together(self, work: _Work) -> None:
-        """Put what can go together, in halves if something prevents that."""
-        if not work.todo:
-            return
-        try:
+        try:  # what is left to do after this must go by itself
             self._try(work)
         except Lost as exc:
             self._settle(work, exc)
         except (Duplicate, Locked):
             pass
         except (StoreUnavailable, SchemaBehind) as exc:
-            self._note_away(work.server, exc)
+            self._note_away(server, exc)
             if not isinstance(exc, (Transient, Refused, SchemaBehind)):
                 for n in list(work.todo):
                     work.settle(n, exc)
-            return
-        numbers = list(work.todo)
-        for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]) if len(numbers) > 1 else ():
-            part = _Work(work.server, {n: work.todo[n] for n in half}, many=True)
-            part.tried = True
-            self._together(part)
-            for n, outcome in part.outcomes.items():
-                work.settle(n, outcome)
+        for n, outcome in work.outcomes.items():
+            outcomes[n] = outcome
+        return outcomes
 
     # --- many tasks of one caller
 
@@ -243,25 +226,22 @@ class Writer:
             for server, tables in self._shards.group_tables(by_table).items()
             for chunk in chunks_of(tables, rows)
         ]
-        written = False
-        unknown: list[int] = []
-        cause: Exception | None = None
-        for outcomes in self._overlapped(chunks, rows, contents, then):
-            for n, outcome in outcomes.items():
-                if isinstance(outcome, int):
-                    stored[n] = outcome
-                    written = True
-                else:
-                    cause = cause or outcome
-                    if isinstance(outcome, SubmitUnknown):
-                        unknown.append(outcome.job_id)
-        if cause is not None and not written and not unknown:
-            raise cause
+        failed: list[TocError] = []
+        store = partial(self._store_chunk, rows=rows, contents=contents, then=then, failed=failed)
+        if len(chunks) == 1:
+            done = [store(*chunks[0])]
+        else:
+            done = self._threads.all(partial(store, *chunk) for chunk in chunks)
+        for part in done:
+            stored |= part
+        unknown = [error.job_id for error in failed if isinstance(error, SubmitUnknown)]
+        if failed and not any(done) and not unknown:
+            raise failed[0]
         for n, earlier in same_as.items():
             if earlier in stored:
                 stored[n] = stored[earlier]
-        if cause is not None:
-            raise PartialSubmit([stored.get(n) for n in range(len(rows))], unknown) from cause
+        if failed:
+            raise PartialSubmit([stored.get(n) for n in range(len(rows))], unknown) from failed[0]
         return [stored[n] for n in range(len(rows))]
 
     def _stored_before(self, names: Mapping[Name, int], rows: Sequence[TaskRow]) -> dict[int, int]:
@@ -278,31 +258,6 @@ class Writer:
                 stored[n] = same_task(rows[n], seen.row)
         return stored
 
-    def _overlapped(
-        self,
-        chunks: Sequence[tuple[DatabaseServer, Chunk]],
-        rows: Sequence[TaskRow],
-        contents: Contents,
-        then: Callable[[Sequence[TaskRow]], object],
-    ) -> Iterator[Mapping[int, int | TocError]]:
-        """Store chunks, a few at a time: one's SQL is written while servers work on the others.
-
-        Yields the job_id or the error of each task of each. After an error no other is begun.
-        """
-        store = partial(self._store_chunk, rows=rows, contents=contents, then=then)
-        if len(chunks) == 1:
-            yield store(*chunks[0])
-            return
-        waiting = deque(chunks)
-        running: deque[Callable[[], Mapping[int, int | TocError]]] = deque()
-        while waiting or running:
-            while waiting and len(running) < OVERLAP:
-                running.append(self._threads.begin(partial(store, *waiting.popleft())))
-            outcomes = running.popleft()()
-            if any(isinstance(one, TocError) for one in outcomes.values()):
-                waiting.clear()
-            yield outcomes
-
     def _store_chunk(
         self,
         server: DatabaseServer,
@@ -311,7 +266,12 @@ class Writer:
         rows: Sequence[TaskRow],
         contents: Contents,
         then: Callable[[Sequence[TaskRow]], object],
-    ) -> Mapping[int, int | TocError]:
+        failed: list[TocError],
+    ) -> dict[int, int]:
+        """Store a chunk, unless another has failed. Returns the job_ids of its tasks, and adds errors to
+        ``failed``."""
+        if failed:
+            return {}
         numbers = [n for part in chunk.values() for n in part]
         by_table = {table: [rows[n] for n in part] for table, part in chunk.items()}
         work: _Work | None = None
@@ -325,13 +285,15 @@ class Writer:
                     work.unsure = {n: inserting(one) for n, one in work.todo.items()}
                 self._settle(work, exc)
         except TocError as exc:
-            return dict.fromkeys(numbers, exc)
+            failed.append(exc)
+            return {}
         if work is None:
             then([rows[n] for n in numbers])
             return {n: rows[n].job_id for n in numbers}
-        done = [one for one in work.outcomes.values() if isinstance(one, Stored)]
-        then([row for one in done if (row := one.inserted or one.kept)])
-        return {n: one.put.job_id if isinstance(one, Stored) else one for n, one in work.outcomes.items()}
+        failed += [one for one in work.outcomes.values() if isinstance(one, TocError)]
+        done = {n: one for n, one in work.outcomes.items() if isinstance(one, Stored)}
+        then([row for one in done.values() if (row := one.inserted or one.kept)])
+        return {n: one.put.job_id for n, one in done.items()}
 
     # --- the engine
 
