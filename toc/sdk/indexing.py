@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from toc.failpoint import failpoint
-from toc.index.calls import IndexBroken
 from toc.index.messages import CancelReply
-from toc.model.clock import MAX_CLOCK_SKEW_MS
+from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
 from toc.model.errors import IndexUnavailable, TocError
 from toc.model.task import Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Slot
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-PAUSE_SECONDS = 1.0
-"""For how many seconds submits skip a Redis node that refused one: more attempts would slow them down."""
+COMPLAIN_SECONDS = 1.0
+"""How often it is logged that Redis takes no entries: each submit meets it."""
 
 
 class Indexing:
@@ -33,8 +32,7 @@ class Indexing:
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
-        self._paused: dict[object, float] = {}
-        """Redis nodes and slots that refused, each with the monotonic time until which submits skip it."""
+        self._complains = RateLimit(center.clock, COMPLAIN_SECONDS)
 
     def stored(self, rows: Sequence[TaskRow]) -> None:
         """Add the entries of rows that submits have stored.
@@ -73,31 +71,10 @@ class Indexing:
                 continue  # the sweep adds it to Redis when it comes within the horizon
             score = entry_score(topic, row.next_time, row.attempts)
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
-        queues = self._center.queues
-        if self._paused:
-            at = self._center.clock.monotonic()
-            paused = self._paused = {
-                node: end
-                for node, end in list(self._paused.items())
-                if end > at  # others add to it
-            }
-            entries = {
-                slot: some
-                for slot, some in entries.items()
-                if slot not in paused and queues.node_of(slot) not in paused
-            }
-        failures = {
-            slot: result
-            for slot, result in queues.add(entries).items()
-            if isinstance(result, IndexUnavailable)
-        }
-        if failures:
-            until = self._center.clock.monotonic() + PAUSE_SECONDS
-            for slot, result in failures.items():
-                # A broken key says nothing about its node.
-                what = slot if isinstance(result, IndexBroken) else queues.node_of(slot)
-                self._paused[what] = until
-            log.warning("submit_not_indexed", slots=len(failures), error=str(next(iter(failures.values()))))
+        results = self._center.queues.add(entries).values()
+        failures = [result for result in results if isinstance(result, IndexUnavailable)]
+        if failures and self._complains():
+            log.warning("submit_not_indexed", slots=len(failures), error=str(failures[0]))
 
     def put(self, stored: Stored, request: Request | None) -> Put:
         """Tell the index what a submit has changed on rows; return its answer.
