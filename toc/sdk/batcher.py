@@ -44,8 +44,6 @@ class Batcher:
         store = center.store
         servers = range(len(store.tables_of_server()))
         self._submits = [self._batcher("submit", server, self._store, _given_up) for server in servers]
-        self._puts = [self._batcher("put", server, self._store, _given_up) for server in servers]
-        """Separate, because plain submits need fewer round trips."""
         self._reads = [self._batcher("read", server, self._read, _not_read) for server in servers]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None
@@ -68,17 +66,12 @@ class Batcher:
 
     async def store(self, one: Submission) -> Put:
         """Store what ``checked`` returned."""
-        batcher = self._batcher_of(one)
-        if (tracing := self.center.tracing) is None:
-            return await batcher.ask(one, one.size)
-        began = time.time_ns()
-        try:
-            put = await batcher.ask(one, one.size)
-        except Exception as exc:
-            tracing.submitted(began, [(one.row.job_id, one.topic, exc)])
-            raise
-        tracing.submitted(began, [(put.job_id, one.topic, None)])
-        return put
+        if self.center.tracing is None:
+            return await self._batcher_of(one).ask(one, one.size)
+        (outcome,) = await self.store_each([one])
+        if not isinstance(outcome, Put):
+            raise outcome
+        return outcome
 
     async def store_each(self, tasks: Sequence[Submission]) -> list[Put | TocError]:
         """Store what ``checked`` returned, each for itself. Returns their outcomes."""
@@ -176,7 +169,7 @@ class Batcher:
         self.keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.keeping
-        batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._puts, *self._reads]
+        batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
         while not all(batcher.idle for batcher in batchers):
             await asyncio.sleep(0.01)
         for batcher in batchers:
@@ -194,8 +187,7 @@ class Batcher:
             await asyncio.sleep(REFRESH_SECONDS / 2)
 
     def _batcher_of(self, one: Submission) -> ServerBatcher[Submission, Put]:
-        batchers = self._submits if one.plain else self._puts
-        return batchers[self.center.store.server_of(one.row.job_id)]
+        return self._submits[self.center.store.server_of(one.row.job_id)]
 
     def _batcher(
         self,

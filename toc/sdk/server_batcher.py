@@ -64,36 +64,29 @@ class _Pending(Generic[Item]):
 
 
 class _Line(Generic[Item]):
-    """The waiting items. Single items take turns with calls of many items, and those calls with each other,
-    so that a call with a thousand items does not hold up the calls after it."""
+    """The waiting items. Calls take turns, an item of each, so that a call with a thousand items does not
+    hold up the calls after it."""
 
     def __init__(self) -> None:
-        self._alone: deque[_Pending[Item]] = deque()
         self._calls: deque[deque[_Pending[Item]]] = deque()
         """What is left of each call, at least one item."""
-        self._calls_turn = False
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._alone) + sum(map(len, self._calls))
+        return self._count
 
     def __bool__(self) -> bool:
-        return bool(self._alone or self._calls)
+        return bool(self._calls)
 
-    def add(self, asked: _Pending[Item]) -> None:
-        """Add an item that came alone."""
-        self._alone.append(asked)
-
-    def add_call(self, asked: Iterable[_Pending[Item]]) -> None:
-        """Add the items of a call."""
+    def add(self, asked: Iterable[_Pending[Item]]) -> None:
+        """Add items of a call."""
         if call := deque(asked):
             self._calls.append(call)
+            self._count += len(call)
 
     def next(self) -> _Pending[Item]:
         """Take the item whose turn it is, of a line that is not empty."""
-        if not self._calls or (self._alone and not self._calls_turn):
-            self._calls_turn = True
-            return self._alone.popleft()
-        self._calls_turn = False
+        self._count -= 1
         call = self._calls.popleft()
         asked = call.popleft()
         if call:
@@ -102,10 +95,10 @@ class _Line(Generic[Item]):
 
     def clear(self, before: float = math.inf) -> list[_Pending[Item]]:
         """Remove and return what has come before an instant (the loop's time), or all."""
-        lines = [self._alone, *self._calls]
-        gone = [asked for line in lines for asked in line if asked.since < before]
-        self._alone, *calls = [deque(asked for asked in line if asked.since >= before) for line in lines]
-        self._calls = deque(filter(None, calls))
+        gone = [asked for call in self._calls for asked in call if asked.since < before]
+        left = (deque(asked for asked in call if asked.since >= before) for call in self._calls)
+        self._calls = deque(filter(None, left))
+        self._count -= len(gone)
         return gone
 
 
@@ -153,17 +146,19 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     async def ask(self, item: Item, size: int) -> Outcome:
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
-        self._admit(1, size)
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        asked = _Pending(item, size, partial(_resolve, future), self._loop.time())
-        (self._apart if size > LARGE_BYTES else self._waiting).add(asked)
-        self._added(size)
-        return await future
+        (outcome,) = await self.ask_many([(item, size)])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
         """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
+        if (error := self._away()) is not None:
+            raise StoreUnavailable(str(error))
         whole = sum(size for _, size in items)
-        self._admit(len(items), whole)
+        waiting = len(self._waiting) + len(self._apart)
+        if waiting and (waiting + len(items) > MAX_WAITING or self._bytes + whole > MAX_WAITING_BYTES):
+            raise Busy("too many requests wait for a database server; try again in a moment")
         outcomes: list[Any] = [None] * len(items)
         left = len(items)
         future: asyncio.Future[None] = self._loop.create_future()
@@ -172,30 +167,19 @@ class ServerBatcher(Generic[Item, Outcome]):
             nonlocal left
             outcomes[index] = outcome
             left -= 1
-            if not left and not future.done():
+            if not left and not future.done():  # else its caller is gone
                 future.set_result(None)
 
         now = self._loop.time()
         asked = [_Pending(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
-        self._waiting.add_call(one for one in asked if one.size <= LARGE_BYTES)
-        self._apart.add_call(one for one in asked if one.size > LARGE_BYTES)
-        self._added(whole)
-        await future
-        return outcomes
-
-    def _admit(self, count: int, size: int) -> None:
-        if (error := self._away()) is not None:
-            raise StoreUnavailable(str(error))
-        waiting = len(self._waiting) + len(self._apart)
-        if waiting and (waiting + count > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
-            raise Busy("too many requests wait for a database server; try again in a moment")
-
-    def _added(self, size: int) -> None:
-        """Start what can be started of what was added."""
-        self._bytes += size
+        self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
+        self._apart.add(one for one in asked if one.size > LARGE_BYTES)
+        self._bytes += whole
         if self._looking is None:
             self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._answer_late)
         self._pump()
+        await future
+        return outcomes
 
     @property
     def idle(self) -> bool:
@@ -299,7 +283,7 @@ class ServerBatcher(Generic[Item, Outcome]):
             batch.timer.cancel()
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
-                self._apart.add(asked)
+                self._apart.add([asked])
             else:
                 self._settle(asked, outcome)
         self._pump()
@@ -329,12 +313,3 @@ class ServerBatcher(Generic[Item, Outcome]):
             answer([exc] * len(batch.asked))
         finally:
             self._loop.call_soon_threadsafe(self._ended)
-
-
-def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:
-    if future.done():  # its caller is gone
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

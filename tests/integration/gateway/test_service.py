@@ -39,7 +39,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
         service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
         keyed = [NewTask("test.sync", n, 3600, dedup_key=f"key-{n}", on_conflict="replace") for n in range(6)]
         try:
-            known = await many.submit(NewTask("test.sync", 1, 3600))  # by another batcher: it has a thread
+            known = await asyncio.to_thread(system.center.put, NewTask("test.sync", 1, 3600))
             done: list[int] = []
             threading.stack_size(1 << 47)  # all that there is room for
             try:
@@ -48,7 +48,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                 with pytest.raises(StoreUnavailable, match="thread"):
                     await many.read_topics()
                 for _ in range(2 * server_batcher.UNDER_WAY):  # as often as would block a batcher for good
-                    asked = [*map(many.put, keyed), many.get(known)]
+                    asked = [*map(many.put, keyed), many.get(known.job_id)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
                     assert {type(one) for one in found} == {Busy}, found
                 for _ in range(MAX_CALLS):
