@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
-from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
+from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock, RateLimit
 from toc.model.errors import IndexUnavailable, TocError
 from toc.model.task import Put, PutOutcome, Request, TaskRow
 from toc.model.topic import Slot
@@ -32,7 +32,7 @@ class Indexing:
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
-        self._complains = RateLimit(center.clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
 
     def stored(self, rows: Sequence[TaskRow]) -> None:
         """Add the entries of rows that submits have stored.
