@@ -112,7 +112,7 @@ class Store(Batches):
         first, metadata = shards.topic_server, shards.first_metadata
         self.topics = TopicTable(first, topic_table(metadata), retired_table(metadata), clock)
         self.identity = IdentityTable(first, identity_table(metadata), clock, indexed=indexed)
-        self.templates = TemplateTable(first, template_table(metadata), self.topics, clock)
+        self.templates = TemplateTable(first, template_table(metadata), clock)
         self.tokens = TokenTable(first, token_table(metadata), clock)
         self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)
         self.members = MemberTable(first, member_table(metadata), clock)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ClauseElement, ColumnElement, Table, delete, exists, insert, literal, select
+from sqlalchemy import Table, delete, exists, insert, literal, select
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
@@ -51,28 +51,15 @@ class TopicTable(NamedTable[Topic]):
                 f"biz_type {topic.biz_type} was a deleted topic's and is never used again; choose another"
             )
 
-    def add(
-        self,
-        topic: Topic,
-        *where: ColumnElement[bool],
-        before: Sequence[ClauseElement] = (),
-        after: Sequence[ClauseElement] = (),
-    ) -> bool:
-        """Add a topic if the conditions hold. False: they do not, or the biz_type is retired.
-
-        ``before`` and ``after`` run in the same transaction. Raises TopicExists.
-        """
+    def add(self, topic: Topic) -> bool:
+        """Add a topic. False: its biz_type was a deleted topic's. Raises TopicExists."""
         now = self._clock.now_ms()
         values = topic.values() | {"gmt_create": now, "gmt_modified": now, "version": 0}
         row = select(*(literal(value, self._column[name].type) for name, value in values.items()))
         free = ~exists().where(self._retired.c.biz_type == topic.biz_type)
-        if_free = row.select_from(select(literal(1)).subquery("one")).where(free, *where)
-        statements = [*before, insert(self._table).from_select(list(values), if_free), *after]
+        if_free = row.select_from(select(literal(1)).subquery("one")).where(free)
         try:
-            results = self._server.run(
-                [self._compiled(each) for each in statements], transaction=len(statements) > 1, again=False
-            )
-            return results[len(before)].matched == 1
+            return self._write(insert(self._table).from_select(list(values), if_free)) == 1
         except Duplicate as exc:
             what = (
                 f"topic {topic.name!r}" if self.get(topic.name) else f"a topic with biz_type {topic.biz_type}"
