@@ -68,8 +68,7 @@ class PullRow(NamedTuple):
     ``expires_at`` is 0 if the task never expires, ``body_length`` -1 without a body, ``nonce`` empty
     unless the task is handed out, ``now`` the server's time of the read. ``begun`` is 1 if the row has
     a last error, so that a try has begun even if it charged nothing. ``tries`` 0 means the topic's.
-    ``began`` is when it was handed out. If ``nonce`` is empty, it is the mark of the call that ended the
-    hand-out, or 0.
+    ``began`` is when it was handed out, or 0.
     """
 
     job_id: int
@@ -98,10 +97,6 @@ class PullRow(NamedTuple):
     def living(self) -> bool:
         """Whether a consumer has it now."""
         return self.status == TaskStatus.PENDING and self.nonce != b"" and self.next_time > self.now
-
-    def leased_by(self, lease: PullLease) -> bool:
-        """Whether its last hand-out was this one."""
-        return (self.nonce, self.version, self.biz_type) == (lease.nonce, lease.version, lease.biz_type)
 
     def to_task(self, topic: str, body: Body | None) -> Task:
         """Return the Task of the try that was handed out. Raises UnreadableTask."""

@@ -136,7 +136,7 @@ def test_a_cancel_whose_answer_was_lost_is_this_calls(
     assert before._replace(gmt_modified=row.gmt_modified) == row
 
 
-def test_a_nack_whose_answer_was_lost_is_this_calls(
+def test_a_nack_whose_answer_was_lost_is_written_once_and_its_lease_is_gone(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     due = new_row(action_time=int(time.time() * 1000) - 10)
@@ -147,8 +147,9 @@ def test_a_nack_whose_answer_was_lost_is_this_calls(
     proxy.eat(b"pull_nonce=NULL")
     nacked = through_proxy.pulls.nack([(lease, Nack(as_read, False, 60_000, "no"))]).whole()[due.job_id]
     assert proxy.stats.eaten == 1
-    assert nacked is not None
-    assert nacked.next_time > as_read.now
+    assert nacked is None
+    row = through_proxy.pulls.read([due.job_id])[due.job_id]
+    assert (row.nonce, row.next_time > as_read.now) == (b"", True)
     assert len(through_proxy.history(due.job_id)) == 1
 
 

@@ -8,11 +8,10 @@ whether a lease lives.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from toc.model.pull import LEASE_ENDED, NONCE_BYTES, AckOutcome, PullLease, PullRow
+from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
 from toc.model.task import UNLIMITED, TaskStatus
 from toc.model.verdict import Nack, PullEnd
 from toc.store.servers.server import DatabaseServer, Result, Statement
@@ -28,8 +27,6 @@ DEAD = int(TaskStatus.DEAD)
 
 FREE = "pull_nonce=NULL,pull_began=NULL"
 """Assignments that end a row's hand-out."""
-_MAX_MARK = 1 << 47
-"""The marks of calls are random instants (ms) below this: every server can store them."""
 
 
 def moved(server: DatabaseServer, due: str) -> str:
@@ -118,7 +115,8 @@ class Pulls:
                         (LEASE_ENDED,),
                     )
                 )
-            return self._after(server, ids, updates)
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            return _rows(results[len(updates) :])
 
         return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
 
@@ -136,7 +134,7 @@ class Pulls:
                 f"WHERE {_lives(server, by_id[job_id])}"
             )
 
-        return self._update_each(by_id, update, lambda _, row: row)
+        return self._update_each(by_id, update, lambda row, _: row)
 
     def ack(self, leases: Iterable[PullLease]) -> Answers[AckOutcome]:
         """Mark tasks as processed that are pending under the lease's version and were handed out, however
@@ -145,62 +143,49 @@ class Pulls:
         That try is no longer charged: attempts counts failed tries once a task has ended.
         """
         by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
-        # One of these replaces the nonce of rows that end here: a repeated call finds its own by it.
-        in_time, late = secrets.token_bytes(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-
-        def end(
-            server: DatabaseServer, group: _Group, part: Sequence[int], mark: bytes, more: str
-        ) -> Statement:
-            ended = server.instant(stamp)
-            return Statement(  # [rule: ack-of-version]
-                f"UPDATE {self._shards.names[group.table]} SET status={PROCESSED},attempts=attempts-1,"
-                f"next_time={ended},pull_nonce={sql.literal(mark)},gmt_modified={ended} "
-                f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} AND version={group.version:d} "
-                f"AND biz_type={group.biz_type:d} AND attempts>0{more}"
-            )
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
-            groups, lives = _alike(ids, by_id), f" AND next_time>{server.from_now(0)}"
-            updates = [
-                end(server, group, part, in_time, f" AND {_of_nonces(by_id, part)}{lives}")
-                for group, part in groups.items()
-            ]
-            results = server.run(updates, transaction=True, patient=True, outwait=False)
-            outcomes = dict.fromkeys((job_id for part in ids.values() for job_id in part), AckOutcome.ACKED)
-            doubtful: dict[int, list[int]] = {}
-            for (group, part), result in zip(groups.items(), results, strict=True):
-                if result.matched != len(part):
-                    doubtful.setdefault(group.table, []).extend(part)
-            if doubtful:  # end those that are pending, then see what became of each
-                again = _alike(doubtful, by_id).items()
-                rows = self._after(
-                    server, doubtful, [end(server, group, part, late, "") for group, part in again]
-                )
-                for part in doubtful.values():
-                    outcomes |= {
-                        job_id: _acked(rows.get(job_id), by_id[job_id], in_time, late) for job_id in part
-                    }
-            return outcomes
+            ended, statements = server.instant(stamp), []
+            for (table, version, biz_type), part in _alike(ids, by_id).items():
+                name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
+                nonces = ",".join(sql.literal(by_id[job_id].nonce) for job_id in part)  # no two draw the same
+                lives = f"pull_nonce IN ({nonces}) AND next_time>{server.from_now(0)}"
+                living = f"CASE WHEN {lives} THEN 1 ELSE 0 END"
+                state = server.joined(["job_id", "status", "version", "biz_type", "attempts", living])
+                by_key = server.by_primary_key(name)
+                # Locked as they are read: what they are now decides the outcome.
+                statements += [
+                    Statement(f"SELECT {state} FROM {by_key} WHERE {where}{server.for_update}"),
+                    Statement(  # [rule: ack-of-version]
+                        f"UPDATE {by_key} SET status={PROCESSED},attempts=attempts-1,{FREE},"
+                        f"next_time={ended},gmt_modified={ended} WHERE {where} AND status={PENDING} "
+                        f"AND version={version:d} AND biz_type={biz_type:d} AND attempts>0"
+                    ),
+                ]
+            results = server.run(statements, transaction=True, patient=True, outwait=False)
+            states = {state[0]: state[1:] for state in sql.number_rows(results[::2], 6)}
+            return {
+                job_id: _acked(states.get(job_id), by_id[job_id]) for part in ids.values() for job_id in part
+            }
 
         return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
 
     def nack(self, items: Iterable[tuple[PullLease, Nack]]) -> Answers[PullRow | None]:
         """Write tries that failed, where their lease lives. Returns the rows as they are then; None where the
-        lease was gone, also by the same nack at another gateway."""
-        by_id = {lease.job_id: (lease, nack) for lease, nack in items}
-        stamp, mark = self._stamp(), secrets.randbelow(_MAX_MARK)
+        lease was gone, also by the same nack whose answer was lost."""
+        by_id, stamp = {lease.job_id: (lease, nack) for lease, nack in items}, self._stamp()
 
         def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
             lease, (row, dead, delay_ms, error) = by_id[job_id]
             changed = server.instant(stamp)
             due = f"status={DEAD},next_time={changed}" if dead else f"next_time={server.from_now(delay_ms)}"
             return Statement(
-                f"UPDATE {name} SET {due},{_freed(server, mark)},gmt_modified={changed}"
+                f"UPDATE {name} SET {due},{FREE},gmt_modified={changed}"
                 f"{_noted(server, row, error, stamp)},last_error=%s WHERE {_lives(server, lease)}",
                 (error_text(error),),
             )
 
-        return self._update_each(by_id, update, lambda _, row: _changed(row, mark))
+        return self._update_each(by_id, update, lambda row, changed: row if changed else None)
 
     def extend(self, items: Iterable[tuple[PullLease, int, int]]) -> Answers[int | None]:
         """Let living leases last for ``ttr_ms`` from now, at most ``most_ms`` since their hand-out, and never
@@ -218,20 +203,16 @@ class Pulls:
                 f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) WHERE {_lives(server, lease)}"
             )
 
-        def until(job_id: int, row: PullRow | None) -> int | None:
-            lease = by_id[job_id][0]
-            lives = row is not None and row.living and row.leased_by(lease)
-            return row.next_time if row is not None and lives else None
-
-        return self._update_each(by_id, update, until)
+        return self._update_each(
+            by_id, update, lambda row, lives: row.next_time if lives and row is not None else None
+        )
 
     def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
         """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
 
         Returns which have ended by it.
         """
-        by_id = {item.row.job_id: item for item in items}
-        stamp, mark = self._stamp(), secrets.randbelow(_MAX_MARK)
+        by_id, stamp = {item.row.job_id: item for item in items}, self._stamp()
 
         def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
             row, status, expired, error = by_id[job_id]
@@ -241,13 +222,13 @@ class Pulls:
             noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
             return Statement(  # [rule: last-lapse]
                 f"UPDATE {name} SET status={status:d},expired={expired:d},"
-                f"next_time={ended},gmt_modified={ended},{_freed(server, mark)}{noted} "
+                f"next_time={ended},gmt_modified={ended},{FREE}{noted} "
                 f"WHERE job_id={job_id:d} AND status={PENDING} AND version={row.version:d} "
                 f"AND attempts={row.attempts:d} AND {nonce} AND next_time<={now}{still}",
                 () if error is None else (error_text(error),),
             )
 
-        return self._update_each(by_id, update, lambda _, row: _changed(row, mark) is not None)
+        return self._update_each(by_id, update, lambda _, ended: ended)
 
     # --- shared
 
@@ -255,17 +236,23 @@ class Pulls:
         self,
         job_ids: Iterable[int],
         update: Callable[[DatabaseServer, str, int], Statement],
-        result: Callable[[int, PullRow | None], T],
+        result: Callable[[PullRow | None, bool], T],
     ) -> Answers[T]:
         """Change tasks by an UPDATE of each, given its server, table and job_id.
 
-        Returns what ``result`` makes of the row as it is then.
+        Returns what ``result`` makes of the row as it is then, and of whether the UPDATE matched it: not if
+        it is sent again because its answer was lost.
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, T]:
             wanted = [(self._shards.names[table], job_id) for table, part in ids.items() for job_id in part]
-            rows = self._after(server, ids, [update(server, name, job_id) for name, job_id in wanted])
-            return {job_id: result(job_id, rows.get(job_id)) for _, job_id in wanted}
+            updates = [update(server, name, job_id) for name, job_id in wanted]
+            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            rows = _rows(results[len(updates) :])
+            return {
+                job_id: result(rows.get(job_id), done.matched == 1)
+                for (_, job_id), done in zip(wanted, results, strict=False)
+            }
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).joined()
 
@@ -274,13 +261,6 @@ class Pulls:
 
     def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
         return _rows(server.run(self._select(server, ids), outwait=False))
-
-    def _after(
-        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], updates: Sequence[Statement]
-    ) -> dict[int, PullRow]:
-        """Make changes. Returns the rows as they are then."""
-        results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
-        return _rows(results[len(updates) :])
 
 
 def _columns(server: DatabaseServer) -> str:
@@ -326,33 +306,30 @@ def _key(text: str) -> str | None:
     return None if text == "-" else bytes.fromhex(text).decode(errors="replace")
 
 
-def _acked(row: PullRow | None, lease: PullLease, in_time: bytes, late: bytes) -> AckOutcome:
-    """Return the outcome of an ack with these marks, by the row after it."""
-    if row is None or row.biz_type != lease.biz_type:
+def _acked(state: Sequence[int] | None, lease: PullLease) -> AckOutcome:
+    """Return the outcome of an ack: status, version, biz_type and attempts of the row before it, and whether
+    the lease lived."""
+    if state is None or state[2] != lease.biz_type:
         return AckOutcome.UNKNOWN
-    if row.version != lease.version:
+    status, version, _, attempts, living = state
+    if version != lease.version:
         return AckOutcome.REPLACED
-    if row.status == PENDING:
+    if status != PENDING:
+        return _ENDED.get(status, AckOutcome.UNKNOWN)
+    if not attempts:
         return AckOutcome.NOT_HANDED_OUT
-    if row.status == PROCESSED and row.nonce in (in_time, late):
-        return AckOutcome.LATE if row.nonce == late else AckOutcome.ACKED
-    return _ENDED.get(row.status, AckOutcome.UNKNOWN)
+    return AckOutcome.ACKED if living else AckOutcome.LATE
 
 
-class _Group(NamedTuple):
-    """What rows share that one statement ends: their table, and what their leases name."""
-
-    table: int
-    version: int
-    biz_type: int
-
-
-def _alike(ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]) -> dict[_Group, list[int]]:
-    groups: dict[_Group, list[int]] = {}
+def _alike(
+    ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]
+) -> dict[tuple[int, int, int], list[int]]:
+    """Group tasks by their table, and the version and biz_type that their leases name."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
     for table, part in ids.items():
         for job_id in part:
             lease = leases[job_id]
-            groups.setdefault(_Group(table, lease.version, lease.biz_type), []).append(job_id)
+            groups.setdefault((table, lease.version, lease.biz_type), []).append(job_id)
     return groups
 
 
@@ -363,25 +340,6 @@ def _lives(server: DatabaseServer, lease: PullLease) -> str:
         f"AND biz_type={lease.biz_type:d} AND pull_nonce={sql.literal(lease.nonce)} "
         f"AND next_time>{server.from_now(0)}"
     )
-
-
-def _of_nonces(leases: Mapping[int, PullLease], job_ids: Sequence[int]) -> str:
-    """The condition that each row has its lease's nonce: no two hand-outs ever draw the same."""
-    return f"pull_nonce IN ({','.join(sql.literal(leases[job_id].nonce) for job_id in job_ids)})"
-
-
-def _freed(server: DatabaseServer, mark: int) -> str:
-    """Return the assignments that end a hand-out by a call that may be sent again.
-
-    Such a call finds its own rows by ``mark``. The instant of the call would not do: another gateway may make
-    a call at the same instant.
-    """
-    return f"pull_nonce=NULL,pull_began={server.instant(mark)}"
-
-
-def _changed(row: PullRow | None, mark: int) -> PullRow | None:
-    """The row if the call with this mark has changed it."""
-    return row if row is not None and not row.nonce and row.began == mark else None
 
 
 def _noted(server: DatabaseServer, row: PullRow, error: str, now: int) -> str:
