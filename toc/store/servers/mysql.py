@@ -154,13 +154,6 @@ class MySqlServer(DatabaseServer):
         """A CONCAT_WS."""
         return f"CONCAT_WS('{by}',{','.join(parts)})"
 
-    def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """A SELECT with MIN over an index, which is answered while planning: half the cost of LIMIT 1."""
-        return (
-            f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
-            f"HAVING MIN(next_time)<{end}"
-        )
-
     def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:
         """A locking read. The index is named, lest a small table be read, and locked, row by row."""
         lock = "LOCK IN SHARE MODE" if wait else "FOR UPDATE NOWAIT"  # the only NOWAIT that both kinds know

@@ -376,10 +376,6 @@ class DatabaseServer(ABC):
     def union(self, selects: Iterable[str]) -> str:
         """Return a UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 
-    @abstractmethod
-    def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """Return a SELECT that yields ``table`` if a row of this status has its next_time in [start, end)."""
-
     dialect: Dialect
     """How SQLAlchemy Core writes SQL for it."""
     greatest: str

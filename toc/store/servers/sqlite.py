@@ -183,13 +183,6 @@ class SqliteServer(DatabaseServer):
         """A join with the operator ||; CONCAT_WS is too new."""
         return f"||'{by}'||".join(parts)
 
-    def first_due(self, table: int, name: str, status: int, start: str, end: str) -> str:
-        """A SELECT of at most one row of the range: older SQLite has no HAVING without GROUP BY."""
-        return (
-            f"SELECT {table:d} FROM {name} WHERE status={status:d} AND next_time>={start} "
-            f"AND next_time<{end} LIMIT 1"
-        )
-
     def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:  # noqa: ARG002
         """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"

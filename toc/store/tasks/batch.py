@@ -112,21 +112,11 @@ class Batches(Tries):
 
         Reads all their pending and dead rows, so pass only a few of many tables at a time.
         """
-
-        def count(server: DatabaseServer, _table: int, name: str) -> str:
-            now = server.from_now(0)
-            held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
-            return (
-                f"SELECT status,COUNT(*),COALESCE(SUM(CASE WHEN {held} THEN 1 ELSE 0 END),0) FROM {name} "
-                f"WHERE status IN ({PENDING},{DEAD}) AND biz_type={biz_type:d} GROUP BY status"
-            )
-
-        rows = [row for result in self._scan(tables, count) for row in result.rows]
-        pending = [(count, held) for status, count, held in rows if status == PENDING]
+        found = self._count(tables, 0, f"(status={PENDING} OR status={DEAD}) AND biz_type={biz_type:d}")
         return OpenTasks(
-            sum(count for count, _ in pending),
-            sum(int(held) for _, held in pending),
-            sum(count for status, count, _ in rows if status == DEAD),
+            sum(slot.pending for slot in found.values()),
+            sum(slot.held for slot in found.values()),
+            sum(slot.dead for slot in found.values()),
         )
 
     def count_by_slot(self, now_ms: int, *, ahead: bool) -> dict[tuple[int, int], SlotTasks]:
@@ -134,7 +124,10 @@ class Batches(Tries):
 
         Those that are not due only if ``ahead``. Reads all these rows.
         """
+        due = "" if ahead else f" AND next_time<={self._shards.servers[0].instant(now_ms)}"
+        return self._count(range(self._shards.tables), now_ms, f"(status={PENDING}{due} OR status={DEAD})")
 
+    def _count(self, tables: Iterable[int], now_ms: int, where: str) -> dict[tuple[int, int], SlotTasks]:
         def count(server: DatabaseServer, _table: int, name: str) -> str:
             now = server.from_now(0)
             held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
@@ -148,14 +141,13 @@ class Batches(Tries):
                 f"SUM(CASE WHEN status={DEAD} THEN 1 ELSE 0 END)",
                 f"MIN(CASE WHEN {taken} THEN NULL WHEN {pending} THEN {time_ms} END)",
             ]
-            wanted = pending if ahead else due
             return (
-                f"SELECT biz_type,{slot},{','.join(counts)} FROM {name} "
-                f"WHERE ({wanted}) OR status={DEAD} GROUP BY biz_type,{slot}"
+                f"SELECT biz_type,{slot},{','.join(counts)} FROM {name} WHERE {where} "
+                f"GROUP BY biz_type,{slot}"
             )
 
         found: dict[tuple[int, int], SlotTasks] = {}
-        for result in self._scan(range(self._shards.tables), count):
+        for result in self._scan(tables, count):
             for biz_type, number, *counts, first in result.rows:
                 before = found.get((biz_type, number), SlotTasks())
                 pending, held, due, dead = (a + int(b) for a, b in zip(before[:4], counts, strict=True))

@@ -7,20 +7,17 @@ a page begins after one. No page reads more than it returns, even if many rows s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
-from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.servers.server import DatabaseServer
 from toc.store.servers.shards import Answers, Parts, Shards, Trouble
 from toc.store.tasks import rows as sql
 
 log = get_logger(__name__)
 
-_START, _END = "<start>", "<end>"
-"""Placeholders of the instants in a cached query."""
 MAX_LOGGED = 100
 """Most rows in wrong tables that the log reports, once each."""
 
@@ -100,8 +97,6 @@ class Scans:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._logged: set[int] = set()
-        # The same tables are probed every second, with the same statements, which are written once.
-        self._probes = lru_cache(64)(self._write_probes)
 
     def look(
         self,
@@ -151,16 +146,20 @@ class Scans:
         def send(
             server: DatabaseServer, part: Mapping[int, Position | None]
         ) -> tuple[list[int], list[list[int]]]:
-            start, end = server.instant(what.from_ms), server.instant(what.to_ms)
-            quiet = tuple(table for table, position in part.items() if position is None)
-            probes = [
-                Statement(probe.replace(_START, start).replace(_END, end))
-                for probe in self._probes(server, what.status, quiet)
-            ]
+            names, start, end = self._shards.names, server.instant(what.from_ms), server.instant(what.to_ms)
+            is_due = f"status={what.status:d} AND next_time>={start} AND next_time<{end}"
+            probes = sql.unions(
+                server,
+                [
+                    f"SELECT {table:d} FROM {names[table]} WHERE {is_due} LIMIT 1"
+                    for table, position in part.items()
+                    if position is None
+                ],
+            )
             # One text per row costs less than several (``try_text``).
             columns = [_column(server, name) for name in what.columns]
             selects = [
-                f"SELECT {server.joined([f'{table:d}', *columns])} FROM {self._shards.names[table]} "
+                f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
                 f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
                 f"{self._at_home(table) if what.at_home else ''} "
                 f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
@@ -188,12 +187,6 @@ class Scans:
         explicit there; where a page is split, InnoDB then has it lock a gap, and submits into it wait.
         """
         return self._shards.locked(job_ids)
-
-    def _write_probes(self, server: DatabaseServer, status: TaskStatus, tables: Sequence[int]) -> list[str]:
-        """Write the statements that test whether these tables hold a row due from start to end."""
-        names = self._shards.names
-        selects = [server.first_due(table, names[table], status, _START, _END) for table in tables]
-        return [statement.sql for statement in sql.unions(server, selects)]
 
     def follow_switchover(self, table: int) -> str:
         """Connect anew to the server of a table if it has become read-only: its address may lead to another.
