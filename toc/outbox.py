@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -38,6 +38,7 @@ from sqlalchemy.orm import Session
 
 from toc.model.body import MAX_BODY
 from toc.model.clock import Clock, from_ms
+from toc.model.duration import Duration
 from toc.model.errors import InvalidInput, Unavailable
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
@@ -71,7 +72,7 @@ def submit(
     topic: str,
     *,
     biz_id: int | str,
-    delay: timedelta | float | None = None,
+    delay: Duration | None = None,
     action_time: datetime | None = None,
     attribute: Mapping[str, Any] | None = None,
     dedup_key: str | None = None,
@@ -99,6 +100,7 @@ def submit(
         "action_time": row.action_time if dated else None,
         "attribute": json.loads(row.attribute),
         "expires_at": row.expires_at,
+        "expires_in": None,
         "body": None,
     }
     session.execute(table.insert().values(task=json.dumps(record), body=body))

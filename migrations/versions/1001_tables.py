@@ -128,6 +128,7 @@ IN_THE_FIRST_DATABASE: Tables = {
         delivery VARCHAR(16) DEFAULT 'handler' NOT NULL,
         closed {tiny} DEFAULT 0 NOT NULL,
         target VARCHAR(128) DEFAULT '' NOT NULL,
+        expires_in {u32} DEFAULT 0 NOT NULL,
         PRIMARY KEY (name),
         CONSTRAINT uk_biz_type UNIQUE (biz_type)
         """,

@@ -34,6 +34,7 @@ from sqlalchemy import Connection
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter
 from toc.model.clock import to_ms
+from toc.model.duration import Duration, seconds_of
 from toc.model.errors import InvalidInput, NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
 from toc.model.scores import store_score
 from toc.model.task import TaskRow
@@ -230,7 +231,7 @@ class Client:
         topic: str,
         *,
         biz_id: int | str,
-        delay: float | timedelta | None = None,
+        delay: Duration | None = None,
         action_time: datetime | None = None,
         attribute: Mapping[str, Any] | None = None,
         **more: Any,
@@ -346,9 +347,9 @@ class Client:
             self.history.write(how, call=call, **answer)
 
 
-def _instant(delay: float | timedelta | None) -> datetime:
+def _instant(delay: Duration | None) -> datetime:
     assert delay is not None
-    return datetime.now(UTC) + (delay if isinstance(delay, timedelta) else timedelta(seconds=delay))
+    return datetime.now(UTC) + timedelta(seconds=seconds_of(delay))
 
 
 def _in_time(submit: Callable[[], T]) -> T:

@@ -45,7 +45,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "1e300": ("InvalidDelay", {"delay": 1e300}),
     "10**400": ("InvalidDelay", {"delay": 10**400}),
     "year 9999": ("InvalidDelay", {"action_time": datetime.max.replace(tzinfo=UTC)}),
-    "delay text": ("InvalidDelay", {"delay": "30m"}),
+    "delay text": ("InvalidDelay", {"delay": "soon"}),
     "delay bool": ("InvalidDelay", {"delay": True}),
     "action_time text": ("InvalidInput", {"action_time": "2030-01-01T00:00:00Z"}),
     "action_time int": ("InvalidInput", {"action_time": 1893456000}),

@@ -19,6 +19,7 @@ from toc.model.task import CancelOutcome, Dead, Retry
 
 VALUES: dict[str, Any] = {
     "str": "what",
+    "Duration": "30m",
     "str | None": "field",
     "int": 7,
     "int | None": 7,

@@ -8,6 +8,8 @@ from math import isfinite, isnan, nan
 
 from toc.model.errors import InvalidDelay, shown
 
+Duration = timedelta | float | str
+"""A timedelta, seconds, or a text such as ``"30m"`` or ``"7d"``."""
 _DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)?", re.IGNORECASE)
 _UNITS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -26,8 +28,8 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def seconds_of(duration: timedelta | float | str) -> float:
-    """Return the seconds of a timedelta, a number of seconds, or a text. Raises InvalidDelay."""
+def seconds_of(duration: Duration) -> float:
+    """Return the seconds of a duration. Raises InvalidDelay."""
     if isinstance(duration, str):
         return parse_duration(duration)
     if isinstance(duration, timedelta):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from toc.model.calendar import END, Calendar, Cron, Interval, zone_named
 from toc.model.clock import from_ms, to_ms
 from toc.model.documents import parse_object
+from toc.model.duration import parse_duration
 from toc.model.errors import InvalidSchedule, shown
 from toc.model.sharding import crc32
 from toc.model.target import ATTRIBUTE as ROUTE
@@ -273,13 +274,16 @@ def _policy(name: str, kind: type[Dst] | type[Missed] | type[Overlap], value: ob
 
 def _duration(name: str, value: object) -> timedelta:
     try:
+        if isinstance(value, str):
+            value = parse_duration(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             value = timedelta(seconds=value)
         if isinstance(value, timedelta):
             return timedelta(milliseconds=_ms(value))
     except (OverflowError, ValueError):
         pass
-    raise InvalidSchedule(f"{name} must be a timedelta or seconds, not {shown(value)}", name)
+    what = f"{name} must be a timedelta, seconds or a text such as 30m, not {shown(value)}"
+    raise InvalidSchedule(what, name)
 
 
 def _within(name: str, value: timedelta, low: timedelta, high: timedelta) -> None:

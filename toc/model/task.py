@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from toc.model.body import MAX_BODY, NO_BODIES, Body, Contents
 from toc.model.clock import from_ms
 from toc.model.documents import MAX_DEPTH, check_depth, parse_object
-from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidExpiry, UnreadableTask, reduced
+from toc.model.duration import Duration, seconds_of
+from toc.model.errors import (
+    InvalidAttribute,
+    InvalidDelay,
+    InvalidDocument,
+    InvalidExpiry,
+    UnreadableTask,
+    reduced,
+)
 from toc.model.wire import instant
 
 if TYPE_CHECKING:
@@ -131,26 +139,24 @@ class Request(NamedTuple):
 
 
 class Retry(Exception):
-    """Raised by a handler: this try failed; run the task again after ``after`` (a number is seconds).
+    """Raised or returned by a handler: this try failed; run the task again after ``after``, a Duration.
 
     Uses up a try.
     """
 
-    def __init__(self, after: timedelta | float, reason: str = "") -> None:
-        seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-            raise TypeError(f"Retry(after=...) must be a timedelta or seconds, not {after!r}")
-        if not 0 <= seconds <= MAX_RETRY_SECONDS:
-            raise ValueError(f"Retry(after=...) must be 0 s to 10 years, not {after!r}")
+    def __init__(self, after: Duration, reason: str = "") -> None:
+        seconds = seconds_of(after)
+        if seconds > MAX_RETRY_SECONDS:
+            raise InvalidDelay(f"Retry(after=...) must be at most 10 years, not {after!r}")
         super().__init__(reason or f"retry after {seconds:g} s")
-        self.after = timedelta(seconds=seconds)
+        self.after = after if isinstance(after, timedelta) else timedelta(seconds=seconds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(self)
 
 
 class Dead(Exception):
-    """Raised by a handler: the task can never succeed. It becomes dead at once, with this reason."""
+    """Raised or returned by a handler: the task can never succeed. It is dead at once, with this reason."""
 
     def __init__(self, reason: str = "no reason given") -> None:
         super().__init__(reason)
@@ -221,7 +227,8 @@ def scheduled_for_text(nominal: int) -> str:
 class NewTask(NamedTuple):
     """A task to submit. Give ``delay`` or ``action_time``, not both. On an instant topic, neither means now.
 
-    ``delay`` is a timedelta or a number of seconds. ``tries`` and ``expires_at`` are those of Task.
+    ``delay`` and ``expires_in`` (from the action_time; 0: never) are a timedelta, seconds, or a text such as
+    "30m". ``tries`` and ``expires_at`` are those of Task.
     ``content_type`` is the body's, by default application/octet-stream. ``on_conflict`` is an
     OnConflict. ``target`` names the webhook target that the task is sent to, instead of its
     topic's. ``url`` is a URL of the task's own; if ``target`` is given, it is a path of that
@@ -231,7 +238,7 @@ class NewTask(NamedTuple):
 
     topic: str
     biz_id: int | str
-    delay: timedelta | float | None = None
+    delay: Duration | None = None
     action_time: datetime | None = None
     attribute: Mapping[str, Any] | None = None
     dedup_key: str | None = None
@@ -244,6 +251,7 @@ class NewTask(NamedTuple):
     target: str | None = None
     url: str | None = None
     past: str = "refuse"
+    expires_in: Duration | None = None
 
 
 class TaskRow(NamedTuple):

@@ -95,6 +95,8 @@ class Topic:
     """Tasks due later than this from now are in MySQL only, 1 to ten years."""
     retention: int = 259_200
     """How long processed and cancelled rows are kept, up to ten years; at least a minute."""
+    expires_in: int = 0
+    """A task submitted without an expiry expires so long after its action_time, up to ten years; 0: never."""
     paused: bool = False
     """Tasks are accepted and kept, and none starts."""
     concurrency: int = 0
@@ -125,6 +127,7 @@ class Topic:
         _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
         _whole("horizon", self.horizon, 1, 10 * 366 * 86_400)
         _whole("retention", self.retention, 0, 10 * 366 * 86_400)
+        _whole("expires_in", self.expires_in, 0, 10 * 366 * 86_400)
         _whole("concurrency", self.concurrency, 0, 100_000)
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from toc.config import Settings
 from toc.failpoint import failpoint
 from toc.model.body import Body
 from toc.model.clock import Clock
+from toc.model.duration import Duration
 from toc.model.errors import (
     DuplicateHandler,
     InvalidInput,
@@ -174,7 +175,7 @@ class TimeoutCenter(Parts):
         topic: str,
         *,
         biz_id: int | str,
-        delay: timedelta | float | None = None,
+        delay: Duration | None = None,
         action_time: datetime | None = None,
         attribute: Mapping[str, Any] | None = None,
         dedup_key: str | None = None,
@@ -189,13 +190,14 @@ class TimeoutCenter(Parts):
         target: str | None = None,
         url: str | None = None,
         past: str = "refuse",
+        expires_in: Duration | None = None,
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
-        ``delay`` is a timedelta or seconds; ``action_time`` an aware datetime, rounded up to a millisecond. A
-        second submit with the same topic, biz_id and ``dedup_key`` returns the first job_id. ``slot_basis``
-        chooses the slot (default: the biz_id). ``body`` holds at most TOC_MAX_BODY bytes; ``content_type`` is
-        by default application/octet-stream.
+        ``delay`` is a timedelta, seconds or a text such as "30m"; ``action_time`` an aware datetime, rounded
+        up to a millisecond. A second submit with the same topic, biz_id and ``dedup_key`` returns the first
+        job_id. ``slot_basis`` chooses the slot (default: the biz_id). ``body`` holds at most TOC_MAX_BODY
+        bytes; ``content_type`` is by default application/octet-stream.
 
         With ``session`` (a Session, or an AsyncSession within its ``run_sync``) or ``connection`` the row is
         written in the caller's transaction: the task exists exactly if that commits, and is indexed after it.
@@ -205,7 +207,8 @@ class TimeoutCenter(Parts):
         as late from now on only.
 
         ``tries`` is the number of all its tries, at most 65,534; 0: as many as its topic gives; 65,535: no
-        limit. No try starts after ``expires_at``, an aware datetime not before the action_time. A task that
+        limit. No try starts after ``expires_at``, an aware datetime not before the action_time, or
+        ``expires_in`` (a duration) after it; without either, the topic's ``expires_in`` counts. A task that
         has not ended by then becomes cancelled if no try ever started, else dead. A running try may finish.
 
         ``on_conflict`` says what to do if a task already has the dedup_key. ``"keep"`` returns its job_id.
@@ -221,7 +224,7 @@ class TimeoutCenter(Parts):
         """
         task = NewTask(
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
-            content_type, on_conflict, target, url, past,
+            content_type, on_conflict, target, url, past, expires_in,
         )  # fmt: skip
         if (theirs := self._theirs(session, connection)) is not None:
             return self._submit_with(theirs, [task])[0]
@@ -402,14 +405,20 @@ class TimeoutCenter(Parts):
 
     @overload
     def reschedule(
-        self, job_id: int, *, action_time: datetime, expires_at: datetime | None = ...
+        self,
+        job_id: int,
+        *,
+        action_time: datetime | None = ...,
+        delay: Duration | None = ...,
+        expires_at: datetime | None = ...,
     ) -> RescheduleOutcome: ...
     @overload
     def reschedule(
         self,
         job_id: int,
         *,
-        action_time: datetime,
+        action_time: datetime | None = ...,
+        delay: Duration | None = ...,
         expires_at: datetime | None = ...,
         session: AnySession | None = ...,
         connection: AnyConnection | None = ...,
@@ -418,14 +427,16 @@ class TimeoutCenter(Parts):
         self,
         job_id: int,
         *,
-        action_time: datetime,
+        action_time: datetime | None = None,
+        delay: Duration | None = None,
         expires_at: datetime | None = None,
         session: AnySession | None = None,
         connection: AnyConnection | None = None,
     ) -> RescheduleOutcome | Change[RescheduleOutcome]:
-        """Give a pending task another deadline and all its tries. Raises what ``submit`` raises.
+        """Give a pending task another deadline, as to ``submit``, and all its tries. Raises what that does.
 
-        ``expires_at``: None leaves it as it is. A task that expires before ``action_time`` needs another one:
+        ``expires_at``: None leaves it as it is, or so long after the new deadline as the topic's
+        ``expires_in`` says. A task that expires before ``action_time`` needs another one:
         InvalidExpiry. ``session`` and ``connection``: as for ``cancel``.
         """
         job_id = check_job_id(job_id)
@@ -435,8 +446,8 @@ class TimeoutCenter(Parts):
         if row is None and theirs is None:
             return RescheduleOutcome.UNKNOWN
         topic = None if row is None else self.catalog.of_type(row.biz_type)
-        due = self._intake.deadline(topic, None, action_time)
-        expiry = self._intake.expiry(expires_at, due)
+        due = self._intake.deadline(topic, delay, action_time)
+        expiry = self._intake.expiry(expires_at, due, 0 if topic is None else topic.expires_in)
         if theirs is not None:
             return theirs.reschedule(job_id, due, expiry)
         changed, row = self.store.reschedule(job_id, due, expires_at=expiry)

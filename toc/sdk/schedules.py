@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.duration import Duration
 from toc.model.errors import (
     InvalidInput,
     InvalidSchedule,
@@ -137,14 +138,14 @@ class Schedules:
         *,
         topic: str,
         cron: str | None = None,
-        every: timedelta | float | None = None,
+        every: Duration | None = None,
         anchor: datetime = EPOCH,
         zone: str = "UTC",
         dst: Dst | str = Dst.CRON,
         missed: Missed | str = Missed.LATEST,
-        window: timedelta | float = _DAY,
+        window: Duration = _DAY,
         overlap: Overlap | str = Overlap.SKIP,
-        jitter: timedelta | float = 0,
+        jitter: Duration = 0,
         attribute: Mapping[str, Any] | None = None,
         paused: bool = False,
     ) -> Schedule:

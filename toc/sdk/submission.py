@@ -8,6 +8,7 @@ from math import ceil
 
 from toc.model.body import DEFAULT_CONTENT_TYPE, NO_BODIES, Content, Contents, check_body
 from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.duration import parse_duration
 from toc.model.errors import (
     InvalidDelay,
     InvalidExpiry,
@@ -99,6 +100,7 @@ class RowMaker:
             )
         now = self._clock.now_ms()
         max_delay_ms = self._max_delay_ms if max_delay is None else int(max_delay * 1000)
+        expires_in = topic.expires_in if task.expires_in is None else task.expires_in
         due = self._due(topic, task.delay, task.action_time, now, max_delay_ms, runs=_past_runs(task.past))
         return TaskRow(
             self._job_ids.make(biz.crc),
@@ -119,7 +121,7 @@ class RowMaker:
             now,
             now,
             task.tries,
-            self.expiry(task.expires_at, due),
+            self.expiry(task.expires_at, due, expires_in),
             0,
             None if content is None else len(content.data),
             None if content is None else content.fingerprint(),
@@ -132,13 +134,14 @@ class RowMaker:
         """
         return self._due(topic, delay, action_time, self._clock.now_ms(), self._max_delay_ms)
 
-    def expiry(self, expires_at: object, due: int) -> int:
-        """Return ``expires_at`` in milliseconds, rounded up; 0 for None. Raises InvalidInput.
+    def expiry(self, expires_at: object, due: int, expires_in: object = 0) -> int:
+        """Return ``expires_at`` in milliseconds, rounded up; for None what ``expires_in`` makes of ``due``.
 
-        ``due`` is the action_time in milliseconds.
+        ``due`` is the action_time in milliseconds. 0: it never expires. Raises InvalidInput.
         """
         if expires_at is None:
-            return 0
+            wait = _delay_ms(expires_in, "expires_in")
+            return min(due + wait, LATEST_MS) if wait else 0
         at = _instant_ms(expires_at, "expires_at")
         if not 0 < at <= LATEST_MS:
             raise InvalidExpiry(f"expires_at {expires_at} must be after 1970 and before the year 10000")
@@ -196,7 +199,7 @@ class RowMaker:
 
 def at_any_time(task: NewTask) -> NewTask:
     """Return a task as one that no time refuses: to look for that which has its dedup_key."""
-    return task._replace(delay=1, action_time=None, expires_at=None)
+    return task._replace(delay=1, action_time=None, expires_at=None, expires_in=None)
 
 
 def conflict_of(task: NewTask) -> OnConflict:
@@ -249,19 +252,23 @@ def _instant_ms(instant: object, name: str) -> int:
     return to_ms(instant)
 
 
-def _delay_ms(delay: object) -> int:
+def _delay_ms(delay: object, name: str = "delay") -> int:
+    if isinstance(delay, str):
+        delay = parse_duration(delay)
     if isinstance(delay, timedelta):
         if delay < timedelta(0):
-            raise _not_allowed(delay)
+            raise _not_allowed(delay, name)
         whole, rest = divmod(delay, timedelta(milliseconds=1))
         return whole + bool(rest)
     if isinstance(delay, bool) or not isinstance(delay, (int, float)):
-        raise InvalidDelay(f"delay must be a timedelta or seconds, not {type(delay).__name__}")
+        raise InvalidDelay(
+            f"{name} must be a timedelta, seconds or a text such as 30m, not {type(delay).__name__}"
+        )
     if not 0 <= delay <= MAX_DELAY_SECONDS:  # False for NaN too
-        raise _not_allowed(delay)
+        raise _not_allowed(delay, name)
     return ceil(delay * 1000)
 
 
-def _not_allowed(delay: timedelta | float) -> InvalidDelay:
+def _not_allowed(delay: timedelta | float, name: str) -> InvalidDelay:
     text = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
-    return InvalidDelay(f"delay {text} is not allowed; it must be finite and not negative")
+    return InvalidDelay(f"{name} {text} is not allowed; it must be finite and not negative")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from toc.model.clock import Clock
+from toc.model.duration import Duration, seconds_of
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
     MAX_PREVIOUS_SECONDS,
@@ -115,17 +115,13 @@ class Targets:
             self._store().targets.change(name, change, with_secrets=found is not None), wait=wait
         )
 
-    def rotate(
-        self, name: str, *, keep: timedelta | float = PREVIOUS_SECONDS, wait: bool = True
-    ) -> NewSecret:
-        """Give a target a new secret. The former one signs too for ``keep`` (seconds; by default a day).
+    def rotate(self, name: str, *, keep: Duration = PREVIOUS_SECONDS, wait: bool = True) -> NewSecret:
+        """Give a target a new secret. The former one signs too for ``keep``, by default a day.
 
-        Raises UnknownTarget, and InvalidTarget for a ``keep`` of more than 30 days.
+        Raises UnknownTarget, InvalidDelay, and InvalidTarget for a ``keep`` of more than 30 days.
         """
-        seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-            raise InvalidTarget(f"keep must be a timedelta or seconds, not {shown(keep)}")
-        if not 0 <= seconds <= MAX_PREVIOUS_SECONDS:
+        seconds = seconds_of(keep)
+        if not seconds <= MAX_PREVIOUS_SECONDS:
             raise InvalidTarget(f"keep must be 0 to {MAX_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
         secret = new_secret()
         until = self._clock().now_ms() + round(seconds * 1000) if seconds else None

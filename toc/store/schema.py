@@ -243,6 +243,7 @@ def topic_table(metadata: MetaData) -> Table:
         Column("delivery", String(16), nullable=False, server_default=text("'handler'")),
         Column("closed", _TINY, nullable=False, server_default=text("0")),
         Column("target", String(128), nullable=False, server_default=text("''")),
+        Column("expires_in", _U32, nullable=False, server_default=text("0")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from toc.config import Settings
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import from_ms
-from toc.model.duration import seconds_of
+from toc.model.duration import Duration, seconds_of
 from toc.model.errors import InvalidInput
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import Topic
@@ -29,8 +29,6 @@ from toc.testing.transactions import Transactions
 
 URL = "sqlite:////toc.testing"
 """Names the database in memory, which nothing opens by it."""
-Duration = timedelta | float | str
-"""A timedelta, seconds, or a text such as ``"30m"`` or ``"7d"``."""
 
 
 class Toc:

@@ -29,6 +29,8 @@ POLICIES = (
     Param("max_runtime", Value.WHOLE_SECONDS, "A try that runs longer fails. Default 1h."),
     Param("horizon", Value.WHOLE_SECONDS, "Later tasks wait in MySQL only. Default 1d."),
     Param("retention", Value.WHOLE_SECONDS, "How long finished rows are kept. Default 3d."),
+    Param("expires_in", Value.WHOLE_SECONDS,
+          "A task without an expiry expires so long after its time. Default 0: never."),
     Param("concurrency", Value.WHOLE,
           "Handlers that each worker process runs at once. Default 0: as many as it has threads."),
     Param("delivery", Delivery,

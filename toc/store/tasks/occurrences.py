@@ -121,6 +121,7 @@ class Occurrences:
             last_error=None,
             gmt_create=now,
             gmt_modified=now,
+            expires_at=occurrence.due + 1000 * topic.expires_in if topic.expires_in else 0,
         )
 
     def _table_of(self, name: str) -> int:
