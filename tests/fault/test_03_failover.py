@@ -37,7 +37,7 @@ def test_a_failover_that_loses_adds_and_removals_costs_no_task_and_no_second_run
     with system.recorder.fault("other", note="no worker yet"):
         system.start()
     system.wait(lambda: not system.pending(kept), "they are done", 60)
-    lost = client.submit_many(tasks(300, ahead=(1.5, 3.0), first=2000, fail=0.1))
+    lost = client.submit_many(tasks(300, ahead=(4.0, 5.0), first=2000, fail=0.1))
     with system.recorder.fault("redis_loss"):
         before = servers.queued(master)
         proxy.refuse()

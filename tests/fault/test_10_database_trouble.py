@@ -102,7 +102,7 @@ def test_what_the_database_refuses_or_rolls_back_is_done_later_and_once(
             enough = before["lock_deadlocks"] + 2
             system.wait(lambda: metric(root, "lock_deadlocks") > enough, "deadlocks happen", 60)
         with system.recorder.fault("store_down", note="locks held"):
-            for _ in range(5):
+            for _ in range(20):
                 quarrel.hold(3.0)
                 if metric(root, "lock_timeouts") > before["lock_timeouts"]:
                     break

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 from fault.conftest import Build, Verdict
@@ -38,11 +39,12 @@ def test_what_a_killed_process_ran_runs_again_within_a_second_while_its_daemon_l
         for number in range(kills):
             # Else nobody would be left to take it over.
             system.wait(lambda: len(daemon.events("worker_ready")) == number + 2, "two are ready", 60)  # noqa: B023
-            long_ones = _run_long(system, 20, 1000 * number)
+            long_ones, release = _run_long(system, 20, 1000 * number)
             victim = max(daemon.workers(), key=lambda pid: len(_held(system, pid) & long_ones))
             running = _held(system, victim)
             flying += len(running)
             again += _again(system, running & long_ones, _kill(system, [victim]))
+            release()
     line.prove(len(again) >= kills, f"{kills} kills, {flying} in flight; again within {max(again):.2f} s")
     line.within(max(again), AGAIN)
     line.judge(system, within=3, at_most=flying + UNWRITTEN * kills)
@@ -56,13 +58,14 @@ def test_a_killed_host_is_replaced(build: Build, verdict: Verdict, whole: bool) 
     first = system.start("host-a", processes=2)
     system.start("host-b", processes=1)
     with Load(system.client, rate=100, ahead=(0.2, 1.0)):
-        long_ones = _run_long(system, 60)
+        long_ones, release = _run_long(system, 60)
         workers = first.workers()
         running = {job_id for pid in workers for job_id in _held(system, pid)}
         held = running & long_ones
         unstarted = system.client.submit_many([NewTask("test.async", n, 1.0) for n in range(200)])
         killed = _kill(system, [first.process.pid, *workers] if whole else workers)
         again = _again(system, held, killed)
+        release()
         system.wait(lambda: len(system.late(unstarted)) == 200, "the others run", 60)
     late = system.late(unstarted)
     line.prove(len(held) > 5, f"{len(held)} ran, and again within {max(again):.2f} s; meanwhile {late}")
@@ -82,7 +85,7 @@ def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_st
     # A session that lasts, and leases and prepared entries for 30 s: nothing here runs out by itself.
     system = build(hosts=cluster, session_timeout=10)
     daemon = system.start(processes=2)
-    long_ones = _run_long(system, 40, seconds=2)
+    long_ones, release = _run_long(system, 40)
 
     def leased() -> int:
         return sum(row.lease != 0 for row in system.center.store.read_tries(list(long_ones)).values())
@@ -91,6 +94,7 @@ def test_what_a_killed_daemon_and_its_processes_held_runs_as_soon_as_they_are_st
     with system.recorder.fault("kill", pids=[daemon.process.pid, *daemon.workers()]):
         killed = time.time()
         daemon.kill()
+    release()
     later = system.start(processes=2)
     ready = time.time() - killed
     worst = max(_again(system, long_ones, killed)) - ready
@@ -139,14 +143,15 @@ def test_processes_that_outlive_their_daemon_finish_what_they_run_and_are_not_ta
     system.wait(lambda: not any(map(alive, orphans)), "they have left", 60)
 
 
-def _run_long(system: System, count: int, first: int = 0, seconds: float = 4) -> set[int]:
-    """Submit tasks that run for so long, and wait until they do."""
-    attribute = {"sleep": seconds}
+def _run_long(system: System, count: int, first: int = 0) -> tuple[set[int], Callable[[], None]]:
+    """Submit tasks and wait until they run; also returns what lets them end."""
+    released = system.directory / f"released-{first}"
+    attribute = {"until": str(released)}
     job_ids = system.client.submit_many(
         [NewTask("test.async", first + n, 0.2, attribute=attribute) for n in range(count)]
     )
     system.wait(lambda: len(system.late(job_ids)) == count, "the long ones run", 60)
-    return set(job_ids)
+    return set(job_ids), released.touch
 
 
 def _held(system: System, pid: int) -> set[int]:

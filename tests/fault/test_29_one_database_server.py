@@ -121,6 +121,9 @@ def run(
             time.sleep(seconds)
             during = healthy.job_ids[before:]
             system.wait(lambda: during and not system.pending(during), "those of the rest run meanwhile", 60)
+            system.wait(
+                lambda: ill.errors.total() or "rows_not_" in daemon.told() or bit(), "the fault is met", 60
+            )
             failed = ill.errors.total()
         ill.more(30)
         slowest, after = healthy.slowest, len(healthy.job_ids)
@@ -336,7 +339,7 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
 
             system.wait(lambda: waiting() >= 8, "handlers wait for the row", 10)
             others.more(2 * RATE)
-            proof = waiting()
+            proof = system.wait(waiting, "they wait still, those between two tries apart", 60)
             stranger.exec_driver_sql("ROLLBACK")
         after = len(others.job_ids)
     everything = [*others.job_ids, *cancelling]

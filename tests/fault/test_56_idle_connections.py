@@ -21,6 +21,7 @@ from benchmarks.local import MariaDB, RedisServer
 from toc import Settings, TimeoutCenter
 from toc.index.messages import Peek
 from toc.model.topic import Slot
+from toc.store.servers.health import MAX_PATIENCE_SECONDS
 
 IDLE = 2.2
 """Seconds, more than toc.store.servers.server.IDLE_SECONDS."""
@@ -89,7 +90,9 @@ def test_due_tasks_run_though_the_idle_connections_of_their_worker_were_forgotte
     database, redis = relay(mariadb.port), relay(clean_redis.port)
     system = build()
     ways = relayed(system, database, redis)
-    daemon = system.start(env={f"TOC_{name.upper()}": url for name, url in ways.items()})
+    # Who waits for an answer that does not come waits for longer than a test may take.
+    env = {"TOC_READ_TIMEOUT": "600", **{f"TOC_{name.upper()}": url for name, url in ways.items()}}
+    daemon = system.start(env=env)
     first = system.client.submit_many(tasks(300, ahead=(0.5, 0.6)))
     system.wait(lambda: not system.pending(first), "the first have run", 60)
     time.sleep(IDLE + 0.8)
@@ -100,8 +103,9 @@ def test_due_tasks_run_though_the_idle_connections_of_their_worker_were_forgotte
         database.stats.vanished + redis.stats.vanished > 0,
         f"{forgotten[0]} connections to MySQL and {forgotten[1]} to Redis forgotten",
     )
-    for trouble in ("database_away", "rows_not_read", "rows_not_written", "prepare_failed"):
-        assert not daemon.events(trouble)
+    if line.slack < MAX_PATIENCE_SECONDS:  # else an answer may be late for another reason
+        for trouble in ("database_away", "rows_not_read", "rows_not_written", "prepare_failed"):
+            assert not daemon.events(trouble)
     line.judge(system, within=4)
 
 

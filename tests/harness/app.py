@@ -1,8 +1,8 @@
 """The application that test daemons run. Each start and end of a handler is one line of the history.
 
 A task's attribute says what its handler does: ``fail`` tries fail, each ``sleep`` seconds long; ``die`` tries
-kill the process, and so do those whose numbers are in ``die_at``; ``dead`` tries raise Dead. On a thread,
-``until`` names a file for which a try waits, and ``hold`` is how many seconds the first try keeps the
+kill the process, and so do those whose numbers are in ``die_at``; ``dead`` tries raise Dead. ``until``
+names a file for which a try waits; on a thread, ``hold`` is how many seconds the first try keeps the
 interpreter from all other threads. ``sha`` is the hash of content type and body that every try must see; else
 the task is dead.
 """
@@ -66,10 +66,17 @@ def on_thread(task: Task) -> None:
         after_sleep(task)
 
 
+async def slept(task: Task) -> None:
+    """Sleep, and wait, as the task's attribute says."""
+    await asyncio.sleep(task.attribute.get("sleep", 0))
+    while "until" in task.attribute and not Path(task.attribute["until"]).exists():
+        await asyncio.sleep(0.1)
+
+
 @center.handler("test.async")
 async def on_event_loop(task: Task) -> None:
     with recorded(task):
-        await asyncio.sleep(task.attribute.get("sleep", 0))
+        await slept(task)
         after_sleep(task)
 
 

@@ -1,11 +1,7 @@
-"""The example application and the programs of the documentation, run as their readers run them.
-
-On the embedded stack, with a real worker daemon and short periods.
-"""
+"""The example application and the programs of the documentation, run as their readers run them."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -16,117 +12,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import forks
 from harness.patience import PATIENCE
 from opentelemetry import trace
-from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select, update
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, update
 
 from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import Settings, TimeoutCenter, Topic
-from toc.dev.local.embedded import EmbeddedStack, write_config
 from toc.model.topic import TopicType
-from toc.operate.admin import migrator
 
 ROOT = Path(__file__).parent.parent.parent
-PAY_WITHIN = 2.5
-REMIND_AHEAD = 3600.0
-PERIODS = {
-    "ORDERS_PAY_WITHIN": str(PAY_WITHIN),
-    "ORDERS_CONFIRM_AFTER": "0.5",
-    "ORDERS_REMIND_AHEAD": str(REMIND_AHEAD),
-    "ORDERS_ASK_AGAIN": "0.2",
-}
-
-
-class Shop(SimpleNamespace):
-    """The modules of examples/orders, imported under this run's settings, and numbers for new orders."""
-
-    service: Any
-    deadlines: Any
-    database: Any
-    log: Path
-    numbers: Any
-
-    def new(self) -> int:
-        """An order id that no other test uses."""
-        number: int = next(self.numbers)
-        return number
-
-    def state(self, order_id: int) -> str | None:
-        """The state of an order."""
-        orders = self.database.orders
-        with self.database.engine().connect() as connection:
-            state: str | None = connection.scalar(select(orders.c.state).where(orders.c.order_id == order_id))
-        return state
-
-    def messages(self, member_id: str) -> int:
-        """How many messages a member got."""
-        messages = self.database.messages
-        with self.database.engine().connect() as connection:
-            return int(connection.scalar(select(func.count()).where(messages.c.member_id == member_id)) or 0)
-
-    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-        """Wait until the condition holds; fails with the daemon's log when it does not."""
-        until = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > until:
-                raise AssertionError(f"not within {seconds} s: {what}\n{self.log.read_text()[-3000:]}")
-            time.sleep(0.02)
-
-
-@pytest.fixture(scope="module")
-def shop() -> Iterator[Shop]:
-    directory = Path(tempfile.mkdtemp(prefix="toc-"))
-    patch = pytest.MonkeyPatch()
-    for name in [name for name in os.environ if name.startswith("TOC_")]:
-        patch.delenv(name)
-    with EmbeddedStack(directory / "stack", redis=True) as stack:
-        patch.setenv("TOC_CONFIG", str(write_config(directory / "toc.toml", stack.settings)))
-        for name, seconds in PERIODS.items():
-            patch.setenv(name, seconds)
-        patch.syspath_prepend(ROOT / "examples")
-        modules = {name: _import(f"orders.{name}") for name in ("database", "deadlines", "service")}
-        center = modules["deadlines"].center
-        migrator(center.settings).upgrade()
-        for number, topic in enumerate(("order.close", "order.confirm", "member.remind"), start=1):
-            center.store.topics.create(Topic(topic, number, 4))
-        modules["database"].create_tables()
-        log = directory / "worker.log"
-        log.touch()
-        daemon = forks.start(
-            ["worker", "--app", "orders.deadlines:center"],
-            env=os.environ,
-            directory=ROOT / "examples",
-            session=True,
-            streams=dict.fromkeys(("stdout", "stderr"), str(log)),
-        )
-        one = Shop(**modules, numbers=count(1000), log=log)
-        try:
-            one.wait(lambda: "worker_ready" in log.read_text() or daemon.poll() is not None, "it runs")
-            yield one
-        finally:
-            daemon.terminate()
-            daemon.wait(60)
-            center.close()
-            modules["database"].engine().dispose()
-            patch.undo()
-            for name in [name for name in sys.modules if name.split(".")[0] == "orders"]:
-                del sys.modules[name]
-    shutil.rmtree(directory)
-    assert daemon.returncode == 0
-
-
-def _import(name: str) -> ModuleType:
-    return importlib.import_module(name)
-
-
-# --- what the documentation shows
 
 
 class Dev:

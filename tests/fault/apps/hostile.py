@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from harness import app
 
@@ -28,7 +29,6 @@ from toc import Task
 
 center = app.center
 
-BLOCK_SECONDS = 4.0
 EXIT_CODES = (0, 1, 2, 70, 75, 130, 255)
 
 
@@ -121,6 +121,13 @@ def _cancel_all() -> None:
         task.cancel()
 
 
+def _block_the_event_loop() -> None:
+    """Until the test lets it go."""
+    released = Path(os.environ["TOC_TEST_HISTORY"]).with_name("released")
+    while not released.exists():
+        time.sleep(0.05)
+
+
 WRITTEN_SECONDS = 30.0
 """How long a handler goes on that has written to the link, unless its process is killed for it."""
 NO_MESSAGES = {
@@ -163,7 +170,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
     "freeze the clock": _freeze_clock,
     "forget the running loop": lambda: asyncio._set_running_loop(None),
-    "block the event loop": lambda: time.sleep(BLOCK_SECONDS),
+    "block the event loop": lambda: _block_the_event_loop(),
 }
 
 
@@ -211,7 +218,7 @@ async def on_event_loop(task: Task) -> None:
         if "in_thread" in task.attribute:
             await asyncio.to_thread(time.sleep, task.attribute["in_thread"])
         try:
-            sleep = asyncio.sleep(task.attribute.get("sleep", 0))
+            sleep = app.slept(task)
             # A child has no protection from others.
             await (asyncio.ensure_future(sleep) if "child" in task.attribute else sleep)
         finally:

@@ -266,7 +266,7 @@ def main() -> None:
         else:
             application.check_stored()
         found["stored"] = len(application.stored)
-        limit = time.monotonic() + 10  # a server takes a moment to see that a connection was closed
+        limit = time.monotonic() + 60  # a server takes a moment to see that a connection was closed
         # One for each calling thread, and one for each thread that stores the chunks of large submits.
         while max((more := connections(center) - before).values(), default=0) > 2 * THREADS:
             if time.monotonic() > limit:

@@ -292,7 +292,7 @@ def test_a_request_that_does_not_arrive_is_told_so(monkeypatch: pytest.MonkeyPat
 
 @TLS
 def test_who_does_not_read_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
-    monkeypatch.setitem(SECONDS, Phase.UNREAD, 1.0)
+    monkeypatch.setitem(SECONDS, Phase.UNREAD, 3.0)
 
     async def steps() -> None:
         crowd = Crowd()

@@ -10,7 +10,7 @@ import pytest
 from harness.dialect import Raw, ask, port_of
 from harness.gateway import Gateway
 from harness.hooked import Hooked
-from harness.patience import until
+from harness.patience import PATIENCE, until
 from harness.receiver import Receiver, Reply
 from harness.system import System
 
@@ -49,7 +49,7 @@ class Client:
 
     def first(self, topic: str) -> Raw:
         """The first answer with a task."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             answer = self("pull", {"topic": topic})
             if not answer.json["dm_error"]:

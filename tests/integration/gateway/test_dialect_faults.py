@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from harness.dialect import arrived, ask, port_of, receive, send
 from harness.gateway import Gateway
-from harness.patience import until
+from harness.patience import PATIENCE, until
 from harness.system import System
 
 from toc.cli.gateway import http_processes, with_dialects
@@ -67,7 +67,7 @@ def rows(system: System) -> list[TaskRow]:
     return found
 
 
-def popped(speaks: Speaks, port: int, patience: float = 20) -> Any:
+def popped(speaks: Speaks, port: int, patience: float = PATIENCE) -> Any:
     """Pop until something comes."""
     end = time.monotonic() + patience
     while time.monotonic() < end:

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from harness.dialect import Raw, ask, port_of
 from harness.gateway import Gateway
+from harness.patience import PATIENCE
 
 JSON = "application/json;charset=UTF-8"
 TEXT = "text/plain;charset=UTF-8"
@@ -37,7 +38,7 @@ class Client:
     def delete(self, job_id: object) -> Raw:
         return ask(self.port, "DELETE", f"/delay/delete?jobId={job_id}")
 
-    def popped(self, topic: str, patience: float = 10) -> Any:
+    def popped(self, topic: str, patience: float = PATIENCE) -> Any:
         end = time.monotonic() + patience
         while time.monotonic() < end:
             answer = self.pop(topic)

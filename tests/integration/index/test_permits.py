@@ -39,7 +39,7 @@ def test_a_limit_is_never_exceeded_and_everybody_gets_a_share(queues: Queues) ->
 
 
 def test_what_a_dead_process_had_comes_back(queues: Queues) -> None:
-    assert ask(queues, "a", 10, life_ms=200).granted == 10
+    assert ask(queues, "a", 10, life_ms=2000).granted == 10
     assert ask(queues, "b", 10).granted == 0
     assert until(lambda: ask(queues, "b", 10).granted == 10, 10)
 

@@ -57,12 +57,13 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_al
     job_ids = [center.submit("test.async", biz_id=n, delay=0.2 + n / 100) for n in range(150)]
     last = center.submit("test.sync", biz_id=1, delay=2.0)
     system.wait(lambda: system.row(last).status == TaskStatus.PROCESSED, "all are due", 10)
+    resumed = time.time()
     resume.perform(Doing(center, "ann", resume.right), {"topic": "test.async", "rate": 50})
     fresh = center.submit("test.async", biz_id=7, delay=0.5)
     system.wait(lambda: not system.pending([*job_ids, fresh]), "all have run", 30)
     starts = [event for event in system.history() if event.event == "start" and event.job_id != last]
     assert len(starts) == 151
-    seconds = (starts[-1].at - starts[0].at) / 1e9
+    seconds = starts[-1].at / 1e9 - resumed
     assert seconds > 150 / 50 * 0.7, f"{seconds:.1f} s for 150 tasks at 50 a second"
     for pid in {event.pid for event in starts}:  # each has slots of its own, and starts its oldest first
         order = [
@@ -70,7 +71,5 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_the_oldest_first_and_then_al
         ]
         places = [sorted(order).index(number) for number in order]
         assert max(abs(place - number) for place, number in enumerate(places)) < 40, order
-    began = time.monotonic()
     many = [center.submit("test.async", biz_id=n, delay=0.2) for n in range(150)]
     system.wait(lambda: not system.pending(many), "what is due later runs at once", 10)
-    print(f"150 tasks at 50 a second took {seconds:.1f} s; 150 later ones {time.monotonic() - began:.1f} s")
