@@ -46,11 +46,11 @@ def unowned(daemon: DaemonProcess, topic: str) -> float:
     return value(daemon, SLOTS.metric.name, topic, "unowned")
 
 
-def told(system: System, *words: str) -> tuple[Any, str]:
-    """What a command says to a program, and beside it to people."""
+def told(system: System, *words: str) -> Any:
+    """What a command says to a program."""
     done = forks.run([*words, "--json"], env=system.env)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -84,14 +84,13 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     with system.recorder.fault("other", note="handlers that go on"):
         enough = busy(system, 30)
         system.wait(lambda: overdue("test.sync") > 3, "the metric tells of what waits in the worker", 10)
-        slots, beside = told(system, "slots", "--topic", "test.sync")
+        slots = told(system, "slots", "--topic", "test.sync")
         prepared, scheduled = (sum(slot[name] for slot in slots) for name in ("prepared", "scheduled"))
         line.prove(
             prepared > 10 and not scheduled,
             f"{prepared} taken by a worker that runs 3 at once, {scheduled} left",
         )
-        assert f"{prepared - 3} wait for a handler" in beside
-        (seen,) = [topic for topic in told(system, "top")[0]["topics"] if topic["topic"] == "test.sync"]
+        (seen,) = [topic for topic in told(system, "top")["topics"] if topic["topic"] == "test.sync"]
         assert seen["overdue"] > 3
         (said,) = found()
         assert re.match(r"\d+ tasks are overdue, the first by \d+ s", said)
@@ -132,7 +131,6 @@ def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: Maria
         stranger.exec_driver_sql(f"LOCK TABLES {table} WRITE")
         system.wait(lambda: overdue() > 6, "the metric goes on to grow", 20)
         line.prove(not system.starts(job_id), f"overdue by {overdue()} s and not started")
-        assert "test.sync: a task that its workers cannot start" in told(system, "slots")[1]
     system.wait(lambda: overdue() == 0, "it is over", 20)
     line.judge(system, within=10)
 

@@ -27,7 +27,7 @@ from toc.coordination.operator import Operator
 from toc.coordination.znodes import host_of
 from toc.dev.local.embedded import EmbeddedStack
 from toc.model.finding import Level
-from toc.model.topic import Delivery, Slot, Topic
+from toc.model.topic import Delivery, Topic
 from toc.operate import doctor
 from toc.operate.cluster import slot_owners, workers
 from toc.operate.doctor import Line
@@ -150,11 +150,6 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
         late = replace_row(stale, status=0, biz_type=biz_type, action_time=long_ago, next_time=long_ago)
         insert(center.store, replace_row(late, job_id=stale.job_id ^ n))
     center.store.topics.alter("test.async", paused=True)
-    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
-        operator.drain("host-z", by="ann")
-        operator.pin(Slot("test.sync", 1), "host-y", by="ann")
-        operator.pin(Slot("test.sync", 99), "host-a", by="ann")
-        operator.weigh("host-a", 2, by="ann")
     lines = doctor.examine(center)
     expected = [
         (Level.REFUSE, "test.nobody", "no worker handles it"),
@@ -162,10 +157,6 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
         (Level.REFUSE, "biz_type 99", "have a biz_type that no topic has"),
         (Level.WARN, "test.sync", "1 dead tasks"),
         (Level.NOTE, "test.async", "paused"),
-        (Level.NOTE, "host-z", "drained by ann since 20"),
-        (Level.WARN, "test.sync_1", "pinned to host-y by ann since 20"),
-        (Level.WARN, "test.sync_99", "that is not there"),
-        (Level.NOTE, "host-a", "weighs 2 by ann"),
     ]
     for level, of, text in expected:
         (line,) = [line for line in having(lines, level, text) if line.of == of]
@@ -233,8 +224,6 @@ def test_nothing_is_said_to_lack_its_topic_while_the_topic_table_is_locked(
     center.schedules.create("hourly", topic="test.nobody", every=3600)
     system.create_topics()
     system.start(processes=1)
-    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
-        operator.pin(Slot("test.sync", 1), "host-a", by="ann")
     connect = mysql_connection.connector(make_url(mariadb.url), 10, None, 60)
     with connect().driver as connection, connection.cursor() as cursor:
         cursor.execute(f"LOCK TABLES `{database_prefix}0`.timeout_topic WRITE")

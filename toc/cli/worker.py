@@ -9,7 +9,7 @@ import typer
 
 from toc.cli.operations import made, plain
 from toc.cli.options import Json, flag, option
-from toc.cli.output import say, screen, show, table
+from toc.cli.output import screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, opened
 from toc.model.errors import IndexUnavailable, InvalidInput, NotInstalled
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
 
 SLOT_SPARE = ("error", "moving_to", "state", "since", "next_due", "why", "dead", "prepared")
-_LATE_SECONDS = 2.0
-"""The daemons look at slots this often."""
 _WORKERS = (
     *("worker", "host", "pid", "version", "protocol", "weight", "owned", "assigned", "tables", "drained"),
     *("leader", "joined", "topics", "metrics", "out_of_reach"),
@@ -69,7 +67,7 @@ def slots(
 ) -> None:
     """Show every slot: its owner and why, its tasks, how long the first that none has taken has been due.
 
-    What workers have taken and cannot start is told by topic, from the daemons' /metrics.
+    What workers have taken and cannot start is in `toc top`.
     """
     from toc.operate.admin import slot_views
 
@@ -83,7 +81,6 @@ def slots(
             show(
                 _slot_lines(views, as_json), as_json=as_json, empty="no topics, so no slots", spare=SLOT_SPARE
             )
-            _say_late(center, views)
 
 
 @made(cluster.workers)
@@ -136,22 +133,6 @@ def _urgency(view: SlotView) -> tuple[bool, bool]:
     return (
         view.overdue_ms or 0
     ) >= 1000, view.ownership is not None and view.ownership.state.value != "owned"
-
-
-def _say_late(center: TimeoutCenter, views: list[SlotView]) -> None:
-    """Tell of topics with tasks that their slots do not show as late: workers have taken them, or put them
-    off."""
-    from toc.operate.daemons import late
-
-    seen: dict[str, float] = {}
-    for view in views:
-        seen[view.slot.topic] = max(seen.get(view.slot.topic, 0), (view.overdue_ms or 0) / 1000)
-    for topic, told in sorted(late(center).items()):
-        if topic in seen and told.seconds > seen[topic] + _LATE_SECONDS:
-            say(
-                f"{topic}: a task that its workers cannot start has been due for {told.seconds:.0f} s, "
-                f"{told.waiting} wait for a handler; see toc top, toc doctor"
-            )
 
 
 def _slot_lines(views: list[SlotView], whole: bool = False) -> list[dict[str, Any]]:

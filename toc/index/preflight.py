@@ -82,17 +82,6 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
     return []
 
 
-def advice(refusal: str) -> str:
-    """Return advice on a node's error; ``refusal`` is the text of an IndexUnavailable."""
-    if "(NOPERM)" in refusal or "(NOAUTH)" in refusal:
-        return "grant the account the rights in deploy/redis-acl.conf"
-    if "(CLUSTERDOWN)" in refusal:
-        return (
-            "bring back the node that is down; with cluster-require-full-coverage no, the others keep serving"
-        )
-    return "look at that server's log; then run this again"
-
-
 def examine(queues: Queues) -> list[Finding]:
     """Return findings about every master, also good ones. A master out of reach is a finding too."""
     try:

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from toc.coordination import ensemble
 from toc.coordination.assignment import TABLES
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
-from toc.coordination.intents import Drain, Intents, Pin, Weight
 from toc.coordination.znodes import host_of
 from toc.index import preflight
-from toc.index.calls import BySlot, IndexBroken
+from toc.index.calls import BySlot
 from toc.index.messages import SILENT_SECONDS, Peek
 from toc.maintenance.depths import depths
 from toc.model.clock import from_ms
@@ -46,8 +45,6 @@ MOVE_SECONDS = 3.0
 """A slot that is moving is read again after this many seconds; a handover takes less."""
 GONE_SECONDS = 86_400
 """For how long a host is named that was killed."""
-NO_MEMBER = 0
-"""No task has this job_id: removing it proves the right to remove, and removes nothing."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 
@@ -108,7 +105,6 @@ def examine(
         peeks = depths(center.store, center.queues, topics, slots, center.clock.now_ms(), due=False)
     if indexed:
         lines += _lines("redis", preflight.broken(center.queues, slots))
-        lines += _index_rights(center, peeks, lines)
         lines += _without_index(peeks)
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     if settings.zookeeper:
@@ -165,31 +161,6 @@ def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
 def _is_wrong(lines: Iterable[Line], part: str) -> bool:
     """Whether something is wrong with a part. Other errors may be due to that, and are not reported."""
     return any(line.part == part and line.level is Level.REFUSE for line in lines)
-
-
-# --- the index ----------------------------------------------------------------------------------------------
-
-
-def _index_rights(
-    center: TimeoutCenter, peeks: Mapping[Slot, Peek | IndexUnavailable], lines: list[Line]
-) -> list[Line]:
-    """Run transitions that change nothing on one slot of each node, to prove the rights."""
-    slots = list({center.queues.node_of(slot): slot for slot in peeks}.values())
-    answers = [
-        *peeks.values(),
-        *center.queues.generations(slots).values(),
-        *center.queues.purge_dead({slot: [NO_MEMBER] for slot in slots}).values(),
-    ]
-    texts = dict.fromkeys(
-        str(answer)
-        for answer in answers
-        if isinstance(answer, IndexUnavailable) and not isinstance(answer, IndexBroken)
-    )
-    if slots and not texts:
-        return [Line(Level.OK, "redis", "-", f"{len(peeks)} slots can be read and changed", "")]
-    if _is_wrong(lines, "redis"):
-        return []
-    return [Line(Level.REFUSE, "redis", "-", text, preflight.advice(text)) for text in texts]
 
 
 def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
@@ -266,7 +237,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
     lines = _lines("zookeeper", ensemble.examine(address, timeout=settings.connect_timeout))
     try:
         with open_operator(settings) as operator:
-            workers, wanted, rows = operator.workers(), operator.intents(), operator.slots()
+            workers, rows = operator.workers(), operator.slots()
             lines += _open(operator.open_nodes())
             lines += _damaged(operator.damaged_nodes())
             moving = _moving(rows, operator.slots, topics)
@@ -281,9 +252,7 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         text = f"{len(workers)} workers on {_hosts(workers)}; {leader or 'nobody'} leads"
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
-    lines += _workers(workers, moving, topics)
-    lines += _intents(wanted, workers, topics)
-    return lines
+    return [*lines, *_workers(workers, moving, topics)]
 
 
 def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[Topic]) -> Iterator[Line]:
@@ -369,28 +338,6 @@ def _protocols(workers: list[WorkerRow]) -> Iterator[Line]:
         what = f"runs release {member.version} with protocol {member.protocol}; others have {newest}"
         do = "upgrade it: what needs the higher one is refused until then"
         yield Line(Level.WARN, "workers", host, what, do)
-
-
-def _intents(wanted: Intents, workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
-    hosts = {row.member.host for row in workers}
-    targets = hosts | {row.member.worker_id for row in workers}
-    slots = {slot for topic in topics for slot in topic.slots()}
-    found: list[tuple[str, Drain | Pin | Weight, str, bool, str]] = [
-        *((host, drain, "drained", host in hosts, "undrain") for host, drain in wanted.drains.items()),
-        *(
-            (str(slot), pin, f"pinned to {pin.target}", pin.target in targets and is_there, "unpin")
-            for slot, pin in wanted.pins.items()
-            for is_there in [slot in slots or not slots]  # no slots: the topics could not be read
-        ),
-        *(
-            (host, weight, f"weighs {weight.weight:g}", host in hosts, "unweight")
-            for host, weight in wanted.weights.items()
-        ),
-    ]
-    for of, intent, what, effective, undo in found:
-        what += f" by {intent.by} since {_when(intent.at)}" + ("" if effective else ", but that is not there")
-        level = Level.WARN if isinstance(intent, Pin) and not effective else Level.NOTE
-        yield Line(level, "intents", of, what, f"toc {undo} {of}")
 
 
 def _when(milliseconds: int) -> str:
