@@ -24,7 +24,6 @@ from toc.model.template import Template, best_of
 from toc.model.topic import Delivery, Topic
 from toc.operate.operation import Place
 from toc.pull.handed_out import HandedOut, TtrOf
-from toc.pull.pulls import MAX_HOLD_SECONDS
 
 R = TypeVar("R")
 
@@ -108,9 +107,7 @@ class DialectTasks:
             there = [name for name in names if self.topic_known(name)]
             step = left if len(there) == len(names) else min(left, LOOK_SECONDS)
             if there:
-                got = await pulls.pull(
-                    there, most=most, wait=step, ttr=ttr, longest=MAX_HOLD_SECONDS, widest=len(there)
-                )
+                got = await pulls.pull(there, most=most, wait=step, ttr=ttr)
                 if got or step >= left:
                     return got
             elif left and not self._service.stopping:

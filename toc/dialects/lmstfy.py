@@ -32,12 +32,13 @@ from toc.model.task import Submission, TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.operate import bulk
 from toc.pull.handed_out import HandedOut
-from toc.pull.pulls import MAX_HOLD_SECONDS
 from toc.sdk.submission import LATEST_MS
 from toc.store.tasks.select import Selection
 
 MAX_BYTES = 16 << 20
 """Most bytes of a bulk publish."""
+MAX_HOLD_SECONDS = 600.0
+"""Longest wait of a consumer."""
 PAGE = 500
 MAX_NAMESPACES = 1000
 

@@ -207,11 +207,10 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
         settings = Settings()
         configure(settings.log_level, settings.log_format)
         with contextlib.closing(TimeoutCenter(settings)) as center:
-            lease_secret = b""
-            if told is not None and told["kind"] == "known":
+            if told is not None:  # else its daemon is gone
                 center.catalog.learn(map(Topic.of, told["topics"]))
                 lease_secret = bytes.fromhex(told["lease_secret"])
-            uvloop.run(Gateway(center, link, arguments, lease_secret, further).run())
+                uvloop.run(Gateway(center, link, arguments, lease_secret, further).run())
         code = 0
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=True)

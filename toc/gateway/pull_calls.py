@@ -277,10 +277,9 @@ async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLe
     this cannot be decided now."""
     topic_of = asked.service.pulls.topic_of_type
     leases: dict[str, PullLease] = {}
-    await asked.service.pulls.texts.load()
     for text in texts:
         with suppress(InvalidLease):
-            leases[text] = asked.service.pulls.texts.parse(text)
+            leases[text] = asked.service.pulls.parse(text)
     topics = {biz_type: topic_of(biz_type) for biz_type in {lease.biz_type for lease in leases.values()}}
     error: TocError | None = None
     if None in topics.values():

@@ -32,7 +32,7 @@ R = TypeVar("R")
 class Service:
     """What one gateway process works with. Made on its event loop; close it."""
 
-    def __init__(self, center: TimeoutCenter, book: TokenBook, lease_secret: bytes = b"") -> None:
+    def __init__(self, center: TimeoutCenter, book: TokenBook, lease_secret: bytes) -> None:
         self.center = center
         self.book = book
         self.batcher = Batcher(center)
@@ -151,6 +151,6 @@ class Service:
 
     async def close(self) -> None:
         """End the threads once their present work is done."""
-        await asyncio.gather(self.batcher.close(), asyncio.to_thread(self.pulls.stop))
+        await asyncio.gather(self.batcher.close(), self.pulls.stop())
         for line in self._lines.values():
             line.close()

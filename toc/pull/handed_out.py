@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
-from toc.pull.lease_texts import LeaseTexts
 
 TtrOf = Callable[[PullRow], int]
 """Tells for how long (ms) a task is handed out."""
@@ -17,20 +16,20 @@ class HandedOut(NamedTuple):
     """A task as a consumer gets it.
 
     ``row`` is its row as it was handed out: nobody else gets the task until its next_time. ``key`` is the
-    lease as this package uses it. ``last``: the end of this lease leaves the task dead. ``task.body`` is read
-    from the task table when it is asked for, which blocks.
+    lease as this package uses it, whose text ``secret`` seals. ``last``: the end of this lease leaves the
+    task dead. ``task.body`` is read from the task table when it is asked for, which blocks.
     """
 
     task: Task
     row: PullRow
     key: PullLease
     last: bool
-    texts: LeaseTexts
+    secret: bytes
 
     @property
     def lease(self) -> str:
         """What ack, nack and extend take."""
-        return self.texts.text(self.key)
+        return self.key.text(self.secret)
 
     @property
     def order(self) -> tuple[int, int]:

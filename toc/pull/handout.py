@@ -35,7 +35,6 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS
 from toc.pull.candidate import NO_FENCE, Candidate
 from toc.pull.handed_out import HandedOut
-from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import EndedLease, Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.store.servers.shards import Answers
@@ -44,11 +43,8 @@ from toc.store.tasks.pulls import HandOut
 
 log = get_logger(__name__)
 
-RETRY_MS = 100
-MAX_RETRY_MS = 10_000
-"""First and longest pause before tasks of a server that does not answer are taken again."""
-FORGET_SECONDS = 30.0
-"""How long a server that did not answer counts as troubled."""
+AWAY_MS = 1000
+"""Pause before tasks of a server that does not answer are taken again."""
 AGAIN_MS = 20
 """Pause before an entry that its row calls due, but that was not handed out, is taken again."""
 
@@ -70,7 +66,7 @@ class HandOuts:
         mover: Mover,
         clock: Clock,
         waiting: WaitingPulls,
-        texts: LeaseTexts,
+        lease_secret: bytes,
         woken: Callable[[], None],
     ) -> None:
         self._store = store
@@ -78,12 +74,9 @@ class HandOuts:
         self._mover = mover
         self._clock = clock
         self._waiting = waiting
-        self._texts = texts
+        self._secret = lease_secret
         self._woken = woken
         """Called when pulls that were given entries in vain wait again."""
-        self._silent_since: dict[int, float] = {}
-        """By server: when it first did not answer, since its last answer (monotonic)."""
-        self._trouble_at = float("-inf")
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
@@ -166,7 +159,7 @@ class HandOuts:
 
         body = None if row.body_length < 0 else Body(row.body_length, read=read)
         task = row.to_task(entry.topic.name, body)
-        return HandedOut(task, row, key, is_last(row, entry.topic), self._texts)
+        return HandedOut(task, row, key, is_last(row, entry.topic), self._secret)
 
     def _ttrs(self, wanted: dict[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
         """Return the ttr (ms) of each task to hand out. Takes out, gives back and returns those whose rows
@@ -196,8 +189,6 @@ class HandOuts:
         moves = Moves()
         ends: list[PullEnd] = []
         away = 0
-        if len(unanswered) < len(items):  # all are of one server
-            self._silent_since.pop(self._store.server_of(items[0].job_id), None)
         for item in items:
             entry = wanted[item.job_id].entry
             row = rows.get(item.job_id)
@@ -238,24 +229,9 @@ class HandOuts:
             self.put_away([wanted[item.job_id].entry for item in items if item.job_id in unanswered])
         return moves
 
-    def put_away(self, entries: Sequence[Candidate]) -> None:
-        """Give back entries whose servers do not answer, for a while that grows as the silence lasts.
-
-        Each answer starts it anew: a server that answers between two failures is not away.
-        """
-        self._trouble_at = now = self._clock.monotonic()
-        by_server: dict[int, list[Candidate]] = {}
-        for entry in entries:
-            by_server.setdefault(self._store.server_of(entry.job_id), []).append(entry)
-        for server, some in by_server.items():
-            silent = now - self._silent_since.setdefault(server, now)
-            pause = min(max(RETRY_MS, int(500 * silent)), MAX_RETRY_MS)
-            self.give_back(some, self._clock.now_ms() + pause)
-
-    @property
-    def troubled(self) -> bool:
-        """Whether some server of the task table did not answer lately."""
-        return self._clock.monotonic() - self._trouble_at < FORGET_SECONDS
+    def put_away(self, entries: Iterable[Candidate]) -> None:
+        """Give back entries whose servers do not answer, for a while."""
+        self.give_back(entries, self._clock.now_ms() + AWAY_MS)
 
     def give_back(self, entries: Iterable[Candidate], at: int | None = None) -> None:
         """Give back entries that were not handed out, due at once or ``at`` (ms). Nothing is charged."""

@@ -71,17 +71,6 @@ class Moves:
         for slot, buries in other.buries.items():
             self.buries.setdefault(slot, []).extend(buries)
 
-    def drop_processed(self, job_ids: set[int]) -> set[int]:
-        """Drop the entries of these tasks that were to go back. Returns whose they are."""
-        dropped: set[int] = set()
-        for slot, backs in self.backs.items():
-            drops = [(job_id, fence) for job_id, fence, _ in backs if job_id in job_ids]
-            if drops:
-                self.commits.setdefault(slot, []).extend(drops)
-                self.backs[slot] = [back for back in backs if back[0] not in job_ids]
-                dropped.update(job_id for job_id, _ in drops)
-        return dropped
-
     def make(self, queues: Queues) -> None:
         """Make them. If a move fails, the next that finds the entry gives it back and reads its row again."""
         if self.backs:
@@ -127,11 +116,8 @@ class Mover:
                 moves.add(step)
             else:
                 ends += step
-        dropped: set[int] = set()
-        if processed := {end.lease.job_id for end in ends if end.row is None}:
-            dropped = moves.drop_processed(processed)
         moves.make(self._queues)
-        self._index(end for end in ends if end.row is not None or end.lease.job_id not in dropped)
+        self._index(ends)
 
     def _index(self, ends: Iterable[EndedLease]) -> None:
         entries: dict[Slot, list[tuple[int, float]]] = {}

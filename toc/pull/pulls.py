@@ -12,22 +12,18 @@ servers, and all calls in flight share their round trips.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from math import isfinite
 from typing import Any
 
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidInput, InvalidLease, NotPulled, TocError, UnreadableTask, shown
-from toc.model.pull import MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
-from toc.model.task import MAX_RETRY_SECONDS
+from toc.model.errors import InvalidLease, NotPulled, TocError, UnreadableTask
+from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
-from toc.pull.acks import AnswerThreads, LeaseCommand, NackWish, PendingCall, Verb
+from toc.pull.acks import LeaseBatches, LeaseCall, NackWish, Verb
 from toc.pull.candidate import NO_FENCE, Candidate
 from toc.pull.handed_out import HandedOut, TtrOf
-from toc.pull.lease_texts import LeaseTexts
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
@@ -37,10 +33,7 @@ log = get_logger(__name__)
 MAX_TASKS = 100
 """Most tasks of one pull."""
 MAX_WAIT_SECONDS = 60.0
-MAX_HOLD_SECONDS = 600.0
-"""Longest wait that a door may ask for by its own rules (``longest``)."""
 MAX_TOPICS = 100
-"""Most topics of one pull, unless a door has another bound (``widest``)."""
 DEFAULT_TTR_SECONDS = 60.0
 HASTY_SECONDS = 1.5
 """How long a pull that does not wait may take to learn that nothing is due."""
@@ -48,24 +41,23 @@ STOP_SECONDS = 5.0
 
 
 class Pulls:
-    """What pull consumers can do, for one process. Its coroutines may be called from any event loop.
+    """What pull consumers can do, for one event loop, on which it is made. Stop it.
 
-    Threads start with the first call; if one of them dies, the process ends. Raises ConfigError for unusable
-    settings. ``lease_secret``: the task table's, if it is known already.
+    Threads start with the first call; if one of them dies, the process ends. ``lease_secret`` is the task
+    table's (``store.identity``): it seals the texts of leases.
     """
 
-    def __init__(self, center: TimeoutCenter, lease_secret: bytes = b"") -> None:
+    def __init__(self, center: TimeoutCenter, lease_secret: bytes) -> None:
         self._catalog = center.catalog
         self._clock = center.clock
-        self._waiting = WaitingPulls()
-        self.texts = LeaseTexts(center.store.identity.lease_secret, lease_secret)
-        """Writes and reads the texts of leases."""
+        self._waiting = WaitingPulls(asyncio.get_running_loop())
+        self._secret = lease_secret
         self._taker = Taker(
-            center.store, center.queues, center.catalog, center.clock, self._waiting, self.texts
+            center.store, center.queues, center.catalog, center.clock, self._waiting, lease_secret
         )
-        self._answers = AnswerThreads(center.store, center.catalog, self._taker.outs)
-        self._lock = threading.Lock()
-        self._started = self._stopping = self._stopped = False
+        self._batches = LeaseBatches(center.store, center.catalog, self._taker.outs)
+        self._releases: set[asyncio.Task[Any]] = set()
+        self._started = False
 
     def __len__(self) -> int:
         """How many pulls wait."""
@@ -78,56 +70,43 @@ class Pulls:
         most: int = 1,
         wait: float = 0.0,
         ttr: float | TtrOf = DEFAULT_TTR_SECONDS,
-        longest: float = MAX_WAIT_SECONDS,
-        widest: int = MAX_TOPICS,
     ) -> list[HandedOut]:
         """Hand out up to ``most`` due tasks of the first of these topics that has any.
 
-        ``widest`` bounds the number of topics. Waits up to ``wait`` seconds (0 to ``longest``) for the first
-        to come due; returns [] if none did, or if this process leaves. For ``ttr`` seconds (at most the
-        topic's max_runtime) nobody else gets these tasks; a function returns the ttr of each row in ms.
-        Their tries are charged. The caller must ``release`` them if its client is known to be gone before the
-        answer is sent. A cancelled call releases what it was given.
+        Waits up to ``wait`` seconds for the first to come due; returns [] if none did, or if this process
+        leaves. For ``ttr`` seconds (at most the topic's max_runtime) nobody else gets these tasks; a function
+        returns the ttr of each row in ms. Their tries are charged. The caller bounds all of these, and must
+        ``release`` the tasks if its client is known to be gone before the answer is sent. A cancelled call
+        releases what it was given.
 
-        Raises UnknownTopic, NotPulled, InvalidInput, or StoreUnavailable if a topic or the secret of leases
-        cannot be looked up.
+        Raises UnknownTopic, NotPulled, or StoreUnavailable if a topic cannot be looked up.
         """
-        if isinstance(topics, str) or not 1 <= len(topics) <= widest:
-            raise InvalidInput(f"topics must be a list of 1 to {widest} names", "topics")
-        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MAX_TASKS:
-            raise InvalidInput(f"the number of tasks must be 1 to {MAX_TASKS}, not {shown(most)}", "max")
-        _check_seconds("wait", wait, 0, min(longest, MAX_HOLD_SECONDS))
-        if not callable(ttr):
-            _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
         names = list(dict.fromkeys(topics))
         for name in names:
             _check_pulled(await self._topic(name))
-        await self.texts.load()
         self._start()
         pull = WaitingPull(names, most, ttr if callable(ttr) else round(ttr * 1000), hasty=wait == 0)
         if not self._waiting.enter(pull):
             return []
         self._taker.wake()
-        timer = pull.loop.call_later(wait or HASTY_SECONDS, self._time_up, pull)
+        timer = self._waiting.loop.call_later(wait or HASTY_SECONDS, self._time_up, pull)
         return await self._got(pull, timer)
 
     async def take(self, job_id: int, slot: Slot, *, ttr: float) -> list[HandedOut]:
         """Hand out this one task, in whatever order, if it is due and nobody has it; else return [].
 
-        As with ``pull``, the caller releases it if its client is gone. Raises UnknownTopic, NotPulled,
-        InvalidInput or StoreUnavailable.
+        As with ``pull``, the caller releases it if its client is gone. Raises UnknownTopic, NotPulled or
+        StoreUnavailable.
         """
-        _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
         topic = await self._topic(slot.topic)
         _check_pulled(topic)
         if topic.paused or self._waiting.shut:
             return []
-        await self.texts.load()
         self._start()
         pull = WaitingPull([topic.name], 1, round(ttr * 1000), hasty=True)
         pull.closed, pull.in_transit = True, 1
         self._taker.hand_out(Candidate(job_id, slot, NO_FENCE, topic, self._clock.now_ms()), pull)
-        timer = pull.loop.call_later(LAST_SECONDS, pull.end)
+        timer = self._waiting.loop.call_later(LAST_SECONDS, pull.end)
         return await self._got(pull, timer)
 
     async def _got(self, pull: WaitingPull, timer: asyncio.TimerHandle) -> list[HandedOut]:
@@ -144,16 +123,16 @@ class Pulls:
     def _time_up(self, pull: WaitingPull) -> None:
         self._waiting.close(pull)
         pull.progress()
-        pull.loop.call_later(LAST_SECONDS, pull.end)
+        self._waiting.loop.call_later(LAST_SECONDS, pull.end)
 
     async def ack(self, leases: Iterable[str | PullLease]) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
 
-        Leases are texts as they were handed out, or read (``texts.parse``). An error, such as InvalidLease,
+        Leases are texts as they were handed out, or read (``parse``). An error, such as InvalidLease,
         StoreUnavailable or Busy, concerns its lease alone; repeating is safe. InvalidLease: it was never
         handed out, or its topic is no longer pulled.
         """
-        return await self._command(leases, Verb.ACK, None)
+        return await self._ask(leases, Verb.ACK, None)
 
     async def nack(
         self,
@@ -165,14 +144,11 @@ class Pulls:
     ) -> list[LeaseOutcome | TocError]:
         """Give tasks back as failed, due again after ``delay`` seconds (default: the topic's backoff).
 
-        ``dead``: no further try. Needs living leases. Returns what came of each, in order. Raises
-        InvalidInput.
+        ``dead``: no further try. Needs living leases. Returns what came of each, in order.
         """
-        if delay is not None:
-            _check_seconds("delay", delay, 0, MAX_RETRY_SECONDS)
         delay_ms = None if delay is None else round(delay * 1000)
         wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
-        return await self._command(leases, Verb.NACK, wish)
+        return await self._ask(leases, Verb.NACK, wish)
 
     async def extend(
         self, leases: Iterable[str | PullLease], *, ttr: float
@@ -180,10 +156,9 @@ class Pulls:
         """Let living leases last ``ttr`` seconds from now, never less than they do, and in all at most the
         topic's max_runtime since the hand-out.
 
-        Returns, in order, until when each lives (aware UTC), or GONE. Raises InvalidInput.
+        Returns, in order, until when each lives (aware UTC), or GONE.
         """
-        _check_seconds("ttr", ttr, 1, MAX_TTR_SECONDS)
-        found = await self._command(leases, Verb.EXTEND, round(ttr * 1000))
+        found = await self._ask(leases, Verb.EXTEND, round(ttr * 1000))
         return [
             one if isinstance(one, TocError) else from_ms(one) if isinstance(one, int) else LeaseOutcome.GONE
             for one in found
@@ -194,7 +169,10 @@ class Pulls:
 
         If a part was sent, the client may have read it: leave the tasks to the end of ttr.
         """
-        self._answers.put(LeaseCommand(Verb.RELEASE, one.key) for one in delivered)
+        if calls := [LeaseCall(one.key) for one in delivered]:
+            release = self._waiting.loop.create_task(self._batches.ask(Verb.RELEASE, calls))
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
 
     async def bury(self, delivered: Iterable[HandedOut], why: str) -> None:
         """End tasks as dead that no consumer can be shown, each unless its lease has ended."""
@@ -202,6 +180,10 @@ class Pulls:
             error = str(UnreadableTask(one.key.job_id, why))
             if await self.nack([one.key], dead=True, error=error) == [LeaseOutcome.DEAD]:
                 log.error("task_unreadable", job_id=one.key.job_id, error=error)
+
+    def parse(self, text: object) -> PullLease:
+        """Return the lease of a text. Raises InvalidLease."""
+        return PullLease.parse(text, self._secret)
 
     def topic_of_type(self, biz_type: int) -> Topic | None:
         """Return the topic that a lease is of, as this process knows the topics: for permissions."""
@@ -211,48 +193,38 @@ class Pulls:
         """Answer all waiting pulls, with nothing. Later pulls are answered at once."""
         self._waiting.close_all()
 
-    def stop(self) -> None:
-        """Close, write what was asked, and end the threads; what is asked later is Busy. May be called twice,
-        or never started."""
+    async def stop(self) -> None:
+        """Close, write what was asked, and end the threads. May be called twice, or never started."""
         self.close()
-        with self._lock:
-            running, self._stopping = self._started and not self._stopping, True
-        if running:
-            self._taker.stop(STOP_SECONDS)
-        self._answers.stop(STOP_SECONDS)
-        self._taker.mover.stop(STOP_SECONDS)  # last: the others tell it how hand-outs and leases ended
+        if self._started:
+            self._started = False
+            await asyncio.to_thread(self._taker.stop, STOP_SECONDS)
+        await asyncio.gather(*self._releases)
+        await self._batches.close()
+        # last: the others tell it how hand-outs and leases ended
+        await asyncio.to_thread(self._taker.mover.stop, STOP_SECONDS)
 
     # --- inside
 
     def _start(self) -> None:
-        if not self._started:
-            with self._lock:
-                if not self._started and not self._stopping:
-                    self._taker.start()
-                    self._answers.start()
-                    self._started = True
+        if not self._started and not self._waiting.shut:
+            self._taker.start()
+            self._started = True
 
     async def _topic(self, name: str) -> Topic:
-        topic = self._catalog.known().get(name) if isinstance(name, str) else None
+        topic = self._catalog.known().get(name)
         return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
 
-    async def _command(
-        self, leases: Iterable[str | PullLease], kind: Verb, wish: NackWish | int | None
+    async def _ask(
+        self, leases: Iterable[str | PullLease], verb: Verb, wish: NackWish | int | None
     ) -> list[Any]:
         self._start()
-        some = list(leases)
-        if not some:
-            return []
-        call = PendingCall(len(some))
-        commands: list[LeaseCommand] = []
+        results: list[Any] = list(leases)
+        calls: dict[int, LeaseCall] = {}
         known: set[int] = set()
-        for index, one in enumerate(some):
+        for index, one in enumerate(results):
             try:
-                if isinstance(one, PullLease):
-                    lease = one
-                else:
-                    await self.texts.load()
-                    lease = self.texts.parse(one)
+                lease = one if isinstance(one, PullLease) else self.parse(one)
                 if lease.biz_type not in known:
                     topic = self._catalog.known_type(lease.biz_type)
                     if topic is None:
@@ -261,22 +233,15 @@ class Pulls:
                         raise InvalidLease("the lease is of no topic that is pulled")
                     known.add(lease.biz_type)
             except TocError as exc:
-                call.put(index, exc)
+                results[index] = exc
             else:
-                commands.append(LeaseCommand(kind, lease, wish, call, index))
-        for command, error in self._answers.put(commands):
-            call.put(command.position, error)
-        await call.done
-        return call.results
+                calls[index] = LeaseCall(lease, wish)
+        outcomes = await self._batches.ask(verb, list(calls.values()))
+        for index, outcome in zip(calls, outcomes, strict=True):
+            results[index] = outcome
+        return results
 
 
 def _check_pulled(topic: Topic) -> None:
     if topic.delivery is not Delivery.PULL:
         raise NotPulled(f"tasks of topic {topic.name!r} are not pulled: its delivery is {topic.delivery}")
-
-
-def _check_seconds(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise InvalidInput(f"{name} must be a number of seconds, not {shown(value)}", name)
-    if not low <= value <= high:
-        raise InvalidInput(f"{name} must be {low:g} to {high:g} seconds, not {shown(value)}", name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import floor
 
@@ -26,7 +26,7 @@ from toc.index.wake import WakeListener
 from toc.loop import Loop, watched_thread
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.errors import IndexUnavailable, TocError
+from toc.model.errors import IndexUnavailable
 from toc.model.scores import CLAIMS, split, unread_score
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
@@ -34,7 +34,6 @@ from toc.pull.batch_thread import BatchThread
 from toc.pull.candidate import NO_FENCE, Candidate
 from toc.pull.due_times import NEVER, UNKNOWN, DueTimes
 from toc.pull.handout import Assigned, HandOuts
-from toc.pull.lease_texts import LeaseTexts
 from toc.pull.mover import Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.store.store import Store
@@ -78,7 +77,7 @@ class Taker:
         catalog: TopicCatalog,
         clock: Clock,
         waiting: WaitingPulls,
-        texts: LeaseTexts,
+        lease_secret: bytes,
     ) -> None:
         self._store = store
         self._queues = queues
@@ -108,15 +107,13 @@ class Taker:
         )
         self.mover = Mover(self._queues, catalog, clock)
         """Stopped by its owner, after everything that may use it."""
-        self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, texts, self.wake)
+        self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, lease_secret, self.wake)
         self._threads: list[BatchThread[Assigned]] = [
             BatchThread(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))
         ]
         self._take_loop = Loop("pull-take", self.take)
         self._watch_loop = Loop("pull-watch", self.watch)
-        self._resting = True
-        """Whether ``watch`` sleeps because no pull waits."""
 
     def start(self) -> None:
         """Start the threads."""
@@ -140,10 +137,7 @@ class Taker:
 
     def wake(self) -> None:
         """Pulls have come, or wait again."""
-        if self._indexed:
-            self._take_loop.wake()
-        if self._resting or not self._indexed:
-            self._watch_loop.wake()
+        (self._take_loop if self._indexed else self._watch_loop).wake()
 
     def note_due(self, slot: Slot | None, due: int) -> None:
         """The slot (None: any) may have something due at ``due`` (ms)."""
@@ -221,7 +215,7 @@ class Taker:
     def _requests(self, topic: Topic, due_times: DueTimes, demand: int, now: int) -> list[PrepareRequest]:
         if unknown := due_times.take_due(UNKNOWN, PEEK_SLOTS):  # learn first what is due when
             return [PrepareRequest(slot, 0, topic.retries, self._claim) for _, slot in unknown]
-        wanted = max(demand, SURPLUS) if self.outs.troubled else demand
+        wanted = max(demand, SURPLUS) if any(map(self._hangs, range(len(self._threads)))) else demand
         requests = []
         slots = due_times.take_due(now, wanted)
         # Another process may have taken what was due first in a slot. So if one task is wanted, none is taken
@@ -276,7 +270,7 @@ class Taker:
         free: list[Candidate] = []
         hung: list[Candidate] = []
         for entry in entries:
-            (hung if self._thread_of(entry).stuck else free).append(entry)
+            (hung if self._hangs(self._store.server_of(entry.job_id)) else free).append(entry)
         if hung:
             self.outs.put_away(hung)
         pairs, left = self._waiting.assign(topic, free, due)
@@ -290,6 +284,10 @@ class Taker:
     def hand_out(self, entry: Candidate, pull: WaitingPull) -> None:
         """Have one task handed out to a pull that is in no queue."""
         self._thread_of(entry).put([Assigned(entry, pull)])
+
+    def _hangs(self, server: int) -> bool:
+        """Whether a database server, by number, takes too long to answer, or is known to be away."""
+        return self._threads[server].stuck or self._store.away(server) is not None
 
     def _thread_of(self, entry: Candidate) -> BatchThread[Assigned]:
         return self._threads[self._store.server_of(entry.job_id)]
@@ -321,30 +319,18 @@ class Taker:
         """Find what was missed or left behind; read the rows where Redis does not answer."""
         if not self._indexed:
             return self._read_rows(self._waiting.topics())
-        self._resting = True  # set before the check: a pull that comes after the check must end the rest
         names, now = set(self._waiting.topics()), self._clock.monotonic()
         # A pull that does not wait has mostly left before it is seen here.
         names |= {name for name, one in self._due_times.items() if now - one.wanted_at < PEEK_AGAIN_SECONDS}
         if not names:
-            return IDLE_SECONDS
-        self._resting = False
+            return PEEK_AGAIN_SECONDS
         if now - self._peeked_at >= PEEK_AGAIN_SECONDS or self._to_peek:
-            self._read_topics(names)
+            self._take_loop.wake()  # topics may have other slots now
             self._peek()
         failing = [name for name, until in list(self._failing.items()) if until > now and name in names]
         if failing:
             return self._read_rows(failing)
         return PEEK_SECONDS if self._to_peek else PEEK_AGAIN_SECONDS
-
-    def _read_topics(self, names: Iterable[str]) -> None:
-        for name in names:
-            try:
-                topic, due_times = self._catalog.get(name), self._due_times.get(name)
-            except TocError as exc:
-                log.warning("topic_not_read", topic=name, error=str(exc))
-                continue
-            if due_times is None or len(due_times.due) != topic.slot_amount:  # its slots are others now
-                self._take_loop.wake()
 
     def _fails(self, topic: str, error: IndexUnavailable) -> None:
         now = self._clock.monotonic()

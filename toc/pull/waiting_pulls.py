@@ -33,8 +33,7 @@ class WaitingPull:
         """The ttr of the tasks that it gets, in ms."""
         self.hasty = hasty
         """Whether it wants only what is due now."""
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.got: list[HandedOut] = []
         self.in_transit = 0
         """How many entries are being handed out to it."""
@@ -52,7 +51,7 @@ class WaitingPull:
             self.done.set_result(None)
         elif self.got and not self._patient:
             self._patient = True
-            self.loop.call_later(PART_SECONDS, self.end)
+            self.done.get_loop().call_later(PART_SECONDS, self.end)
 
     def end(self) -> None:
         """Answer it with what there is. Runs on its loop."""
@@ -61,9 +60,10 @@ class WaitingPull:
 
 
 class WaitingPulls:
-    """All waiting pulls of a process. Thread-safe."""
+    """All waiting pulls of an event loop. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self._lock = threading.Lock()
         self._queues: dict[str, dict[WaitingPull, None]] = {}
         self._hasty: set[WaitingPull] = set()
@@ -147,7 +147,7 @@ class WaitingPulls:
                 pull.got += delivered
                 if not pull.got and not pull.in_transit and not pull.closed:
                     self._queue(pull)
-        notify(results)
+        self._notify(results.keys())
         return lost
 
     def close(self, pull: WaitingPull) -> None:
@@ -177,7 +177,7 @@ class WaitingPulls:
             for pull in idle:
                 pull.closed = True
                 self._unqueue(pull)
-        notify(idle)
+        self._notify(idle)
 
     def close_all(self) -> None:
         """Answer all pulls, because the process ends."""
@@ -187,19 +187,15 @@ class WaitingPulls:
             for pull in waiting:
                 pull.closed = True
                 self._unqueue(pull)
-        notify(waiting)
+        self._notify(waiting)
+
+    def _notify(self, pulls: Collection[WaitingPull]) -> None:
+        """Let them see whether they can be answered, on their loop."""
+        if pulls:
+            with suppress(RuntimeError):  # it is closed
+                self.loop.call_soon_threadsafe(_progress, pulls)
 
 
-def notify(pulls: Iterable[WaitingPull]) -> None:
-    """Let them see whether they can be answered, each on its loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[WaitingPull]] = {}
-    for pull in pulls:
-        by_loop.setdefault(pull.loop, []).append(pull)
-    for loop, some in by_loop.items():
-        with suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(_progress, some)
-
-
-def _progress(pulls: Sequence[WaitingPull]) -> None:
+def _progress(pulls: Iterable[WaitingPull]) -> None:
     for pull in pulls:
         pull.progress()

@@ -25,7 +25,7 @@ from toc.model.task import NewTask, Put, Request, Submission, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.server_batcher import APART, Item, ServerBatcher, Settle
+from toc.sdk.server_batcher import APART, Item, ServerBatcher, Settle, ask_each
 from toc.sdk.submission import bodies_of, check_job_id, conflict_of
 from toc.store.tasks.plan import Stored
 
@@ -76,20 +76,9 @@ class Batcher:
     async def store_each(self, tasks: Sequence[Submission]) -> list[Put | TocError]:
         """Store what ``checked`` returned, each for itself. Returns their outcomes."""
         began = time.time_ns()
-        outcomes: list[Put | TocError] = [StoreUnavailable("not asked")] * len(tasks)
-        by_batcher: dict[ServerBatcher[Submission, Put], list[int]] = {}
-        for index, one in enumerate(tasks):
-            by_batcher.setdefault(self._batcher_of(one), []).append(index)
-
-        async def store(batcher: ServerBatcher[Submission, Put], part: list[int]) -> None:
-            try:
-                found = await batcher.ask_many([(tasks[n], tasks[n].size) for n in part])
-            except TocError as exc:
-                found = [exc] * len(part)
-            for index, outcome in zip(part, found, strict=True):
-                outcomes[index] = outcome
-
-        await asyncio.gather(*(store(batcher, part) for batcher, part in by_batcher.items()))
+        outcomes: list[Put | TocError] = await ask_each(
+            [(self._batcher_of(one), one, one.size) for one in tasks]
+        )
         if (tracing := self.center.tracing) is not None:
             tracing.submitted(
                 began,

@@ -313,3 +313,25 @@ class ServerBatcher(Generic[Item, Outcome]):
             answer([exc] * len(batch.asked))
         finally:
             self._loop.call_soon_threadsafe(self._ended)
+
+
+async def ask_each(
+    asked: Sequence[tuple[ServerBatcher[Item, Outcome], Item, int]],
+) -> list[Outcome | TocError]:
+    """Return the outcome of each item, given with its batcher and size."""
+    outcomes: list[Any] = [None] * len(asked)
+    by_batcher: dict[ServerBatcher[Item, Outcome], list[int]] = {}
+    for index, (batcher, _, _) in enumerate(asked):
+        by_batcher.setdefault(batcher, []).append(index)
+
+    async def ask(batcher: ServerBatcher[Item, Outcome], part: list[int]) -> None:
+        found: list[Outcome | TocError]
+        try:
+            found = await batcher.ask_many([asked[index][1:] for index in part])
+        except TocError as exc:
+            found = [exc] * len(part)
+        for index, outcome in zip(part, found, strict=True):
+            outcomes[index] = outcome
+
+    await asyncio.gather(*(ask(batcher, part) for batcher, part in by_batcher.items()))
+    return outcomes

@@ -172,12 +172,6 @@ class Resolver(AbstractResolver):
             loop.call_soon_threadsafe(give)
 
 
-def _seen(done: asyncio.Task[Infos]) -> None:
-    """Take note of an error for which perhaps nobody waits."""
-    if not done.cancelled():
-        done.exception()
-
-
 def connector(
     allowed: Allowed, resolver: Resolver, opened: WeakSet[socket.socket], *, keep: bool
 ) -> TCPConnector:

@@ -36,7 +36,9 @@ from toc.sdk.batcher import Batcher
 def test_callers_are_refused_while_the_process_can_start_no_thread(system: System) -> None:
     async def steps() -> None:
         many = Batcher(system.center)
-        service = Service(system.center, TokenBook(system.center.store.tokens, system.center.clock))
+        store = system.center.store
+        book = TokenBook(store.tokens, system.center.clock)
+        service = Service(system.center, book, store.identity.lease_secret())
         keyed = [NewTask("test.sync", n, 3600, dedup_key=f"key-{n}", on_conflict="replace") for n in range(6)]
         try:
             known = await asyncio.to_thread(system.center.put, NewTask("test.sync", 1, 3600))

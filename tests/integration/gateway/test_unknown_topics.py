@@ -38,12 +38,14 @@ def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics
         ("/v1/topics/test.sync,test.new:pull", {"wait": 0}),
     ]
 
+    secret = center.store.identity.lease_secret()
+
     async def pull() -> object:
-        pulls = Pulls(center)
+        pulls = Pulls(center, secret)
         try:
             return await pulls.pull(["test.new"])
         finally:
-            await asyncio.to_thread(pulls.stop)
+            await pulls.stop()
 
     async def batched() -> object:
         batcher = Batcher(center)

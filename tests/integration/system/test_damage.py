@@ -50,14 +50,14 @@ def test_a_damaged_value_makes_its_own_row_unreadable_and_no_other(
     assert store.read_tries([damaged, sound]).keys() == {damaged, sound}
 
     async def steps() -> None:
-        pulls = Pulls(system.center)
+        pulls = Pulls(system.center, system.center.store.identity.lease_secret())
         try:
             got: set[int] = set()
             async with asyncio.timeout(60):
                 while sound not in got:
                     got |= {one.task.job_id for one in await pulls.pull([TOPIC], most=2, wait=5)}
         finally:
-            await asyncio.to_thread(pulls.stop)
+            await pulls.stop()
 
     asyncio.run(steps())
     if column in ("action_time", "attribute", "body_length"):  # its consumers could not be told of it

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from harness.patience import PATIENCE
+from harness.pulls import Run, opened_pulls
 from harness.system import System
 
 from benchmarks.local import RedisServer
@@ -22,10 +22,11 @@ from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease
 from toc.model.pull import AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
-from toc.pull.acks import MAX_WAITING
+from toc.pull.acks import Verb
 from toc.pull.handed_out import HandedOut
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
+from toc.sdk.server_batcher import MAX_WAITING
 from toc.store.servers.server import Statement
 
 TOPIC = "test.pulled"
@@ -46,21 +47,26 @@ def pulled(request: pytest.FixtureRequest) -> System:
 
 
 @pytest.fixture
-def gateway(pulled: System) -> Iterator[Pulls]:
-    pulls = Pulls(pulled.center)
-    yield pulls
-    pulls.stop()
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
 
 
 @pytest.fixture
-def other(pulled: System) -> Iterator[Pulls]:
-    pulls = Pulls(pulled.center)
-    yield pulls
-    pulls.stop()
+def run(runner: asyncio.Runner) -> Run:
+    return lambda steps: runner.run(steps())
 
 
-def run(steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(steps())
+@pytest.fixture
+def gateway(runner: asyncio.Runner, pulled: System) -> Iterator[Pulls]:
+    with opened_pulls(runner, pulled.center) as pulls:
+        yield pulls
+
+
+@pytest.fixture
+def other(runner: asyncio.Runner, pulled: System) -> Iterator[Pulls]:
+    with opened_pulls(runner, pulled.center) as pulls:
+        yield pulls
 
 
 async def one(gateway: Pulls, *, wait: float = 20.0, ttr: float = 30.0) -> HandedOut:
@@ -97,9 +103,16 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def told(gateway: Pulls, times: int) -> None:
+    """Wait until the mover was told something so often."""
+    async with asyncio.timeout(PATIENCE):
+        while gateway._taker.mover._thread._put < times:
+            await asyncio.sleep(0.01)
+
+
 @either
 def test_late_acks_count_and_late_nacks_and_extends_do_not(
-    pulled: System, gateway: Pulls, other: Pulls
+    pulled: System, gateway: Pulls, other: Pulls, run: Run
 ) -> None:
     async def steps() -> None:
         job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
@@ -123,7 +136,7 @@ def test_late_acks_count_and_late_nacks_and_extends_do_not(
 
 @pytest.mark.parametrize("answer", ["ack", "nack", "bury", "release"])
 def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str, run: Run
 ) -> None:
     """Here nobody sweeps, and ttr is longer than the test waits: nothing else mends what the move undoes."""
     move, answered = Moves.make, threading.Event()
@@ -142,7 +155,7 @@ def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
             gateway.release([first])
         else:
             await gateway.nack([first.lease], delay=0.1, dead=answer == "bury")
-        await gateway.extend([first.lease], ttr=30)  # on its thread after it: the index was told, if at all
+        await told(gateway, 2)
         assert entries(pulled) == {"prepared": 1}
         answered.set()
         if answer in ("ack", "bury"):
@@ -155,7 +168,7 @@ def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
 
 @pytest.mark.parametrize("by", ["entry", "row"])
 def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_entry(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str, run: Run
 ) -> None:
     """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
     move, answered = Moves.add, threading.Event()
@@ -176,30 +189,31 @@ def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_en
                 await asyncio.sleep(0.01)
             got = await gateway.take(job_id, slot, ttr=30)
         assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
-        await gateway.extend([got[0].lease], ttr=30)  # on its thread after it: the index was told, if at all
+        await told(gateway, 2 if by == "entry" else 1)
         answered.set()
         await settled(pulled, {})
 
     run(steps)
 
 
-def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pulls) -> None:
+def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pulls, run: Run) -> None:
     async def steps() -> None:
         held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        lease = (await one(gateway)).lease
-        key = gateway.texts.parse(lease)
-        others = [gateway.texts.text(key._replace(job_id=key.job_id + n)) for n in range(1, MAX_WAITING + 1)]
+        key = (await one(gateway)).key
+        others = [key._replace(job_id=key.job_id + n) for n in range(1, 2 * MAX_WAITING)]
         store = pulled.center.store
         server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
         locker = server._connect_within(5)
         try:
             locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={held} FOR UPDATE"])
-            first = asyncio.create_task(gateway.ack([lease]))
+            (acks,) = gateway._batches._batchers[Verb.ACK]
             async with asyncio.timeout(PATIENCE):
-                while not gateway._answers._threads[0].stuck:
-                    await asyncio.sleep(0.01)
-            crowd = asyncio.create_task(gateway.ack(others))
-            await asyncio.sleep(0)
+                first = asyncio.create_task(gateway.ack([key]))
+                while not acks._open:
+                    await asyncio.sleep(0)
+                crowd = asyncio.create_task(gateway.ack(others))
+                while not acks._waiting:
+                    await asyncio.sleep(0)
             (refused,) = await gateway.ack([others[0]])
             assert isinstance(refused, Busy)
             locker.batch(["ROLLBACK"])
@@ -214,7 +228,7 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
 
 @either
 def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
-    pulled: System, gateway: Pulls, other: Pulls
+    pulled: System, gateway: Pulls, other: Pulls, run: Run
 ) -> None:
     """One by one at whichever gateway, and within an answer; from the first pull on."""
 
@@ -240,7 +254,7 @@ def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
 
 @either
 def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
-    pulled: System, gateway: Pulls
+    pulled: System, gateway: Pulls, run: Run
 ) -> None:
     async def steps() -> None:
         held = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
@@ -257,21 +271,19 @@ def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
             key.text(bytes(32)),
             key._replace(nonce=bytes(16)).text(bytes(32)),
             key.text(b"").translate(str.maketrans("A", "B")),
-            gateway.texts.text(
-                key._replace(job_id=between, version=0, biz_type=12)
-            ),  # sealed, yet not pulled
+            key._replace(job_id=between, biz_type=12).text(gateway._secret),  # sealed, yet not pulled
         ):
             assert [type(what) for what in await gateway.ack([made_up])] == [InvalidLease]
             assert [type(what) for what in await gateway.nack([made_up], dead=True)] == [InvalidLease]
             assert [type(what) for what in await gateway.extend([made_up], ttr=5)] == [InvalidLease]
         assert store.read([held, between]) == before
-        assert await gateway.ack([gateway.texts.text(key)]) == [AckOutcome.ACKED]
+        assert await gateway.ack([key.text(gateway._secret)]) == [AckOutcome.ACKED]
 
     run(steps)
 
 
 def test_without_redis_tasks_are_handed_out_from_their_rows(
-    pulled: System, gateway: Pulls, clean_redis: RedisServer
+    pulled: System, gateway: Pulls, clean_redis: RedisServer, run: Run
 ) -> None:
     async def steps() -> None:
         pulled.center.submit(TOPIC, biz_id=0, delay=0.01)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from harness.pulls import Run, opened_pulls
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB, RedisServer
@@ -20,7 +20,7 @@ from toc.model.sharding import BizId
 from toc.model.topic import Delivery
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
-from toc.pull.waiting_pulls import WaitingPull, WaitingPulls, notify
+from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 
 TOPIC, OTHER = "test.pulled", "test.other"
 LONG = 60.0
@@ -28,25 +28,31 @@ LONG = 60.0
 
 
 @pytest.fixture
-def gateway(system: System) -> Iterator[Pulls]:
-    with opened(system) as pulls:
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def run(runner: asyncio.Runner) -> Run:
+    return lambda steps: runner.run(steps())
+
+
+@pytest.fixture
+def gateway(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
+    with opened(runner, system) as pulls:
         yield pulls
 
 
 @contextmanager
-def opened(system: System) -> Iterator[Pulls]:
+def opened(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
     """Two topics that are pulled, and nobody who sweeps."""
     for number, name in enumerate((TOPIC, OTHER)):
         topic = Topic(name, 9 + number, 4, retries=2, delivery=Delivery.PULL, max_runtime=120)
         system.center.store.topics.create(topic)
     system.center.catalog.refresh()
-    pulls = Pulls(system.center)
-    yield pulls
-    pulls.stop()
-
-
-def run(steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(steps())
+    with opened_pulls(runner, system.center) as pulls:
+        yield pulls
 
 
 async def entered(gateway: Pulls, count: int) -> None:
@@ -84,13 +90,13 @@ def test_a_redis_that_stands_still_holds_up_neither_pulls_nor_acks(
         last = system.center.submit(TOPIC, biz_id=1, delay=0.01)
         assert [one.task.job_id for one in await gateway.pull([TOPIC], wait=LONG)] == [last]
 
-    with opened(system) as gateway:
-        run(lambda: steps(gateway))
+    with asyncio.Runner() as runner, opened(runner, system) as gateway:
+        runner.run(steps(gateway))
     system.stop()
 
 
 def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
-    system: System, gateway: Pulls, clean_redis: RedisServer
+    system: System, gateway: Pulls, clean_redis: RedisServer, run: Run
 ) -> None:
     async def steps() -> None:
         clean_redis.kill()
@@ -117,7 +123,9 @@ def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
     run(steps)
 
 
-def test_a_consumer_that_never_waits_gets_what_no_message_told_of(system: System, gateway: Pulls) -> None:
+def test_a_consumer_that_never_waits_gets_what_no_message_told_of(
+    system: System, gateway: Pulls, run: Run
+) -> None:
     async def steps() -> None:
         assert await gateway.pull([TOPIC]) == []
         taker = gateway._taker
@@ -137,7 +145,7 @@ def test_a_consumer_that_never_waits_gets_what_no_message_told_of(system: System
 
 
 def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_not_have(
-    system: System, gateway: Pulls
+    system: System, gateway: Pulls, run: Run
 ) -> None:
     async def steps() -> None:
         call = asyncio.create_task(gateway.pull([TOPIC], wait=40))
@@ -152,20 +160,14 @@ def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_not_hav
 
 
 def test_an_event_loop_that_ends_breaks_nothing() -> None:
-    """The thread that tells its pulls serves others as well."""
-    pulls: list[WaitingPull] = []
+    """The threads that tell its pulls end a little later."""
 
-    async def enter() -> None:
-        pulls.append(WaitingPull([TOPIC], 1, 1000, hasty=False))
+    async def enter() -> WaitingPulls:
+        waiting = WaitingPulls(asyncio.get_running_loop())
+        assert waiting.enter(WaitingPull([TOPIC], 1, 1000, hasty=False))
+        return waiting
 
-    asyncio.run(enter())
-    (pull,) = pulls
-    pull.loop.is_closed = lambda: False  # type: ignore[method-assign]  # it ends just after this question
-    waiting = WaitingPulls()
-    assert waiting.enter(pull)
-    waiting.close_all()
-    notify([pull])
-    del pull.loop.is_closed
+    asyncio.run(enter()).close_all()
 
 
 TOPICS = 12
@@ -228,19 +230,18 @@ def crowd(system: System, topics: int, rounds: int) -> int:
                 await asyncio.to_thread(submit, name, dice.randint(1, 3))
             await asyncio.sleep(dice.random() / 10)
 
-    async def steps(first: Pulls, second: Pulls) -> None:
+    async def steps() -> None:
+        secret = center.store.identity.lease_secret()
+        first, second = gateways = Pulls(center, secret), Pulls(center, secret)
         guests = [asyncio.create_task(come_and_go(pulls)) for pulls in (first, second) for _ in range(6)]
         waiting = [wait_alone(dice.choice((first, second)), name) for name in lonely]
         await asyncio.gather(feed(), *waiting)
         done.set()
         async with asyncio.timeout(LONG):
             await asyncio.gather(*guests)
-
-    gateways = Pulls(center), Pulls(center)
-    try:
-        asyncio.run(steps(*gateways))
-    finally:
         for pulls in gateways:
-            pulls.stop()
+            await pulls.stop()
+
+    asyncio.run(steps())
     assert sorted(got) == sorted(submitted), "each once"
     return len(got)
