@@ -99,14 +99,7 @@ class TimeoutCenter(Parts):
         self._indexing = Indexing(self)
         self._changes = Changes(lambda: self.store, self._indexing, lambda: self.clock)
         self._after_commit = AfterCommit(self._committed)
-        self.schedules = Schedules(
-            store=self._placed_store,
-            catalog=lambda: self.catalog,
-            clock=lambda: self.clock,
-            submit=self.submit,
-            submit_many=self.submit_many,
-            index=self._indexing.add,
-        )
+        self.schedules = Schedules(self)
         """Schedules: each submits a task at each of its times."""
         super().__init__(settings, clock)
         _centers.add(self)

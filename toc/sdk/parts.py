@@ -55,9 +55,7 @@ class Parts:
         self._given = settings, clock or Clock()
         self.clock = self._given[1]
         self.stands_in: StandIn | None = None
-        self.targets = Targets(
-            store=lambda: self.store, allow=lambda: self.settings.allow, clock=lambda: self.clock
-        )
+        self.targets = Targets(self)
         """Receivers of webhooks."""
         self._store: Store | None = None
         self._queues: Queues | None = None

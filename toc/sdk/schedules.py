@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.clock import from_ms, to_ms
 from toc.model.duration import Duration
 from toc.model.errors import (
     InvalidInput,
@@ -47,6 +46,9 @@ from toc.model.topic import Topic, check_native
 from toc.store.store import Store
 from toc.store.tasks.occurrences import occurrence_key
 from toc.store.tasks.schedule_rows import StoredSchedule
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
 
 REPEATS = 10
 MAX_BACKFILL = 100_000
@@ -109,26 +111,16 @@ class Schedules:
     Any method that asks a server raises StoreUnavailable when the server of that schedule does not answer.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Callable[[], Store],
-        catalog: Callable[[], TopicCatalog],
-        clock: Callable[[], Clock],
-        submit: Callable[..., int],
-        submit_many: Callable[[Iterable[NewTask]], list[int]],
-        index: Callable[[Iterable[TaskRow]], None],
-    ) -> None:
-        self._store = store
-        self._catalog = catalog
-        self._clock = clock
-        self._submit = submit
-        self._submit_many = submit_many
-        self._index = index
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
         self.declared: list[Declared] = []
         """What ``@center.schedule`` declares."""
         self.handled: list[tuple[str, Callable[..., Any]]] = []
         """The topics with their handlers, as registered."""
+
+    @property
+    def _store(self) -> Store:
+        return self._center._placed_store()
 
     # --- create, look up
 
@@ -162,13 +154,13 @@ class Schedules:
 
     def get(self, name: str) -> Schedule | None:
         """Return a schedule, or None."""
-        stored = self._store().schedules.get(check_schedule_name(name))
+        stored = self._store.schedules.get(check_schedule_name(name))
         return None if stored is None else _schedule(stored)
 
     def preview(self, name: str, *, count: int = 20, after: datetime | None = None) -> list[Fire]:
         """Return the next times at which a schedule fires, paused or not; ``after`` defaults to now."""
         stored = self._stored(name)
-        return preview(stored.definition, _instant("after", after, self._clock().now_ms()), count)
+        return preview(stored.definition, _instant("after", after, self._center.clock.now_ms()), count)
 
     def list(self, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
@@ -177,7 +169,7 @@ class Schedules:
         """
         found: list[Schedule] = []
         while len(found) < limit:
-            page = self._store().schedules.page(after, limit)
+            page = self._store.schedules.page(after, limit)
             for stored in page:
                 try:
                     found.append(_schedule(stored))
@@ -214,7 +206,7 @@ class Schedules:
 
     def delete(self, name: str) -> bool:
         """Delete a schedule and cancel its next occurrence. Returns whether there was one."""
-        table = self._store().schedules
+        table = self._store.schedules
         for attempt in range(REPEATS):
             stored = table.get(check_schedule_name(name))
             if stored is None:
@@ -235,8 +227,8 @@ class Schedules:
         Changes nothing else; its nominal time is now. Raises UnknownSchedule, SubmitUnknown.
         """
         definition = self._stored(name).definition
-        nominal = scheduled_for_text(self._clock().now_ms())
-        return self._submit(
+        nominal = scheduled_for_text(self._center.clock.now_ms())
+        return self._center.submit(
             definition.topic,
             biz_id=name,
             delay=timedelta(milliseconds=1),  # topics may refuse a task that is due now
@@ -253,14 +245,14 @@ class Schedules:
         counts. Raises UnknownSchedule, InvalidSchedule, PartialSubmit.
         """
         stored = self._stored(name)
-        definition, now = stored.definition, self._store().schedules.now(name)
+        definition, now = stored.definition, self._store.schedules.now(name)
         begin, until = _instant("from", start), _instant("to", end)
         if begin > until:
             raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
         until = min(until, now - definition.offset)
         if not rate >= MIN_BACKFILL_RATE:
             raise InvalidSchedule(f"rate = {rate} must be {MIN_BACKFILL_RATE} a second or more", "rate")
-        topic = self._catalog().get(definition.topic)
+        topic = self._center.catalog.get(definition.topic)
         kept_since = now - topic.retention * 1000
         upcoming = takewhile(lambda at: at <= until, definition.calendar.after(begin - 1))
         nominals = list(islice(upcoming, MAX_BACKFILL + 1))
@@ -271,12 +263,12 @@ class Schedules:
         present = submitted = may_have_run = 0
         for first in range(0, len(nominals), BACKFILL_PAGE):
             page = nominals[first : first + BACKFILL_PAGE]
-            there = self._store().schedules.occurrences.present(stored, page)
+            there = self._store.schedules.occurrences.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
             present += len(there)
             may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)
             if not dry_run and lacking:
-                self._submit_many(
+                self._center.submit_many(
                     NewTask(
                         definition.topic,
                         name,
@@ -316,7 +308,7 @@ class Schedules:
     def _reconcile(self, declared: Declared) -> None:
         topic = declared.topic or self._topic_of(declared)
         wanted = define(declared.name, topic=topic, **declared.options)
-        if self._store().schedules.get(wanted.name) is None:
+        if self._store.schedules.get(wanted.name) is None:
             with contextlib.suppress(ScheduleExists):  # by another process that starts
                 self._create(wanted, paused=False)
                 return
@@ -335,7 +327,7 @@ class Schedules:
 
     def _create(self, definition: Definition, *, paused: bool) -> Schedule:
         self._open_topic(definition.topic)
-        table = self._store().schedules
+        table = self._store.schedules
         now = table.now(definition.name)
         state = new_state(definition, secrets.randbits(63), now, paused=paused)
         return _schedule(self._begin(table.create(definition, state)))
@@ -343,7 +335,7 @@ class Schedules:
     def _change(
         self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
     ) -> Schedule:
-        table = self._store().schedules
+        table = self._store.schedules
         for _ in range(REPEATS):
             stored = self._step(self._stored(name), NEAR_MS)
             definition, state = to(stored.definition), stored.state
@@ -364,7 +356,7 @@ class Schedules:
             changed = table.change(stored, definition, state, planned, rows)
             if changed is not None:
                 with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
-                    self._index(rows)
+                    self._center._indexing.add(rows)
                 return _schedule(self._begin(changed))
         raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
@@ -381,7 +373,7 @@ class Schedules:
         If another process has taken it, or the topic takes no tasks, or this host does not know the zone,
         there is none to take: workers continue.
         """
-        table, look = self._store().schedules, stored.state.look
+        table, look = self._store.schedules, stored.state.look
         topic = self._topic(stored.definition.topic)
         if look is None or topic is None or topic.closed or stored.definition.unknown:
             return stored
@@ -394,7 +386,7 @@ class Schedules:
             raise error
         for move in moved.done:
             with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
-                self._index(move.rows)
+                self._center._indexing.add(move.rows)
             return stored._replace(state=move.state._replace(version=stored.state.version + 1))
         return table.get(stored.name) or stored
 
@@ -406,21 +398,21 @@ class Schedules:
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
-        return self._store().schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
+        return self._store.schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
 
     def _open_topic(self, name: str) -> Topic:
         """Return a topic that takes tasks. Raises InvalidTopic, UnknownTopic, TopicClosed."""
         check_native(name)
-        topic = self._catalog().get(name)
+        topic = self._center.catalog.get(name)
         if topic.closed:
             raise TopicClosed(f"topic {name!r} is being deleted and takes no new task")
         return topic
 
     def _topic(self, name: str) -> Topic | None:
-        return self._catalog().known().get(name) or self._catalog().refresh().get(name)
+        return self._center.catalog.known().get(name) or self._center.catalog.refresh().get(name)
 
     def _stored(self, name: str) -> StoredSchedule:
-        return need(self._store().schedules.get(check_schedule_name(name)), name)
+        return need(self._store.schedules.get(check_schedule_name(name)), name)
 
 
 def need(found: Found | None, name: str) -> Found:

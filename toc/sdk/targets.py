@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from toc.model.clock import Clock
 from toc.model.duration import Duration, seconds_of
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
     MAX_PREVIOUS_SECONDS,
     NOTICED_SECONDS,
     PREVIOUS_SECONDS,
-    Allow,
     Target,
     TargetSecrets,
     check_headers,
@@ -23,9 +21,9 @@ from toc.model.target import (
 )
 from toc.store.records.target_book import TargetBook
 from toc.store.records.targets import Resealed, no_target
-from toc.store.store import Store
 
 if TYPE_CHECKING:
+    from toc.sdk.parts import Parts
     from toc.webhooks.probe import TestAnswer
 
 Changed = TypeVar("Changed")
@@ -52,12 +50,8 @@ class Targets:
     without ``wait``, at once.
     """
 
-    def __init__(
-        self, *, store: Callable[[], Store], allow: Callable[[], Allow], clock: Callable[[], Clock]
-    ) -> None:
-        self._store = store
-        self._allow = allow
-        self._clock = clock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._book: TargetBook | None = None
 
     def create(
@@ -71,20 +65,20 @@ class Targets:
         422 make a task dead at once; none) and ``topics`` (patterns of the topics that may use it; all).
         Raises InvalidTarget or NameTaken before anything is written.
         """
-        target = Target(name, check_url(url, self._allow()), **_limits(limits))
+        target = Target(name, check_url(url, self._parts.settings.allow), **_limits(limits))
         opened = TargetSecrets(new_secret(), None, check_headers(headers or {}))
-        return NewSecret(self._store().targets.create(target, opened), opened.secret)
+        return NewSecret(self._parts.store.targets.create(target, opened), opened.secret)
 
     def get(self, name: str) -> Target | None:
         """Return a target, or None."""
         try:
-            return self._store().targets.get(name)
+            return self._parts.store.targets.get(name)
         except UnknownTarget:
             return None
 
     def list(self) -> list[Target]:
         """Return all targets by name. Leaves out rows that this version does not understand."""
-        return [*self._store().targets.list()]
+        return [*self._parts.store.targets.list()]
 
     def alter(
         self,
@@ -101,7 +95,7 @@ class Targets:
         """
         changes = _limits(limits)
         if url is not None:
-            changes["url"] = check_url(url, self._allow())
+            changes["url"] = check_url(url, self._parts.settings.allow)
         if not changes and headers is None:
             raise InvalidInput(f"nothing to change on {shown(name)}: name the url, headers or a limit")
         found = None if headers is None else check_headers(headers)
@@ -112,7 +106,7 @@ class Targets:
             return replace(target, **changes), opened
 
         return self._noticed(
-            self._store().targets.change(name, change, with_secrets=found is not None), wait=wait
+            self._parts.store.targets.change(name, change, with_secrets=found is not None), wait=wait
         )
 
     def rotate(self, name: str, *, keep: Duration = PREVIOUS_SECONDS, wait: bool = True) -> NewSecret:
@@ -124,7 +118,7 @@ class Targets:
         if not seconds <= MAX_PREVIOUS_SECONDS:
             raise InvalidTarget(f"keep must be 0 to {MAX_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
         secret = new_secret()
-        until = self._clock().now_ms() + round(seconds * 1000) if seconds else None
+        until = self._parts.clock.now_ms() + round(seconds * 1000) if seconds else None
 
         def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:
             assert opened is not None  # noqa: S101 - it was asked for
@@ -133,7 +127,7 @@ class Targets:
                 replace(opened, secret=secret, previous=opened.secret if seconds else None),
             )
 
-        changed = self._store().targets.change(name, change, with_secrets=True)
+        changed = self._parts.store.targets.change(name, change, with_secrets=True)
         return NewSecret(self._noticed(changed, wait=wait), secret)
 
     def test(self, name: str) -> TestAnswer:
@@ -146,14 +140,14 @@ class Targets:
             from toc.webhooks.probe import send_test
         except ImportError as exc:
             raise NotInstalled("requests to targets need aiohttp", "webhooks") from exc
-        table = self._store().targets
+        table = self._parts.store.targets
         target = table.get(name)
-        return send_test(target, table.open(target), self._allow())
+        return send_test(target, table.open(target), self._parts.settings.allow)
 
     def pause(self, name: str, *, why: str = "", by: str = "", wait: bool = True) -> Target:
         """Send nothing more to a target; its tasks wait. Requests in flight end. Raises UnknownTarget."""
-        self._store().targets.pause(name, by=by, why=why)
-        return self._noticed(self._store().targets.get(name), wait=wait)
+        self._parts.store.targets.pause(name, by=by, why=why)
+        return self._noticed(self._parts.store.targets.get(name), wait=wait)
 
     def resume(self, name: str) -> Target:
         """Send to a paused target again. Raises UnknownTarget."""
@@ -161,11 +155,11 @@ class Targets:
         def change(target: Target, _opened: TargetSecrets | None) -> tuple[Target, None]:
             return replace(target, paused=False, paused_by="", paused_why=""), None
 
-        return self._store().targets.change(name, change)
+        return self._parts.store.targets.change(name, change)
 
     def delete(self, name: str, *, wait: bool = True) -> None:
         """Remove a target. Its tasks wait until there is one of that name again. Raises UnknownTarget."""
-        self._store().targets.delete(name)
+        self._parts.store.targets.delete(name)
         self._noticed(None, wait=wait)
 
     def _noticed(self, changed: Changed, *, wait: bool) -> Changed:
@@ -188,7 +182,7 @@ class Targets:
         if self.serves(name, topic):
             return
         if (book := self._book) is None:
-            book = self._book = TargetBook(self._store().targets, self._clock())
+            book = self._book = TargetBook(self._parts.store.targets, self._parts.clock)
         book.run_once()
         if not book.serves(name, topic):
             raise book.error or InvalidTarget(no_target(name, topic), "target")
@@ -204,7 +198,7 @@ class Targets:
 
     def reseal(self) -> Resealed:
         """Encrypt the secrets of all targets with the first key of TOC_SECRET_KEY. May be repeated."""
-        return self._store().targets.reseal()
+        return self._parts.store.targets.reseal()
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
