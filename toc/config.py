@@ -203,6 +203,13 @@ class Settings(BaseSettings):
         """Order the sources: arguments, then the environment, then the file."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, _read_file())
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # in toc.toml it would be the number 1 or 0
+            raise ValueError("no setting is a flag")  # noqa: TRY004 - pydantic shows no TypeError
+        return value
+
     @field_validator("database_urls", mode="before")
     @classmethod
     def _split_urls(cls, value: Any) -> Any:

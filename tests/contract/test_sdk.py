@@ -255,7 +255,7 @@ def test_a_submit_that_is_repeated_after_its_time_is_the_task_that_it_was(contra
         center.put(again._replace(attribute={"another": 1}))
 
     with pytest.raises(errors.NotInFuture):
-        center.put(again._replace(on_conflict="replace"))
+        center.put(again._replace(on_conflict="replace", body=b"another"))
     with pytest.raises(errors.NotInFuture):
         center.put(again._replace(dedup_key="nobody's"))
     with pytest.raises(errors.NotInFuture):

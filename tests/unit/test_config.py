@@ -113,6 +113,7 @@ def test_a_file_that_is_named_but_missing_is_refused(monkeypatch: pytest.MonkeyP
         ({"read_timeout": "nan"}, "TOC_READ_TIMEOUT=nan"),
         ({"processes": 0}, "TOC_PROCESSES=0"),
         ({"weight": -1}, "TOC_WEIGHT=-1"),
+        ({"max_body": True}, "TOC_MAX_BODY=True: no setting is a flag"),
         ({"log_level": "loud"}, "'debug', 'info', 'warning' or 'error'"),
         ({"tabels": 4}, "did you mean 'tables'"),
     ],

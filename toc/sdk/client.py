@@ -263,7 +263,8 @@ class TimeoutCenter(Parts):
             answer = self.store.answer_to(request, BizId.of(task.biz_id))
             if answer is not None:
                 return answer
-        if task.dedup_key is None or not isinstance(refused, OF_TIMES):
+        named = task.dedup_key is not None and isinstance(refused, OF_TIMES)
+        if not named or conflict_of(task) is OnConflict.REPLACE:  # which keeps nothing
             raise refused
         task = at_any_time(task)
         row = self._intake.row(task, lambda name: topic or self.catalog.get(name), by_dialect=by_dialect)

@@ -118,8 +118,8 @@ def pause(doing: Doing, topic: str) -> Record:
 def resume(doing: Doing, topic: str, rate: int) -> Record:
     """Start the tasks of a paused topic again, oldest first.
 
-    A rate limits the tasks that are due by now; tasks that become due later are not limited. On a topic that
-    is not paused this sets another rate, or none.
+    A rate limits the tasks that are due by now; those that come due meanwhile wait behind them. On a topic
+    that is not paused this sets another rate, or none.
     """
     from toc.operate import admin
 

@@ -1,9 +1,9 @@
 """Works off the backlog of a paused topic at a limited rate: ``toc topic resume --rate``.
 
-The limit holds for tasks that were due before the topic was resumed. Each worker takes a share in
-proportion to the topic's slots that it owns, so all together keep the rate without coordination.
-Once the first score of a slot is later than the resume, its backlog is gone, and the slot is served
-normally. Used by the poller's thread alone.
+The limit holds for tasks that were due before the topic was resumed; later ones of a slot wait behind them.
+Each worker takes a share in proportion to the topic's slots that it owns, so all together keep the rate
+without coordination. Once the first score of a slot is later than the resume, its backlog is gone, and the
+slot is served normally. Used by the poller's thread alone.
 """
 
 from __future__ import annotations
