@@ -50,7 +50,7 @@ from toc.sdk.submission import RowMaker
 log = get_logger(__name__)
 
 TOGETHER = 500
-"""Most records of one round trip."""
+"""Most records that are read, and removed, at once."""
 CENTURY = 3.2e9
 """Seconds: a later deadline is refused at once; TOC_MAX_DELAY counts when the record is drained."""
 
@@ -114,60 +114,37 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
     once those of the others are submitted; and the errors of ``engine``.
     """
     done, after = 0, 0
-    away: Unavailable | None = None
+    away: dict[int, Unavailable] = {}
     while True:
         with engine.connect() as connection:
             waiting = select(table).where(table.c.error.is_(None), table.c.id > after)
             records = connection.execute(waiting.order_by(table.c.id).limit(TOGETHER)).all()
         if not records:
-            if away is not None:
-                raise away
+            for error in away.values():
+                raise error
             return done
         after = records[-1].id
-        by_server: dict[int, dict[int, NewTask]] = {}
-        unreadable: dict[int, str] = {}
+        submitted: list[int] = []
+        refused: dict[int, str] = {}
         for record in records:
             try:
                 task = _task(record)
                 server = center.store.server_of_biz(BizId.of(task.biz_id))
-            except (InvalidInput, LookupError, OverflowError, TypeError, ValueError) as exc:
-                unreadable[record.id] = f"it is no record of this version: {exc!r}"
-                log.warning("outbox_refused", record=record.id, topic=None, error=unreadable[record.id])
-            else:
-                by_server.setdefault(server, {})[record.id] = task
-        if unreadable:
-            _settle(engine, [], unreadable)
-        for tasks in by_server.values():
-            submitted, refused, error = _submit(center, tasks)
-            away = away or error
-            done += len(submitted)
-            _settle(engine, submitted, refused)
-
-
-def _submit(
-    center: TimeoutCenter, tasks: Mapping[int, NewTask]
-) -> tuple[Sequence[int], Mapping[int, str], Unavailable | None]:
-    """Submit tasks of one server. Returns those that are, why others are refused, and what prevented the
-    rest."""
-    try:
-        center.submit_many(tasks.values())
-    except (InvalidInput, Unavailable):
-        pass  # of one of them: see of which
-    else:
-        return list(tasks), {}, None
-    submitted: list[int] = []
-    refused: dict[int, str] = {}
-    for number, task in tasks.items():
-        try:
-            center.put(task)
-        except InvalidInput as exc:
-            refused[number] = str(exc)
-            log.warning("outbox_refused", record=number, topic=task.topic, error=str(exc))
-        except Unavailable as exc:
-            return submitted, refused, exc
-        else:
-            submitted.append(number)
-    return submitted, refused, None
+                if server not in away:
+                    try:
+                        center.put(task)
+                    except Unavailable as exc:
+                        away[server] = exc
+                    else:
+                        submitted.append(record.id)
+            except InvalidInput as exc:
+                refused[record.id] = str(exc)
+            except (LookupError, OverflowError, TypeError, ValueError) as exc:
+                refused[record.id] = f"it is no record of this version: {exc!r}"
+        for number, error_text in refused.items():
+            log.warning("outbox_refused", record=number, error=error_text)
+        _settle(engine, submitted, refused)
+        done += len(submitted)
 
 
 def _settle(engine: Engine, submitted: Sequence[int], refused: Mapping[int, str]) -> None:
