@@ -51,22 +51,14 @@ class FailedTry(NamedTuple):
         }
 
 
-_text = json.JSONEncoder(ensure_ascii=False).encode
+_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def line(failed: FailedTry) -> str:
     """Encode a failed try as appended to the row."""
-    # Written out: each webhook that succeeds has one, and all but the error are numbers.
-    error = _text(failed.error[:LINE_CHARS].encode(errors="replace").decode())
-    last = [
-        f',"{name}":{value:d}'
-        for name, value in zip(FailedTry._fields[5:], failed[5:], strict=True)
-        if value is not None
-    ]
-    return (
-        f'{{"attempt":{failed.attempt:d},"crashes":{failed.crashes:d},"version":{failed.version:d},'
-        f'"at":{failed.at:d},"error":{error}{"".join(last)}}}\n'
-    )
+    values = {name: value for name, value in failed._asdict().items() if value is not None}
+    values["error"] = failed.error[:LINE_CHARS].encode(errors="replace").decode()
+    return _text(values) + "\n"
 
 
 def added(server: DatabaseServer, failed: FailedTry) -> str:
