@@ -14,7 +14,6 @@ from toc.store.servers.shards import Shards
 
 log = get_logger(__name__)
 
-_TASK_TABLE = re.compile("timeout_task_[0-9]{4}")
 _SHARDED = re.compile("timeout_(task|body)_[0-9]{4}")
 _VERSIONS = "alembic_version"
 NO_TABLES = (
@@ -96,19 +95,13 @@ def require(shards: Shards) -> None:
 def require_layout(shards: Shards) -> None:
     """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES.
 
-    Otherwise a task would be written into a table in which its job_id is never looked up. This
-    looks only at the first database. Tables that are missing there are no error here: the statement
-    that uses them raises it.
+    Otherwise a task would be written into a table in which its job_id is never looked up. This looks only at
+    the first server. Tables that are missing there are no error here: the statement that uses them raises it.
     """
-    name = shards.layout.database_name(0)
-    expected = {task_table_name(table) for table in shards.layout.tables_of(0)}
-    found = _tables(shards, shards.topic_server, [name])[name]
-    unexpected = sorted(table for table in found - expected if _TASK_TABLE.fullmatch(table))
-    if unexpected:
-        raise SchemaBehind(
-            f"{shards.topic_server.name} {name}: {len(unexpected)} tables unexpected, first {unexpected[0]}: "
-            f"{_OTHER_LAYOUT} ({shards.layout.databases} and {shards.layout.tables})"
-        )
+    for status in check_server(shards, shards.topic_server):
+        if status.unexpected_tables:
+            numbers = f"{shards.layout.databases} and {shards.layout.tables}"
+            raise SchemaBehind(f"{status}: {_OTHER_LAYOUT} ({numbers})")
 
 
 def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dict[str, set[str]]:
