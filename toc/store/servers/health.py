@@ -97,20 +97,15 @@ class Health:
     def answered(self, seconds: float) -> None:
         """Record how many seconds an answer took."""
         seconds = min(seconds, MAX_PATIENCE_SECONDS)
-        usual = self._usual
-        self._average = seconds if usual is None else usual + (seconds - usual) / 4
-
-    @property
-    def _usual(self) -> float | None:
-        """Usual seconds per answer; None before the first answer."""
-        return self._server.first_answer if self._average is None else self._average
+        average = self._average
+        self._average = seconds if average is None else average + (seconds - average) / 4
 
     @property
     def patience(self) -> float:
         """Seconds an answer may take before the server counts as away."""
-        if self._usual is None:
+        if self._average is None:
             return MAX_PATIENCE_SECONDS
-        return min(max(PATIENCE_SECONDS, PATIENCE_TIMES * self._usual), MAX_PATIENCE_SECONDS)
+        return min(max(PATIENCE_SECONDS, PATIENCE_TIMES * self._average), MAX_PATIENCE_SECONDS)
 
     @property
     def troubled(self) -> bool:

@@ -75,13 +75,7 @@ class MySqlServer(DatabaseServer):
         )
         self._url = url
         self._keepalive = keepalive
-
-        def connected() -> MySqlConnection:
-            connection = connect()
-            self.first_answer = connection.first_answer
-            return connection
-
-        pool = Pool(connected, pool_size, connect_timeout + read_timeout)
+        pool = Pool(connect, pool_size, connect_timeout + read_timeout)
         super().__init__(server_name(url), databases, pool)
 
     def _connect_within(self, seconds: float) -> MySqlConnection:

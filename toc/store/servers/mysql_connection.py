@@ -144,9 +144,7 @@ def connector(
     def connect() -> MySqlConnection:
         connection = MySqlConnection(*log_in(), read_timeout, write_timeout)
         try:
-            began = time.monotonic()
             *_, off, shown = connection.batch(session)
-            connection.first_answer = time.monotonic() - began
             with _parsed("first answer"):
                 found = {str(name).lower(): str(value) for name, value in shown.rows}
                 _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 10)
@@ -294,8 +292,6 @@ class MySqlConnection(Connection):
     ``driver`` is the driver's, which has logged in and closes it.
     """
 
-    first_answer = 0.0
-    """Seconds until the server's first answer."""
     max_packet = 1 << 20
     """Most bytes that the server accepts at once: assumed until it has said its limit."""
 

@@ -133,8 +133,6 @@ class DatabaseServer(ABC):
         self.name = name
         """host:port, or the path of a SQLite file: for messages, never a password."""
         self.databases = databases
-        self.first_answer: float | None = None
-        """Seconds until the first answer on its newest connection; None if not measured."""
         self._pool = pool
         self._inherited: list[Pool] = []
 
