@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -19,10 +19,8 @@ _NUMBERS = tuple(
     for place, name in enumerate(TaskRow._fields)
     if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256")
 )
-_RARE = ("tries", "expires_at", "expired", "body_length", "body_sha256")
-"""Columns that are written only where some row has more than their defaults."""
-_COMMON = ",".join(name for name in TaskRow._fields if name not in _RARE)
-_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s"
+_COLUMNS = ",".join(TaskRow._fields)
+_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s,%d,%s,%d,%s)"
 """A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
 
 UNION = 400
@@ -159,26 +157,12 @@ def select_by_dedup(
     return statements
 
 
-def _rare(
-    instant: Callable[[int], str],
-    tries: int,
-    expires_at: int,
-    expired: int,
-    body_length: int | None,
-    body_sha256: bytes | None,
-) -> str:
-    """The values of the rare columns, with the end of the row."""
-    body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},X'{body_sha256.hex()}'"
-    return f",{tries:d},{instant(expires_at) if expires_at else 'NULL'},{expired:d},{body})"
-
-
 def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statement:
     """Return one INSERT of many rows into one table."""
     values: list[str] = []
     params: list[str | bytes] = []
     # Rows that are written together share many.
     instant = server.instant if len(rows) == 1 else cache(server.instant)
-    rare = any(row.tries or row.expires_at or row.expired or row.body_sha256 for row in rows)
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
@@ -195,14 +179,15 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
         if last_error is not None:
             error = "%s"
             params.append(last_error)
+        expiry = instant(expires_at) if expires_at else "NULL"
+        body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},{literal(body_sha256)}"
         values.append(
             _VALUES
             % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
-               attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified))
-            + (_rare(instant, tries, expires_at, expired, body_length, body_sha256) if rare else ")")
+               attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified),
+               tries, expiry, expired, body)
         )  # fmt: skip
-    what = f"{_COMMON},{','.join(_RARE)}" if rare else _COMMON
-    return Statement(f"INSERT INTO {name} ({what}) VALUES {','.join(values)}", params)
+    return Statement(f"INSERT INTO {name} ({_COLUMNS}) VALUES {','.join(values)}", params)
 
 
 def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement) -> Statement:
