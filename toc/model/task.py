@@ -317,11 +317,6 @@ class Submission(NamedTuple):
         """Whether one INSERT stores it, unless its name is taken."""
         return self.on_conflict is OnConflict.KEEP and self.request is None
 
-    @property
-    def size(self) -> int:
-        """Roughly how many bytes it takes on its way."""
-        return self.row.size
-
 
 class TryRow(NamedTuple):
     """The columns that a try needs: for the row check, the handler's Task, and the end of the try.

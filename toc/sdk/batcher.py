@@ -67,7 +67,7 @@ class Batcher:
     async def store(self, one: Submission) -> Put:
         """Store what ``checked`` returned."""
         if self.center.tracing is None:
-            return await self._batcher_of(one).ask(one, one.size)
+            return await self._batcher_of(one).ask(one, one.row.size)
         (outcome,) = await self.store_each([one])
         if not isinstance(outcome, Put):
             raise outcome
@@ -77,7 +77,7 @@ class Batcher:
         """Store what ``checked`` returned, each for itself. Returns their outcomes."""
         began = time.time_ns()
         outcomes: list[Put | TocError] = await ask_each(
-            [(self._batcher_of(one), one, one.size) for one in tasks]
+            [(self._batcher_of(one), one, one.row.size) for one in tasks]
         )
         if (tracing := self.center.tracing) is not None:
             tracing.submitted(

@@ -44,14 +44,11 @@ class Requests:
     def claim_each(self, wanted: Iterable[tuple[Request, int | None]]) -> dict[Request, RequestReused]:
         """Claim the names of many, given with the tables of their rows. Returns those that are refused."""
         homes: dict[int, dict[bytes, Request]] = {}
-        near: set[DatabaseServer] = set()
         wanted = list(wanted)
         for request, table in wanted:
             home = int.from_bytes(request.key[:4]) % self.databases
             if table is None or table % self.databases != home:
                 homes.setdefault(home, {}).setdefault(request.key, request)
-            if table is not None:
-                near.add(self._shards.server_of[table])
         refused: dict[Request, RequestReused] = {}
         for server, parts in self._shards.group_tables(homes).items():
             health = self._shards.health[server]
@@ -67,10 +64,7 @@ class Requests:
                 insert = f"INSERT INTO {name} (request_key,payload,gmt_create) VALUES {values}"
                 statements += [Statement(server.or_lock(insert)), select(name, part.values())]
             try:
-                if server in near:
-                    results = server.run(statements, outwait=False)
-                else:
-                    results = _answer_in_time(server, health, statements)
+                results = _answer_in_time(server, health, statements)
             except (StoreUnavailable, SchemaBehind) as exc:
                 if not isinstance(exc, (Transient, PoolExhausted, Refused, SchemaBehind)):
                     health.mark_away(exc)
@@ -99,8 +93,7 @@ class Requests:
 
 
 def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence[Statement]) -> list[Result]:
-    """Run statements on a server that the request's tasks may not need. [] once the server is known to
-    hang."""
+    """Run statements on a server that the request's tasks may not need. [] once it is known to hang."""
     exchange = server.begin(statements)
     if exchange is None:  # no connection is idle; opening one would take as long as the server likes
         away = health.examine(lambda _seconds: False)
