@@ -14,7 +14,6 @@ from toc.observe import metrics
 from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
 from toc.observe.exposition import encode
 from toc.observe.metrics import METRICS, add_up
-from toc.worker.daemon.state import STILL_SECONDS, State, faults, lacks
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -128,29 +127,3 @@ def test_every_metric_is_valid_openmetrics() -> None:
             number = list(METRICS).index(metric.name) + 1
             assert counts[0] == sum(number + cell for cell in range(metric.cells - 1))
     assert families["process_cpu_seconds"].samples[0].value > 0
-
-
-WHOLE = State(1000.0, 2, workers={"ready": 2}, zookeeper=True)
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        (WHOLE, []),
-        (State(1000.0, 1, workers={"starting": 1}), ["0 of 1 worker processes are ready"]),
-        (State(1000.0, 1, workers={"ready": 1}, missing=3), ["3 slots or tables are not claimed yet"]),
-        (State(1000.0, 1, workers={"ready": 1}, zookeeper=False), ["ZooKeeper is out of reach"]),
-        (State(1000.0, 1, workers={"ready": 1}, stopping=True), ["it is stopping"]),
-    ],
-)
-def test_a_daemon_is_ready_when_all_its_workers_have_all_their_slots(
-    state: State, expected: list[str]
-) -> None:
-    assert lacks(state) == expected
-    assert faults(state, state.at + 1) == []
-
-
-def test_a_daemon_lives_while_its_thread_and_its_workers_and_their_loops_go_on() -> None:
-    later = WHOLE.at + STILL_SECONDS + 1
-    assert faults(WHOLE, later) == ["the daemon has been stuck for 31 s"]
-    assert faults(State(later, 2, stuck={"a": ["poll", "finish"]}), later) == ["worker a: poll, finish hangs"]

@@ -2,53 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import pytest
-from rich.console import Console
 
-from toc.cli.output import show, show_one, table
+from toc.cli.output import show, show_one
 from toc.coordination.assignment import Member
 from toc.operate.daemons import addresses
-
-SLOTS: list[dict[str, Any]] = [
-    {
-        "slot": f"order.confirmation_{number}",
-        "state": "owned",
-        "owner": f"host1-{number % 2}-1a2b3c4d",
-        "since": "12 min ago",
-        "why": "balance" if number else "no undrained worker handles this topic",
-        "scheduled": 1000 + number,
-        "prepared": 12,
-        "next_due": "in 3 s",
-        "overdue_seconds": None if number else 61.234,
-    }
-    for number in range(12)
-]
-SPARE = ("state", "since", "next_due")
-
-
-def printed(drawn: object, width: int, height: int = 24) -> list[str]:
-    to = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    to.print(drawn)
-    assert isinstance(to.file, io.StringIO)
-    return to.file.getvalue().splitlines()
-
-
-@pytest.mark.parametrize(("width", "left_out"), [(200, ()), (80, SPARE)])
-def test_a_table_tears_no_id_apart_and_leaves_out_what_can_be_spared(
-    width: int, left_out: tuple[str, ...]
-) -> None:
-    drawn, lacks = table(SLOTS, width, SPARE)
-    lines = printed(drawn, width)
-    assert tuple(lacks) == left_out
-    assert max(map(len, lines)) <= width
-    for record in SLOTS:
-        [line] = [line for line in lines if f"{record['slot']} " in line]
-        assert record["owner"] in line
-        assert str(record["scheduled"]) in line
-    assert "61.234" in "".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,6 @@ def here() -> LocalNames:
     return found
 
 
-def test_a_name_is_held_until_it_is_given_up(here: LocalNames) -> None:
-    name = here.name("host-a-0")
-    held = Presence(name)
-    assert not here.proves_gone(name)
-    held.close()
-    held.close()
-    assert here.proves_gone(name)
-
-
 def test_a_process_that_was_killed_is_proved_gone_and_not_before(here: LocalNames) -> None:
     name = here.name("host-a-0")
     with subprocess.Popen([sys.executable, "-c", HOLD, name], stdout=subprocess.PIPE) as process:
@@ -45,21 +36,6 @@ def test_a_process_that_was_killed_is_proved_gone_and_not_before(here: LocalName
         finally:
             process.kill()
     assert here.proves_gone(name)
-
-
-def test_a_name_may_be_as_long_as_it_likes(here: LocalNames) -> None:
-    name = here.name("h" * 300)
-    held = Presence(name)
-    assert not here.proves_gone(name)
-    held.close()
-
-
-def test_no_name_is_given_twice(here: LocalNames) -> None:
-    assert len({here.name("host-a-0") for _ in range(100)}) == 100
-
-
-def test_a_name_tells_its_host_and_its_place(here: LocalNames) -> None:
-    assert here.name("my-host-3").rsplit("-", 2)[:2] == ["my-host", "3"]
 
 
 @pytest.mark.parametrize(

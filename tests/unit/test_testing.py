@@ -22,11 +22,9 @@ from sqlalchemy.orm import Session
 
 from toc import (
     CancelOutcome,
-    Dead,
     InvalidInput,
     NewTask,
     RescheduleOutcome,
-    Retry,
     SubmitUnknown,
     Task,
     TaskStatus,
@@ -129,17 +127,6 @@ def test_an_error_of_a_handler_fails_the_test_and_the_try(toc: Toc, shop: Shop) 
     assert (task.status, task.attempt, shop.ran) == (PROCESSED, 2, [1, 1])
 
 
-def test_retry_and_dead_are_answers(toc: Toc, shop: Shop) -> None:
-    job_id = shop.center.submit("order.close", biz_id=1, delay=10)
-    shop.raises = Retry(timedelta(hours=1))
-    assert toc.advance("10m") == 1
-    shop.raises = Dead("never")
-    assert toc.advance("1h") == 1
-    task = shop.center.get(job_id)
-    assert task is not None
-    assert task.status is DEAD
-
-
 def test_all_tries_of_a_task_that_keeps_failing_pass_in_one_step(toc: Toc, shop: Shop) -> None:
     toc.topic("order.close", retries=3)
     job_id = shop.center.submit("order.close", biz_id=1, delay=10)
@@ -163,15 +150,6 @@ def test_coroutines_run_in_a_loop_of_the_kit_or_of_the_test(toc: Toc, shop: Shop
 
     asyncio.run(test())
     assert shop.ran == [1, 2, 3]
-
-
-def test_a_batch_fails_in_part(toc: Toc, shop: Shop) -> None:
-    for biz_id in ("a", "lost", "b"):
-        shop.center.submit("parcel.confirm", biz_id=biz_id, delay=60)
-    with pytest.raises(ValueError, match="no parcel"):
-        toc.advance("1m")
-    assert sorted(shop.ran) == ["a", "b", "lost"]
-    assert [task.biz_id for task in toc.tasks(status=PENDING)] == ["lost"]
 
 
 def test_a_task_that_resubmits_itself_for_ever_ends_in_an_error(
@@ -220,20 +198,6 @@ def test_a_database_that_is_away_and_an_answer_that_is_lost(toc: Toc, shop: Shop
     assert toc.advance("1m") == 3
 
 
-def test_cancel_reschedule_and_find_are_those_of_production(toc: Toc, shop: Shop) -> None:
-    center = shop.center
-    first = center.submit("order.close", biz_id=1, delay=60)
-    second = center.submit("order.close", biz_id=2, delay=60)
-    assert center.cancel(first) is CancelOutcome.CANCELLED
-    later = toc.now + timedelta(hours=1)
-    assert center.reschedule(second, action_time=later) is RescheduleOutcome.RESCHEDULED
-    toc.assert_submitted("order.close", biz_id=2, due_at=later)
-    assert toc.advance("30m") == 0
-    assert toc.advance("30m") == 1
-    assert center.cancel(second) is CancelOutcome.TOO_LATE
-    assert [task.job_id for task in center.find(biz_id=2)] == [second]
-
-
 def test_one_handler_alone(toc: Toc, shop: Shop) -> None:
     shop.center.submit("order.close", biz_id=7, delay=0.001)
     task = toc.run(shop.close, biz_id=8, attribute={"a": [1, 2]})
@@ -241,16 +205,6 @@ def test_one_handler_alone(toc: Toc, shop: Shop) -> None:
     assert shop.ran == [8]
     with pytest.raises(InvalidInput):
         toc.run(print)
-
-
-def test_what_production_refuses_is_refused(toc: Toc, shop: Shop) -> None:
-    with pytest.raises(InvalidInput):
-        shop.center.submit("order.close", biz_id=1, delay=10, attribute={"when": datetime.now(UTC)})
-    with pytest.raises(InvalidInput, match="no topic"):
-        shop.center.submit("order.cancel", biz_id=1, delay=10)
-    with pytest.raises(InvalidInput):
-        shop.center.submit("order.close", biz_id=1, delay=0)
-    assert toc.tasks() == []
 
 
 def test_a_passed_deadline_runs_at_once_if_that_is_meant(toc: Toc, shop: Shop) -> None:

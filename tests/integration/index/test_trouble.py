@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -15,12 +14,11 @@ from typing import Any, Protocol
 
 import pytest
 from fault.kit.proxy import Proxy
-from harness.patience import until
 
 from benchmarks.local import RedisServer
-from toc.index.calls import IndexBroken, IndexFull, ReplyLost
+from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.connections import FRESH_SECONDS, RedisNode
-from toc.index.messages import Peek, Prepared, PrepareRequest
+from toc.index.messages import Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.index.takes import Takes
 from toc.index.wire import Wire
@@ -72,54 +70,6 @@ def test_scripts_that_the_server_forgot_are_loaded_again_in_the_middle_of_a_batc
     finally:
         done.set()
         flusher.join()
-
-
-def test_at_full_memory_adding_fails_by_name_and_draining_works(
-    queues: Queues, server: RedisServer, state: Callable[[], dict[str, Any]]
-) -> None:
-    queues.add({SLOT: [(job_id, float(job_id)) for job_id in range(1, 7)]})
-    take(queues, limit=3)
-    server.call("SCRIPT", "FLUSH")
-    server.call("CONFIG", "SET", "maxmemory", 1)
-    try:
-        for refused in (
-            queues.add({SLOT: [(9, 1.0)]})[SLOT],
-            queues.restore_dead({SLOT: [(9, 1)]})[SLOT],
-        ):
-            assert isinstance(refused, IndexFull)
-            assert f"127.0.0.1:{server.port}" in str(refused)
-            assert "maxmemory" in str(refused)
-        with pytest.raises(IndexFull):
-            queues.reschedule(SLOT, 9, 1.0)
-        assert set(queues.full(SLOTS)) == set(SLOTS)
-        assert [job_id for job_id, _ in take(queues, limit=1).entries] == [4]
-        own = fence(16, 7)
-        assert queues.extend({SLOT: [(1, own)]}) == {SLOT: [True]}
-        assert queues.commit({SLOT: [(1, own)]}) == {SLOT: [True]}
-        assert queues.rollback({SLOT: [(2, own, 99.0)]}) == {SLOT: [True]}
-        assert queues.bury({SLOT: [(3, own, 33), (4, own, 44)]}) == {SLOT: [True, True]}
-        assert queues.redrive({SLOT: [(4, 98.0)]}) == {SLOT: 1}
-        assert queues.cancel(SLOT, 5).removed
-        assert isinstance(queues.peek([SLOT])[SLOT], tuple)
-        assert isinstance(queues.claim([SLOT], "me")[SLOT], tuple)
-        assert queues.purge_dead({SLOT: [3]}) == {SLOT: 1}
-    finally:
-        server.call("CONFIG", "SET", "maxmemory", 0)
-    assert not queues.full(SLOTS)
-    found = state()
-    assert found.pop("claims_{order.close_3}")
-    assert found == {STORE: {6: 6.0, 2: 99.0, 4: 98.0}}
-
-
-def test_of_more_slots_than_one_call_takes_each_has_its_own_generation(queues: Queues) -> None:
-    slots = [Slot("order.close", number) for number in range(1024)]
-    recorded = {slot: f"run-{slot.number}" for slot in slots if slot.number % 3}
-    queues.set_generations(recorded)
-    found = queues.generations(slots)
-    assert list(found) == slots
-    assert {slot: found[slot].recorded for slot in slots} == {slot: recorded.get(slot) for slot in slots}  # type: ignore[union-attr]  # an error fails the test
-    assert len({generation.serving for generation in found.values()}) == 1  # type: ignore[union-attr]
-    assert queues.generations([]) == {}
 
 
 def test_a_key_of_another_type_is_the_trouble_of_its_slot_alone(queues: Queues, server: RedisServer) -> None:
@@ -233,50 +183,7 @@ def test_a_call_that_must_not_be_sent_any_more_ends_with_the_reason_and_raises_n
     assert "another task table" in str(queues.peek([SLOT])[SLOT])
 
 
-def test_a_server_that_cannot_save_refuses_by_name_until_it_can(launch: Launch) -> None:
-    server = launch(RedisServer, config=["save 3600 1"])
-    queues = Queues(server.url)
-    (server.directory / "dump.rdb").mkdir()  # nothing can be renamed to that
-    queues.add({SLOT: [(1, 1.0)]})
-    server.call("BGSAVE")
-    assert until(lambda: "rdb_last_bgsave_status:err" in str(server.call("INFO", "persistence")), 60)
-    refused = queues.add({SLOT: [(2, 2.0)]})[SLOT]
-    assert isinstance(refused, IndexUnavailable)
-    assert "MISCONF" in str(refused)
-    assert isinstance(queues.peek([SLOT])[SLOT], Peek)
-    (server.directory / "dump.rdb").rmdir()
-    server.call("BGSAVE")
-    assert until(lambda: "rdb_last_bgsave_status:ok" in str(server.call("INFO", "persistence")), 60)
-    assert queues.add({SLOT: [(2, 2.0)]}) == {SLOT: 1}
-    queues.close()
-
-
 # --- threads and processes -------------------------------------------------------------------------------
-
-
-def test_threads_that_prepare_the_same_slots_never_get_one_id_twice(
-    queues: Queues, state: Callable[[], dict[str, Any]]
-) -> None:
-    ids = range(1, 16_001)
-    queues.add({slot: [(job_id, 1.0) for job_id in ids if job_id % 64 == slot.number] for slot in SLOTS})
-
-    def drain(claim: int) -> list[int]:
-        mine: list[int] = []
-        while True:
-            taken: dict[Slot, list[tuple[int, float]]] = {}
-            for slot, reply in queues.prepare([PrepareRequest(s, 7, 16, claim) for s in SLOTS]).items():
-                assert not isinstance(reply, IndexUnavailable)
-                taken[slot] = reply.entries
-            mine += [job_id for entries in taken.values() for job_id, _ in entries]
-            committed = queues.commit(taken)
-            assert all(flags == [True] * len(taken[slot]) for slot, flags in committed.items())
-            if not any(taken.values()):
-                return mine
-
-    with ThreadPoolExecutor(8) as pool:
-        counted = Counter(job_id for mine in pool.map(drain, range(8)) for job_id in mine)
-    assert counted == Counter(ids)
-    assert state() == {}
 
 
 def test_a_forked_child_does_not_wait_for_what_a_thread_of_its_parent_does() -> None:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import pytest
 from harness.patience import until
-from structlog.typing import EventDict
 
 from benchmarks.local import RedisCluster, RedisServer
 from toc.index import wake
@@ -154,33 +153,6 @@ def test_a_listener_waits_for_a_server_that_comes_later(launch: Launch, listen: 
     queues.close()
 
 
-def test_an_outage_is_told_once_and_its_end_as_well(
-    launch: Launch, listen: Listen, logged: list[EventDict], attempts: list[float]
-) -> None:
-    server = launch(RedisServer)
-    queues = Queues(server.url)
-    ear = listen(queues, [SLOT])
-    assert ear.next() == MISSED
-    for outage in (1, 2):
-        server.kill()
-        attempts.clear()
-        assert until(lambda: len(attempts) >= 4, 60)
-        server.start()
-        assert ear.next() == MISSED
-        levels = [event["log_level"] for event in logged if event["event"] == "wake_listener_disconnected"]
-        assert levels.count("warning") == outage
-        assert set(levels) == {"warning"}
-        assert [event["event"] for event in logged].count("wake_listener_connected") == outage
-    queues.close()
-
-
-def test_without_slots_the_connection_alone_is_told(queues: Queues, listen: Listen) -> None:
-    ear = listen(queues, [])
-    assert ear.next() == MISSED
-    ear.listener.set_slots([SLOT])
-    assert ear.next() == MISSED
-
-
 @pytest.mark.parametrize("text", ["", "nan", "inf", "-inf", "1e400", "1e17", "-1", "hello", "\x00", "\u0663"])
 def test_a_message_that_is_no_instant_means_look_now(
     queues: Queues, listen: Listen, server: RedisServer, text: str
@@ -206,14 +178,6 @@ def test_each_node_of_a_cluster_is_heard_on_a_connection_of_its_own(
     queues.close()
 
 
-def test_ten_thousand_slots_are_heard_on_one_connection(queues: Queues, listen: Listen) -> None:
-    slots = [Slot(f"topic{number // 1000}", number % 1000) for number in range(10_000)]
-    ear = listen(queues, slots)
-    assert ear.next() == MISSED
-    queues.add({slots[-1]: [(1, 100.0)]})
-    assert ear.next() == (slots[-1], 100)
-
-
 def test_stop_ends_it_at_once_whatever_it_is_doing(
     queues: Queues, listen: Listen, attempts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,14 +194,3 @@ def test_stop_ends_it_at_once_whatever_it_is_doing(
         assert until(lambda: len(attempts) > before, 60)
         pausing.stop()  # else it would try again after ten minutes
         pausing.stop()
-
-
-def test_an_error_of_the_callback_is_not_swallowed(queues: Queues) -> None:
-    listener = queues.listener()
-    listener.set_slots([SLOT])
-
-    def fail(_slot: Slot | None, _due: int | None) -> None:
-        raise OSError("mine")
-
-    with pytest.raises(OSError, match="mine"):
-        listener.run(fail)

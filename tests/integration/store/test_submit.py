@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -44,14 +42,6 @@ def test_a_taken_job_id_is_replaced_by_a_new_one(store: Store, new_row: NewRow) 
     assert store.get(fresh) == second._replace(job_id=fresh)
 
 
-def test_one_id_twice_in_insert_many_becomes_two(store: Store, new_row: NewRow) -> None:
-    row = new_row()
-    other = new_row()
-    ids = insert_many(store, [row, other, row])
-    assert len(set(ids)) == 3
-    assert len(store.read(ids)) == 3
-
-
 def test_another_attribute_under_a_dedup_key_is_a_conflict_that_names_the_task(
     store: Store, new_row: NewRow
 ) -> None:
@@ -82,23 +72,6 @@ def test_a_dedup_key_repeated_inside_one_call_is_found_before_anything_is_writte
 
     assert insert_many(store, [first, same]) == [first.job_id, first.job_id]
     assert store.find(BizId.of(first.biz_id)) == [first]
-
-
-def test_fifty_threads_with_fifty_attributes_and_one_dedup_key_have_one_winner(
-    store: Store, new_row: NewRow
-) -> None:
-    biz_id = new_row().biz_id
-    rows = [new_row(biz_id, dedup_key="close", attribute=f'{{"n":{n}}}') for n in range(50)]
-
-    def submit(row: TaskRow) -> str:
-        try:
-            return "stored" if insert(store, row) == row.job_id else "another"
-        except DedupConflict:
-            return "conflict"
-
-    with ThreadPoolExecutor(50) as threads:
-        assert Counter(threads.map(submit, rows)) == {"stored": 1, "conflict": 49}
-    assert len(store.find(BizId.of(biz_id))) == 1
 
 
 # --- ambiguous commits ----------------------------------------------------------------------------------
@@ -325,22 +298,6 @@ def test_an_error_in_the_callers_transaction_does_not_show_the_attribute(
             mysql_store.callers.put(connection, Submission(row))
     engine.dispose()
     assert "canary" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_dedup_keys_and_taken_ids_hold_in_the_callers_transaction_too(
-    store: Store, engine: Any, new_row: NewRow
-) -> None:
-    first = new_row(dedup_key="close")
-    insert(store, first)
-    with engine.begin() as connection:
-        same = new_row(first.biz_id, dedup_key="close")
-        assert store.callers.put(connection, Submission(same)) == first.job_id
-        with pytest.raises(DedupConflict):
-            store.callers.put(connection, Submission(same._replace(attribute='{"x":1}')))
-        clash = new_row(first.biz_id, job_id=first.job_id)
-        fresh = store.callers.put(connection, Submission(clash))
-    assert store.get(fresh) == clash._replace(job_id=fresh)
-    assert store.get(first.job_id) == first
 
 
 def test_ids_of_a_process_stay_unique_when_its_clock_stands_still() -> None:

@@ -75,30 +75,6 @@ def test_a_process_whose_settings_disagree_is_refused_by_name(
     assert alone.center.cancel(due) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_worker_runs_tasks_by_their_rows(alone: System) -> None:
-    """Each once and none early, retries and deaths as ever; what is cancelled in time never runs."""
-    alone.create_topics(backoff_base=0.01)
-    alone.start(processes=2)
-    client = alone.client
-    topics = ("test.sync", "test.async", "test.batch")
-    tasks = [NewTask(topics[n % 3], biz_id=n, delay=2 + n % 40 / 10) for n in range(400)]
-    job_ids = client.submit_many(tasks)
-    fails = client.submit("test.sync", biz_id=1, delay=0.5, attribute={"fail": 2})
-    dead = client.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
-    runs = client.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 3})
-    gone = [client.submit("test.sync", biz_id=n, delay=9 + n / 100) for n in range(100)]
-    assert {client.cancel(one) for one in gone} == {CancelOutcome.CANCELLED}
-    alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
-    assert client.cancel(runs) is CancelOutcome.MAY_HAVE_STARTED
-    alone.wait(lambda: not alone.pending([*job_ids, fails, dead]), "all have ended", 60)
-    assert alone.not_run_once([*job_ids, dead, runs]) == {}
-    assert [start.attempt for start in alone.starts(fails)] == [1, 2, 3]
-    assert alone.row(dead).status == TaskStatus.DEAD
-    alone.stop()
-    verdict = alone.verdict()
-    assert verdict.clean, verdict
-
-
 def test_a_cancel_after_the_due_time_and_before_the_lease_is_in_time(
     alone: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

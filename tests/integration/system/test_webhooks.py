@@ -378,28 +378,6 @@ def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
     assert [got.message_id for got in receiver.got] == [f"{job_id}_1"] * 3
 
 
-def test_limits_hold_over_all_processes(hook: Hook, receive: Receive) -> None:
-    in_flight, most = [0], [0]
-
-    def reply(_got: Got) -> Reply:
-        in_flight[0] += 1
-        most[0] = max(most[0], in_flight[0])
-        time.sleep(0.05)
-        in_flight[0] -= 1
-        return Reply()
-
-    receiver = receive(reply)
-    hooked = hook(receiver)
-    hooked.center.targets.create("shop", receiver.url(), concurrency=3)
-    jobs = [hooked.submit(number, target="shop") for number in range(60)]
-    hooked.start(processes=2)
-    for job_id in jobs:
-        row = hooked.ended(job_id, 60)
-        assert (row.status, row.attempts) == (TaskStatus.PROCESSED, 0)
-    assert len(receiver.got) == 60
-    assert most[0] <= 3
-
-
 def test_requests_that_hang_leave_descriptors_and_places_for_others(
     hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
