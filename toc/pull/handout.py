@@ -2,7 +2,7 @@
 
 One round trip hands out a batch on its rows and reads them. Consumers are answered at once; then the mover
 moves each entry where its row says. Only the row decides: an entry that another gateway has taken meanwhile
-is refused by the row, and a gateway that dies leaves entries that others give back as due (``Taker``).
+is refused by the row, and a gateway that dies leaves entries that the slot's worker gives back.
 """
 
 from __future__ import annotations

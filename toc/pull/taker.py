@@ -5,8 +5,8 @@ wait for, and takes no more than they want. A gateway without such pulls takes n
 for one slot, the script decides; if two hold one task, the row decides.
 
 So claim numbers mean nothing here, and each process draws one at random. An entry normally stays prepared for
-some milliseconds. One that stays longer was left by a gateway that died or is paused, and the row will
-judge that gateway's hand-out. The gateway that waits for such a slot gives the entry back as due, uncharged.
+some milliseconds. One that stays longer was left by a gateway that died or is paused: the worker that owns
+the slot gives it back (``worker/reclaim``), and the row judges that gateway's hand-out.
 
 Where Redis does not answer, or there is no index, due rows are read instead.
 """
@@ -20,14 +20,14 @@ from itertools import chain
 from math import floor
 
 from toc.failpoint import failpoint
-from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.index.messages import Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
 from toc.loop import Loop, watched_thread
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.scores import CLAIMS, split, unread_score
+from toc.model.scores import CLAIMS
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import get_logger
 from toc.pull.batch_thread import BatchThread
@@ -47,12 +47,10 @@ RETRY_MS = 250
 PAUSED_MS = 1000
 """Pause before a slot of a topic that is paused, or is not pulled any more, is looked at again."""
 PEEK_AGAIN_SECONDS = 1.0
-"""How often slots are peeked at while pulls wait, for lost wake-ups and what others have left prepared."""
+"""How often slots are peeked at while pulls wait, for lost wake-ups."""
 PEEK_SLOTS = 500
 """Most slots of one peek; the next follows after PEEK_SECONDS."""
 PEEK_SECONDS = 0.05
-LEFT_SECONDS = 2
-"""Age at which a prepared entry counts as left behind. By Redis's clock, in whole seconds."""
 LINGER_SECONDS = 30.0
 """How long the slots of a topic are watched after its last pull."""
 ROWS_SECONDS = 0.25
@@ -316,7 +314,7 @@ class Taker:
     # --- watch
 
     def watch(self) -> float:
-        """Find what was missed or left behind; read the rows where Redis does not answer."""
+        """Find what was missed; read the rows where Redis does not answer."""
         if not self._indexed:
             return self._read_rows(self._waiting.topics())
         names, now = set(self._waiting.topics()), self._clock.monotonic()
@@ -340,42 +338,16 @@ class Taker:
         self._failing[topic] = now + ROWS_LINGER_SECONDS
 
     def _peek(self) -> None:
-        """Peek at the next slots, and give back what others have left prepared there."""
+        """Peek at the next slots."""
         if not self._to_peek:
             self._peeked_at = self._clock.monotonic()
             self._to_peek = [slot for one in list(self._due_times.values()) for slot in list(one.due)]
         slots, self._to_peek = self._to_peek[:PEEK_SLOTS], self._to_peek[PEEK_SLOTS:]
-        suspects: list[Slot] = []
         for slot, peek in self._queues.peek(slots).items():
             if isinstance(peek, IndexUnavailable):
                 self._fails(slot.topic, peek)
-                continue
-            if peek.next_due is not None:
+            elif peek.next_due is not None:
                 self.note_due(slot, _due(peek.next_due))
-            if peek.prepared:
-                suspects.append(slot)
-        if suspects:
-            self._reclaim(suspects)
-
-    def _reclaim(self, slots: Sequence[Slot]) -> None:
-        """Give back what was prepared long ago, as due, under its whole score."""  # [rule: pull-given-back]
-        known = self._catalog.known()
-        backs: dict[Slot, list[tuple[int, float, float]]] = {}
-        for slot, found in self._queues.expired(
-            [ExpiredRequest(slot, LEFT_SECONDS) for slot in slots]
-        ).items():
-            topic = known.get(slot.topic)
-            if isinstance(found, IndexUnavailable) or topic is None:
-                continue
-            for job_id, score in found:
-                parts = split(score)
-                due = unread_score(float(parts.remaining), parts.seconds * 1000, topic.retries)
-                backs.setdefault(slot, []).append((job_id, score, due))
-        if backs:
-            self._queues.rollback(backs)
-            log.warning("pulls_reclaimed", slots=len(backs), tasks=sum(map(len, backs.values())))
-            for slot in backs:
-                self.note_due(slot, UNKNOWN)
 
     def _read_rows(self, names: Sequence[str]) -> float:
         """Hand out due rows of these topics, as if Redis were not there: the row alone decides. Returns the

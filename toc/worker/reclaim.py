@@ -48,6 +48,8 @@ former owner may have sent a prepare that arrives later."""
 PEEK_SLOTS = 500
 """Slots per look, unless the period requires more. Thousands at once hold up live tasks for 20 ms."""
 RECLAIM_LIMIT = 200
+PULLED_SECONDS = 2
+"""Entries of pulled tasks stay prepared for some milliseconds: an older one was left by a gateway."""
 BEFORE_MOVED = "its worker for a former time died or fell silent"
 """The last_error, if it has no other, of a task with a new deadline: a try for the former one may
 have begun, but none is charged."""
@@ -143,7 +145,7 @@ class Reclaimer:
         requests = [
             ExpiredRequest(
                 slot,
-                topics[slot.topic].prepare_timeout,
+                _timeout(topics[slot.topic]),
                 _numbers_of(dead, owned[slot]),
                 RECLAIM_LIMIT,
                 self._skip[slot],
@@ -259,6 +261,13 @@ class Reclaimer:
                 if was_there and job_id in orphans:
                     log.error("orphan_dropped", job_id=job_id, slot=str(slot))
                     ORPHANS.of(slot.topic).add()
+
+
+def _timeout(topic: Topic) -> int:
+    """After how many seconds without a heartbeat an entry is given back."""
+    return (
+        PULLED_SECONDS if topic.delivery is Delivery.PULL else topic.prepare_timeout
+    )  # [rule: pull-given-back]
 
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:
