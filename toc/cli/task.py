@@ -169,11 +169,6 @@ def show_tasks(page: Record, keys: Sequence[str], *, as_json: bool, empty: str, 
     if not as_json:
         found = [{key: one.get(key) for key in (*keys, *rare)} for one in found]
     show(found, as_json=as_json, empty=empty, spare=(*rare, *spare))
-    more_follow(page)
-
-
-def more_follow(page: Record) -> None:
-    """Tell how the list goes on, if it does."""
     if page["next"] is not None:
         say(f"more follow: repeat it with --next {page['next']}")
 
@@ -182,7 +177,6 @@ def more_follow(page: Record) -> None:
 def running(record: Record, *, as_json: bool) -> None:
     """Example: toc running --topic order.close"""
     show(record["tasks"], as_json=as_json, empty="nothing runs", spare=("slot",))
-    more_follow(record)
 
 
 @made(pending.cancel)

@@ -13,21 +13,16 @@ from typing import ClassVar
 
 from toc.dialects import lmstfy_wire as wire
 from toc.dialects.lmstfy_replies import refusal, reply, secret_of
-from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, PREFIX, names_of, prefix_of, topic_of
+from toc.dialects.lmstfy_tasks import NAME, PREFIX, prefix_of
 from toc.dialects.lmstfy_wire import Query, Refused
-from toc.dialects.names import is_hash
-from toc.dialects.port import ALL, BESIDE_BYTES, Dialect, Reply, Request
-from toc.gateway.service import Service
+from toc.dialects.port import BESIDE_BYTES, Dialect, Reply, Request
 from toc.model import access
 from toc.model.access import Access, Role, Token
-from toc.model.errors import NameTaken, NotGranted, Unavailable, UnknownToken
-from toc.model.task import TaskStatus
+from toc.model.errors import NameTaken, NotGranted, UnknownToken
 from toc.model.template import Template
-from toc.model.topic import Topic
 from toc.operate.audit import audited
 from toc.operate.operation import Place
 from toc.operate.tokens import LONGEST, create_token, revoke_token
-from toc.store.tasks.select import Selection
 
 ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
 """What a token of lmstfy may do, on the queues of its namespace."""
@@ -47,11 +42,6 @@ class LmstfyAdmin(Dialect):
 
     name: ClassVar[str] = "lmstfy-admin"
     templates: ClassVar[tuple[Template, ...]] = ()
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._told: dict[str, tuple[str, str]] = {}
-        """Namespaces and queues of topics that have a hash in their name."""
 
     @property
     def most_bytes(self) -> int:
@@ -84,7 +74,7 @@ class LmstfyAdmin(Dialect):
             return _render(["default"] if engine == ENGINE else [], "pools")
         if request.method == "GET" and parts == ["info"]:
             there = engine == ENGINE and query.get("pool") in ("", "default")
-            return await self._info(giver) if there else reply(None, 200)._replace(name="info")
+            return self._info(giver) if there else reply(None, 200)._replace(name="info")
         if (unlimited := _unlimited(request, parts, query)) is not None:
             return unlimited
         if len(parts) == 2 and parts[0] == "token" and request.method in ("GET", "POST"):
@@ -106,33 +96,15 @@ class LmstfyAdmin(Dialect):
 
     # --- calls
 
-    async def _info(self, giver: Token) -> Reply:
-        """List namespaces with their queues, those that the giver may see."""
-        names = [
-            await self._names(topic)
-            for topic in self.service.center.catalog.known().values()
-            if topic.name.startswith(PREFIX)
-            and giver.may(access.Action.READ_TOPICS, topic.name) is Access.ALLOWED
-        ]
-        answer = _render(wire.joined(names), "info")
+    def _info(self, giver: Token) -> Reply:
+        """List namespaces with their queues, those that the giver may see, as in the names of topics."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.service.center.catalog.known()):
+            if name.startswith(PREFIX) and giver.may(access.Action.READ_TOPICS, name) is Access.ALLOWED:
+                namespace, _, queue = name.removeprefix(PREFIX).partition(".")
+                found.setdefault(namespace, []).append(queue)
+        answer = _render(found, "info")
         return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
-
-    async def _names(self, topic: Topic) -> tuple[str, str]:
-        """Return the namespace and the queue of a topic; if one is hashed, as a task of the topic has them.
-
-        Without such a task the hash is all that is known.
-        """
-        namespace, _, queue = topic.name.removeprefix(PREFIX).partition(".")
-        if topic.name not in self._told and (is_hash(namespace) or is_hash(queue)):
-            page = self.service.center.store.selections.page
-            with suppress(Unavailable):
-                for status in TaskStatus:
-                    wanted = Selection(status, biz_type=topic.biz_type, dedup_key=DEDUP_KEY)
-                    for row in (await self.service.within(ALL, partial(page, wanted, None, 1))).rows:
-                        if (names := names_of(row.attribute)) and topic_of(*names) == topic.name:
-                            self._told[topic.name] = names
-                            return names
-        return self._told.get(topic.name, (namespace, queue))
 
     async def _list(self, namespace: str, query: Query, _: Request, giver: Token) -> Reply:
         """List the names of the tokens of a namespace, each with what it is for."""

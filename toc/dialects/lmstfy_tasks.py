@@ -9,10 +9,9 @@ from toc.dialects import names
 from toc.dialects.lmstfy_wire import U16
 from toc.dialects.names import hashed, topic_for
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidDocument
 from toc.model.pull import MAX_TTR_SECONDS
 from toc.model.sharding import MAX_TABLES, crc32
-from toc.model.task import NewTask, decode_attribute
+from toc.model.task import NewTask
 from toc.model.template import Template
 
 NAME = "lmstfy"
@@ -79,13 +78,3 @@ def ascending(job_ids: Iterable[str]) -> list[str]:
     Tasks of one slot that are due at one instant are handed out in the order of their job_ids.
     """
     return sorted(job_ids, key=lambda job_id: crc32(job_id) & (MAX_TABLES - 1))
-
-
-def names_of(attribute: str) -> tuple[str, str] | None:
-    """Return the namespace and the queue that a stored attribute tells, None if it tells none."""
-    try:
-        said = decode_attribute(attribute)
-    except InvalidDocument:
-        return None
-    namespace, queue = said.get("namespace"), said.get("queue")
-    return (namespace, queue) if isinstance(namespace, str) and isinstance(queue, str) else None

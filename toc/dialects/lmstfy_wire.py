@@ -10,7 +10,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, NoReturn
 from urllib.parse import parse_qsl
@@ -323,11 +323,3 @@ def elapsed(job_id: str, now: int) -> int:
     """Return the milliseconds since a job was published; 0 if its id does not say so."""
     made = made_at(job_id)
     return 0 if made is None else max(0, now - made)
-
-
-def joined(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return (namespace, queue) pairs as the list of namespaces with their queues."""
-    found: dict[str, list[str]] = {}
-    for namespace, queue in sorted(names):
-        found.setdefault(namespace, []).append(queue)
-    return found

@@ -48,10 +48,5 @@ def hashed(name: str) -> str:
     return f"h-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
-def is_hash(name: str) -> bool:
-    """Whether a part of a topic's name is the hash of another name."""
-    return _HASHED.fullmatch(name) is not None
-
-
 def _fits(name: str, prefix: str) -> bool:
     return NAME.fullmatch(prefix + name) is not None and not _HASHED.fullmatch(name) and name != ""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from toc.coordination.znodes import host_of
-from toc.model.errors import IndexUnavailable, InvalidInput, Unavailable
+from toc.model.errors import IndexUnavailable, Unavailable
 from toc.model.scores import split
 from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic
@@ -26,10 +26,6 @@ V = TypeVar("V")
 
 CONSUMER = "a consumer"
 """The owner of a task that was handed out."""
-PAGE = 1000
-"""Most tasks on a page."""
-OF_A_SLOT = 5000
-"""Most entries that are read of one slot; workers take fewer."""
 
 
 class Running(NamedTuple):
@@ -43,39 +39,29 @@ class Running(NamedTuple):
     since: int | None
 
 
-class Page(NamedTuple):
-    """Running tasks by slot and job_id. ``next``: where the next page begins, None if there is none."""
+def running(center: TimeoutCenter, topics: Sequence[Topic], limit: int) -> list[Running]:
+    """Return at most ``limit`` tasks of these topics that run, by slot and job_id.
 
-    tasks: list[Running]
-    next: str | None
-
-
-def page(center: TimeoutCenter, topics: Sequence[Topic], after: str | None, limit: int) -> Page:
-    """Return at most ``limit`` tasks of these topics that run. ``after``: the ``next`` of the page before.
-
-    Raises InvalidInput, StoreUnavailable, and IndexUnavailable if a slot cannot be read.
+    Raises StoreUnavailable, and IndexUnavailable if a slot cannot be read.
     """
-    start = ("", 0, 0) if after is None else _parsed(after)
-    slots = sorted(slot for topic in topics for slot in topic.slots() if slot >= start[:2])
     found: list[tuple[Slot, int]] = []
     if not center.queues.present:
-        found, slots = [one for one in _leased(center, topics) if (*one[0], one[1]) > start], []
-    for slot, peek in center.queues.peek(slots).items():
-        if len(found) <= limit and _known(peek).prepared:
-            entries = _known(center.queues.prepared([slot], OF_A_SLOT)[slot])
-            found += [(slot, job_id) for job_id, _ in sorted(entries) if (*slot, job_id) > start]
-    shown, more = found[:limit], len(found) > limit
-    where = _where(center, {job_id: slot for slot, job_id in shown})
-    last = f"{shown[-1][0]}.{shown[-1][1]}" if more else None
-    return Page([where[job_id] for _, job_id in shown if job_id in where], last)
+        found = _leased(center, topics, limit)
+    slots = sorted(slot for topic in topics for slot in topic.slots())
+    for slot, peek in center.queues.peek(slots).items() if center.queues.present else ():
+        if len(found) < limit and _known(peek).prepared:
+            entries = _known(center.queues.prepared([slot], limit)[slot])
+            found += [(slot, job_id) for job_id, _ in sorted(entries)]
+    where = _where(center, {job_id: slot for slot, job_id in found[:limit]})
+    return [where[job_id] for _, job_id in found[:limit] if job_id in where]
 
 
-def _leased(center: TimeoutCenter, topics: Sequence[Topic]) -> list[tuple[Slot, int]]:
+def _leased(center: TimeoutCenter, topics: Sequence[Topic], limit: int) -> list[tuple[Slot, int]]:
     """Return the tasks that have a lease, by slot and job_id. Raises StoreUnavailable."""
     store, by_type = center.store, {topic.biz_type: topic for topic in topics}
     starts = dict.fromkeys(store.tables, Position(0))
     where = f" AND {store.leases.held()}"
-    pages = store.scans.page(starts, center.clock.now_ms() + 1, OF_A_SLOT, where=where).whole()
+    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where).whole()
     rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
     return sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
 
@@ -128,12 +114,3 @@ def _known(answer: T | IndexUnavailable) -> T:
 
 def _or_nothing(answer: Mapping[K, V] | IndexUnavailable) -> Mapping[K, V]:
     return {} if isinstance(answer, IndexUnavailable) else answer
-
-
-def _parsed(text: str) -> tuple[str, int, int]:
-    """Return where a page begins. Raises InvalidInput."""
-    name, _, job_id = text.rpartition(".")
-    topic, _, number = name.rpartition("_")
-    if not (topic and all(one.isdecimal() and one.isascii() and len(one) < 20 for one in (number, job_id))):
-        raise InvalidInput("next is not a value that a page returned", "next")
-    return topic, int(number), int(job_id)

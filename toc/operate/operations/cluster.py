@@ -52,7 +52,6 @@ class RunningTasks(TypedDict):
     """Tasks that run, by slot and job_id."""
 
     tasks: list[dict[str, Any]]
-    next: str | None
 
 
 @operation("slot.list", "GET /v1/slots", Right.READ_CLUSTER, "Show slots", TOPIC, gives=Slots, **CLUSTER)
@@ -75,20 +74,19 @@ def slots(doing: Doing, topic: str | None = None) -> Record:
     "task.running", "GET /v1/running", Right.READ_CLUSTER, "Show running tasks",
     TOPIC,
     Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=1000),
-    Param("next", Value.TEXT, "Go on where the list before ended.", most=200, metavar="CURSOR"),
     gives=RunningTasks, **CLUSTER,
 )  # fmt: skip
-def running_tasks(doing: Doing, limit: int, topic: str | None = None, next: str | None = None) -> Record:  # noqa: A002 - as in the API
+def running_tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Show the tasks that run now, where, and since when.
 
     A task that a worker has taken counts, also before it starts. Consumers that pull are not shown.
     """
-    from toc.operate import admin, running
+    from toc.operate import admin
+    from toc.operate.running import running
 
     store = doing.center.store
     topics = store.topics.list() if topic is None else [admin.get_topic(store, topic)]
-    page = running.page(doing.center, topics, next, limit)
-    return {"tasks": [running_record(one) for one in page.tasks], "next": page.next}
+    return {"tasks": [running_record(one) for one in running(doing.center, topics, limit)]}
 
 
 @operation("worker.list", "GET /v1/workers", Right.READ_CLUSTER, "Show workers", **CLUSTER)
