@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -317,6 +318,24 @@ def test_afterwards_a_center_has_its_own_settings_again(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError):
         center.submit("order.close", biz_id=1, delay=1)
     assert InjectedFailure.__doc__
+
+
+def test_a_worker_of_the_application_leaves_its_tasks_to_the_test(toc: Toc) -> None:
+    """As a web application has one, whose test client starts it."""
+    center, ran = TimeoutCenter(), list[Any]()
+    center.handler("site.expire")(lambda task: ran.append(task.biz_id))
+
+    async def lifespan() -> int:
+        async with center.worker() as worker:
+            assert worker.ready.is_set()
+            assert "toc-embedded" not in {thread.name for thread in threading.enumerate()}
+            center.submit("site.expire", biz_id=1, delay=60)
+            return await toc.aadvance("1m")
+
+    toc.use(center)
+    assert asyncio.run(lifespan()) == 1
+    assert ran == [1]
+    assert toc.tasks(status=PENDING) == []
 
 
 def test_a_task_of_a_session_appears_when_the_session_commits(toc: Toc, shop: Shop, tmp_path: Path) -> None:
