@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from contract.system import Contract
 
-from toc.model.errors import InvalidDelay
+from toc.model.errors import InvalidDelay, InvalidExpiry
 
 
 def test_a_task_expires_as_its_topic_says_unless_it_says_so_itself(each: Contract) -> None:
@@ -27,6 +27,13 @@ def test_a_task_expires_as_its_topic_says_unless_it_says_so_itself(each: Contrac
     assert moved is not None
     assert moved.action_time > by_default.action_time + timedelta(hours=7)
     assert moved.expires_at == moved.action_time + timedelta(hours=2)
+    for said in (own, never):  # what it says itself holds for its new deadline, too
+        center.reschedule(said.job_id, delay=timedelta(hours=1))
+        there = center.get(said.job_id)
+        assert there is not None
+        assert (there.version, there.expires_at) == (1, said.expires_at)
+    with pytest.raises(InvalidExpiry):
+        center.reschedule(own.job_id, delay=timedelta(hours=9))
     with pytest.raises(InvalidDelay, match="expires_in"):
         center.submit("c.expires", biz_id=200, delay="1h", expires_in=-1)
     with pytest.raises(InvalidDelay, match="soon"):

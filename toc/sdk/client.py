@@ -429,9 +429,9 @@ class TimeoutCenter(Parts):
     ) -> RescheduleOutcome | Change[RescheduleOutcome]:
         """Give a pending task another deadline, as to ``submit``, and all its tries. Raises what that does.
 
-        ``expires_at``: None leaves it as it is, or so long after the new deadline as the topic's
-        ``expires_in`` says. A task that expires before ``action_time`` needs another one:
-        InvalidExpiry. ``session`` and ``connection``: as for ``cancel``.
+        ``expires_at``: None leaves it as it is; what the topic's ``expires_in`` has given moves along. A task
+        that expires before ``action_time`` needs another one: InvalidExpiry. ``session`` and ``connection``:
+        as for ``cancel``.
         """
         job_id = check_job_id(job_id)
         self._check_places()
@@ -441,7 +441,10 @@ class TimeoutCenter(Parts):
             return RescheduleOutcome.UNKNOWN
         topic = None if row is None else self.catalog.of_type(row.biz_type)
         due = self._intake.deadline(topic, delay, action_time)
-        expiry = self._intake.expiry(expires_at, due, 0 if topic is None else topic.expires_in)
+        expires_in = 0
+        if row is not None and topic and row.expires_at == row.action_time + 1000 * topic.expires_in:
+            expires_in = topic.expires_in
+        expiry = self._intake.expiry(expires_at, due, expires_in)
         if theirs is not None:
             return theirs.reschedule(job_id, due, expiry)
         changed, row = self.store.reschedule(job_id, due, expires_at=expiry)
