@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     )
     from toc.model.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
     from toc.model.topic import Topic
+    from toc.sdk.async_client import AsyncTimeoutCenter
     from toc.sdk.changes import Change
     from toc.sdk.client import TimeoutCenter
 
 __all__ = [
+    "AsyncTimeoutCenter",
     "CancelOutcome",
     "Change",
     "Dead",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncTimeoutCenter": "toc.sdk.async_client",
     "Change": "toc.sdk.changes",
     "TimeoutCenter": "toc.sdk.client",
     "Settings": "toc.config",

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 from contract.kit_system import KitContract
+from contract.looped import looped
 from contract.system import Contract
 from harness import secured
 
@@ -47,9 +48,29 @@ def alone(
         one.stop()
 
 
+@pytest.fixture(scope="module")
+def awaited(
+    tmp_path_factory: pytest.TempPathFactory,
+    server_directory: Path,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[Contract]:
+    """One with an index and a daemon that runs every topic, for an asynchronous client."""
+    prefix = module_database_prefix.replace("toc_", "toc_awaited_")
+    with secured.redis_server(server_directory / f"awaited-{secrets.token_hex(3)}") as own:
+        one = Contract(tmp_path_factory.mktemp("awaited"), own, mariadb, prefix)
+        try:
+            one.create_topics()
+            one.start()
+            yield one
+        finally:
+            one.stop()
+
+
 RUNGS = {"with an index": "running", "the database alone": "alone"}
 """The rungs of the ladder on one host, and the fixture of each."""
 KIT = "the kit for tests"
+ASYNC = "an asynchronous client"
 
 
 @pytest.fixture(params=RUNGS)
@@ -59,9 +80,13 @@ def either(request: pytest.FixtureRequest) -> Contract:
     return found
 
 
-@pytest.fixture(params=[*RUNGS, KIT])
+@pytest.fixture(params=[*RUNGS, ASYNC, KIT])
 def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
-    """The same, and the kit for tests of applications."""
+    """The same, one with an asynchronous client, and the kit for tests of applications."""
+    if request.param == ASYNC:
+        with looped(request.getfixturevalue("awaited")) as system:
+            yield system
+        return
     if request.param != KIT:
         yield request.getfixturevalue(RUNGS[request.param])
         return

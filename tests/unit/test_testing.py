@@ -22,6 +22,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from toc import (
+    AsyncTimeoutCenter,
     CancelOutcome,
     InvalidInput,
     NewTask,
@@ -448,3 +449,36 @@ def test_a_submit_begins_the_transaction_of_its_connection(toc: Toc, shop: Shop,
         assert {task.biz_id for task in toc.tasks()} == {1, 3}
     finally:
         engine.dispose()
+
+
+def test_an_application_of_coroutines_is_tested_as_it_is() -> None:
+    center = AsyncTimeoutCenter()
+    reminded: list[int] = []
+
+    @center.handler("order.close")
+    async def close(task: Task) -> None:
+        await center.submit("member.remind", biz_id=task.biz_id, delay=60)
+        await center.schedules.create("nightly", topic="member.remind", cron="0 3 * * *")
+
+    @center.handler("member.remind")
+    def remind(task: Task) -> None:
+        reminded.append(task.attribute.get("n", 0))
+        center.sync.cancel(task.job_id)
+
+    async def order(kit: Toc) -> None:
+        job_ids = await center.submit_many([NewTask("order.close", n, 1800) for n in (1, 2)])
+        assert await center.cancel(job_ids[1]) is CancelOutcome.CANCELLED
+        with kit.database_away(), pytest.raises(Unavailable):
+            await center.submit("order.close", biz_id=3, delay=1800)
+        await kit.aadvance("30m")
+        task = await center.get(job_ids[0])
+        assert task is not None
+        assert task.status is PROCESSED
+
+    with Toc() as kit:
+        kit.use(center)
+        asyncio.run(order(kit))
+        kit.assert_submitted("member.remind", biz_id=1, due_in=60)
+        kit.advance("25h")  # and without a loop of the test's own
+        assert len(reminded) == 2
+        asyncio.run(center.close())

@@ -111,7 +111,7 @@ class Gateway:
         tasks = {
             "connections": loop.create_task(crowd.look_on()),
             "beat": loop.create_task(self._beat()),
-            "topics": self._service.batcher.keeping,
+            "topics": self._service.keeping,
         }
         for name, task in tasks.items():
             watched_task(name, task, lambda: self._left)

@@ -36,6 +36,7 @@ class Service:
         self.center = center
         self.book = book
         self.batcher = Batcher(center)
+        self.keeping = self.batcher.keep_topics()
         self.pulls = Pulls(center, lease_secret)
         self.stopping = False
         self._loop = asyncio.get_running_loop()

@@ -90,13 +90,13 @@ class TopicCatalog:
 
     def get(self, name: str) -> Topic:
         """Return topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
-        topic = self.known().get(name) if isinstance(name, str) else None
-        if topic is None:
-            check_topic_name(name)
-            topic = self.read_through().get(name)
-        elif self._stale():
+        topic = self.fresh(name)
+        if topic is None and isinstance(name, str) and name in self.known():
             self._refresh_soon()
             topic = self.known().get(name)
+        elif topic is None:
+            check_topic_name(name)
+            topic = self.read_through().get(name)
         if topic is None:
             raise UnknownTopic(
                 f"there is no topic {name!r}; create it with "
@@ -104,6 +104,10 @@ class TopicCatalog:
                 name,
             )
         return topic
+
+    def fresh(self, name: str) -> Topic | None:
+        """Return topic ``name`` if it was there a moment ago. Never reads the table."""
+        return None if self._stale() or not isinstance(name, str) else self.known().get(name)
 
     def _refresh_soon(self) -> None:
         """Refresh in the background and wait at most PATIENCE_SECONDS: a slightly stale view is good enough.

@@ -45,13 +45,19 @@ class Batcher:
         servers = range(len(store.tables_of_server()))
         self._submits = [self._batcher("submit", server, self._store, _given_up) for server in servers]
         self._reads = [self._batcher("read", server, self._read, _not_read) for server in servers]
+        self._batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None
-        self.keeping = self._loop.create_task(self._keep_topics())
-        """The task that keeps the topics fresh. Only ``close`` may end it.
+        self._keeping: asyncio.Task[None] | None = None
+
+    def keep_topics(self) -> asyncio.Task[None]:
+        """Keep the topics fresh, so that no call has to wait for them. Only ``close`` may end what is
+        returned.
 
         The owner of the Batcher must watch it: nothing else notices if it ends earlier.
         """
+        self._keeping = self._loop.create_task(self._keep_topics())
+        return self._keeping
 
     # --- submit
 
@@ -155,13 +161,17 @@ class Batcher:
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads."""
-        self.keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.keeping
-        batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
-        while not all(batcher.idle for batcher in batchers):
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeping
+        while not all(batcher.idle for batcher in self._batchers):
             await asyncio.sleep(0.01)
-        for batcher in batchers:
+        self.end_threads()
+
+    def end_threads(self) -> None:
+        """End the threads after the work begun, as when the event loop has ended."""
+        for batcher in self._batchers:
             batcher.close()
         self._topics_thread.shutdown()
 

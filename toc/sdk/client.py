@@ -148,7 +148,7 @@ class TimeoutCenter(Parts):
             raise NotInstalled(f"a worker needs {exc.name}", "worker") from exc
         return EmbeddedWorker(self, threads=threads)
 
-    def schedule(self, name: str, *, topic: str | None = None, **options: Any) -> Callable[[F], F]:
+    def schedule(self, /, name: str, *, topic: str | None = None, **options: Any) -> Callable[[F], F]:
         """Declare a schedule at the handler that runs its tasks: above or below ``@center.handler``.
 
         ``options`` are those of ``schedules.create``. A worker creates it when it starts, or changes it if it

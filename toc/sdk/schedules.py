@@ -182,7 +182,7 @@ class Schedules:
 
     # --- change
 
-    def alter(self, name: str, **changes: Any) -> Schedule:
+    def alter(self, /, name: str, **changes: Any) -> Schedule:
         """Change a schedule, by the names of ``create``'s parameters.
 
         The next occurrence is replaced if it has not started. Within a second of its time it is left as it

@@ -247,7 +247,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 with contextlib.suppress(TocError):
                     self._examine(batch.answered.wait)
             finally:
-                self._loop.call_soon_threadsafe(self._step, self._examined)
+                self._tell(self._step, self._examined)
 
         self._begin(examine)
 
@@ -305,14 +305,18 @@ class ServerBatcher(Generic[Item, Outcome]):
                 batch.answered.set()
                 if len(outcomes) != len(batch.asked):
                     outcomes = [RuntimeError("a batch has other outcomes than items")] * len(batch.asked)
-                self._loop.call_soon_threadsafe(self._step, self._take, batch, outcomes)
+                self._tell(self._step, self._take, batch, outcomes)
 
         try:
             self._send([asked.item for asked in batch.asked], answer)
         except BaseException as exc:
             answer([exc] * len(batch.asked))
         finally:
-            self._loop.call_soon_threadsafe(self._ended)
+            self._tell(self._ended)
+
+    def _tell(self, do: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it all callers
+            self._loop.call_soon_threadsafe(do, *args)
 
 
 async def ask_each(

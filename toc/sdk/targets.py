@@ -55,7 +55,7 @@ class Targets:
         self._book: TargetBook | None = None
 
     def create(
-        self, name: str, url: str, *, headers: Mapping[str, str] | None = None, **limits: Any
+        self, /, name: str, url: str, *, headers: Mapping[str, str] | None = None, **limits: Any
     ) -> NewSecret:
         """Register a receiver, and return it with the secret by which it checks signatures.
 
@@ -82,6 +82,7 @@ class Targets:
 
     def alter(
         self,
+        /,
         name: str,
         *,
         url: str | None = None,

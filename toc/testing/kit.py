@@ -16,6 +16,7 @@ from toc.model.duration import Duration, seconds_of
 from toc.model.errors import InvalidInput
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import Topic
+from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter, stand_in
 from toc.sdk.indexing import Indexing
@@ -74,10 +75,12 @@ class Toc:
         """The time that it is for tasks, aware UTC."""
         return self._clock.now
 
-    def use(self, *centers: TimeoutCenter) -> None:
+    def use(self, *centers: TimeoutCenter | AsyncTimeoutCenter) -> None:
         """Have the topics, handlers and schedules of these centers only, as others of the process may handle
         the same topics."""
-        self._running.chosen = centers
+        self._running.chosen = tuple(
+            center.sync if isinstance(center, AsyncTimeoutCenter) else center for center in centers
+        )
 
     def topic(self, name: str, **policies: Any) -> Topic:
         """Make a topic, or give it other policies (fields of Topic). Raises InvalidTopic."""

@@ -9,6 +9,7 @@ import sys
 from toc.model.errors import AppNotFound, UnknownTopic
 from toc.model.raised import raised, where
 from toc.observe.log import get_logger
+from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
 
 log = get_logger(__name__)
@@ -28,6 +29,7 @@ def started_in() -> str | None:
 def load_app(path: str) -> TimeoutCenter:
     """Return the TimeoutCenter that ``path`` names; its module may be in the working directory.
 
+    It is that of an AsyncTimeoutCenter, if it names one.
     Raises AppNotFound.
     """
     module_name, _, attribute = path.partition(":")
@@ -52,6 +54,8 @@ def load_app(path: str) -> TimeoutCenter:
     if os.getcwd() != here:  # noqa: PTH109
         _left.append(here)
     center = getattr(module, attribute, None)
+    if isinstance(center, AsyncTimeoutCenter):
+        center = center.sync
     if not isinstance(center, TimeoutCenter):
         what = "has no such name" if center is None else f"is a {type(center).__name__}"
         raise AppNotFound(f"--app {path!r}: {attribute!r} {what}; it must be a toc.TimeoutCenter")

@@ -36,6 +36,7 @@ from toc.sdk.batcher import Batcher
 def test_callers_are_refused_while_the_process_can_start_no_thread(system: System) -> None:
     async def steps() -> None:
         many = Batcher(system.center)
+        many.keep_topics()
         store = system.center.store
         book = TokenBook(store.tokens, system.center.clock)
         service = Service(system.center, book, store.identity.lease_secret())
@@ -113,7 +114,8 @@ def test_whoever_reads_the_topics_sees_those_that_were_there_before(
         return found
 
     async def steps() -> None:
-        many = Batcher(system.center)  # it reads them at once
+        many = Batcher(system.center)
+        many.keep_topics()  # it reads them at once
         try:
             assert await asyncio.to_thread(has_read.wait, 60)
             topics.create(Topic("new", 4711, 1))

@@ -313,16 +313,7 @@ class Shards:
 
     def soon(self, do: Callable[[], R]) -> Future[R]:
         """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""
-        future: Future[R] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(do())
-            except BaseException as exc:
-                future.set_exception(exc)
-
-        self._threads.begin(run)
-        return future
+        return self._threads.soon(do)
 
     def run_detached(self, do: Callable[[], object]) -> None:
         """Run ``do`` on such a thread for no caller. Its error goes to ``threading.excepthook``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -73,6 +74,21 @@ class Threads:
                 raise
         else:
             self._threads.append(thread)
+
+    def soon(self, do: Callable[[], R]) -> Future[R]:
+        """Call ``do`` on a thread unless what is returned is cancelled before. For callers that no signal
+        handler interrupts: a Future has locks in Python."""
+        future: Future[R] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(do())
+                except BaseException as exc:
+                    future.set_exception(exc)
+
+        self.begin(run)
+        return future
 
     def run_detached(self, do: Callable[[], object]) -> None:
         """Call ``do`` on a thread. Nobody waits for its result.

@@ -1,0 +1,226 @@
+"""The client for asyncio: the verbs of TimeoutCenter, on event loops, in sessions, and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+import trio
+import uvloop
+from contract.system import Contract
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, TimeoutCenter, TocError
+from toc.model import errors
+from toc.sdk.async_client import AsyncSchedules, AsyncTargets
+from toc.sdk.schedules import Schedules
+from toc.sdk.targets import Targets
+
+OWN = {"sync", "handlers"}
+"""What this class alone has; handlers are an attribute of the other."""
+PARTS = {"clock", "store", "queues", "catalog", "tracing", "use", "stands_in"}
+"""What a center is made of: that of ``sync``."""
+INNER = {"declared", "handled", "declare", "serves", "check_usable", "refresh", "forget"}
+"""What toc itself calls."""
+
+
+def public(of: type) -> set[str]:
+    return {name for name in dir(of) if not name.startswith("_")} - PARTS - INNER
+
+
+@pytest.mark.parametrize(
+    ("sync", "ours"),
+    [(TimeoutCenter, AsyncTimeoutCenter), (Schedules, AsyncSchedules), (Targets, AsyncTargets)],
+)
+def test_each_name_is_called_alike_and_says_the_same(sync: type, ours: type) -> None:
+    assert public(sync) == public(ours) - OWN
+    plain = {"handler", "schedule", "worker"}
+    for name in sorted(public(sync)):
+        one, other = getattr(sync, name), getattr(ours, name)
+        if not callable(one):
+            continue
+        assert inspect.signature(one) == inspect.signature(other), name
+        assert str(one.__doc__).split("\n")[0] == str(other.__doc__).split("\n")[0], name
+        assert inspect.iscoroutinefunction(other) == (name not in plain), name
+
+
+def run(system: Contract, steps: Any) -> Any:
+    async def go() -> Any:
+        async with AsyncTimeoutCenter(system.settings) as center:
+            return await steps(center)
+
+    return asyncio.run(go())
+
+
+def test_many_in_flight_share_commits_and_each_has_its_own_outcome(contract: Contract) -> None:
+    async def steps(center: AsyncTimeoutCenter) -> None:
+        async def submit(n: int) -> int | TocError:
+            try:
+                return await center.submit(
+                    "c.plain", biz_id=n, delay=3600 if n % 10 else -1, attribute={"n": n}
+                )
+            except TocError as exc:
+                return exc
+
+        found = await asyncio.gather(*map(submit, range(300)))
+        assert all(isinstance(one, errors.InvalidDelay) == (n % 10 == 0) for n, one in enumerate(found))
+        job_ids = [one for one in found if isinstance(one, int)]
+        assert len(set(job_ids)) == 270
+        tasks = await asyncio.gather(*map(center.get, job_ids))
+        assert [task and task.attribute["n"] for task in tasks] == [n for n in range(300) if n % 10]
+        whole = await center.submit("c.plain", biz_id=1, delay=3600, body=b"whole")
+        task = await center.get(whole)
+        assert task is not None
+        assert task.body == b"whole"
+
+    run(contract, steps)
+
+
+def test_a_schedule_and_a_target_are_made_and_found(contract: Contract) -> None:
+    async def steps(center: AsyncTimeoutCenter) -> None:
+        made = await center.schedules.create("hourly-async", topic="c.plain", every=3600, attribute={"a": 1})
+        found = await center.schedules.get("hourly-async")
+        assert found is not None
+        assert found.definition == made.definition
+        assert await center.schedules.delete("hourly-async")
+        assert await center.targets.get("nobody") is None
+
+    run(contract, steps)
+
+
+@pytest.fixture
+def engine(contract: Contract) -> AsyncEngine:
+    url = create_engine(contract.settings.need_database_urls()[0]).url
+    return create_async_engine(url.set(drivername="mysql+aiomysql", database=f"{contract.prefix}0"))
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_what_is_done_in_an_async_session_or_connection_is_so_if_it_commits(
+    contract: Contract, engine: AsyncEngine, commits: bool
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=2)
+
+    async def steps(center: AsyncTimeoutCenter) -> None:
+        gone, moved = await center.submit_many([NewTask("c.plain", 2, 3600), NewTask("c.plain", 2, 3600)])
+        async with AsyncSession(engine) as session:
+            job_id = await center.submit("c.plain", biz_id=2, delay=3600, session=session)
+            cancelled = await center.cancel(gone, session=session)
+            assert await center.get(job_id) is None
+            await (session.commit() if commits else session.rollback())
+        async with engine.connect() as connection:
+            more = await center.submit_many([NewTask("c.plain", 2, 3600)], connection=connection)
+            change = await center.reschedule(moved, action_time=later, connection=connection)
+            await (connection.commit() if commits else connection.rollback())
+        await engine.dispose()
+        assert [await center.get(one) is not None for one in (job_id, *more)] == [commits] * 2
+        for one in (cancelled, change):
+            if commits:
+                outcome = await asyncio.to_thread(getattr, one, "outcome")
+                assert outcome.name in ("CANCELLED", "RESCHEDULED")
+            else:
+                with pytest.raises(errors.NotCommitted):
+                    await asyncio.to_thread(getattr, one, "outcome")
+        assert await center.cancel(gone) is CancelOutcome.CANCELLED
+
+    run(contract, steps)
+
+
+def test_a_session_that_would_hold_up_the_loop_is_refused(contract: Contract) -> None:
+    async def steps(center: AsyncTimeoutCenter) -> None:
+        with Session() as session, pytest.raises(errors.InvalidInput, match="sync"):
+            await center.submit("c.plain", biz_id=1, delay=3600, session=session)
+
+    run(contract, steps)
+
+
+def test_a_submit_whose_await_is_cancelled_says_under_which_job_id_it_may_be_stored(
+    contract: Contract,
+) -> None:
+    async def cancelled(call: Coroutine[Any, Any, Any], waiting: int) -> asyncio.CancelledError:
+        task = asyncio.ensure_future(call)
+        said = (
+            "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE state LIKE 'Waiting for table%%'"
+        )
+        while contract.query(said)[0]["n"] < waiting:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as raised:
+            await task
+        return raised.value
+
+    async def steps(center: AsyncTimeoutCenter) -> None:
+        await center.submit("c.plain", biz_id=3, delay=3600)  # everything is connected
+        lock = contract.connect()
+        with structlog.testing.capture_logs() as logs, lock.cursor() as cursor:
+            tables = [f"`{contract.prefix}{n % 2}`.`timeout_task_{n:04d}` READ" for n in range(8)]
+            cursor.execute(f"LOCK TABLES {', '.join(tables)}")
+            error = await cancelled(center.submit("c.plain", biz_id=3, delay=3600), 1)
+            await cancelled(center.submit_many([NewTask("c.plain", 3, 3600)] * 2), 2)
+            lock.close()
+            ended: list[Any] = []
+            while not ended:
+                await asyncio.sleep(0.01)
+                ended = [line for line in logs if line["event"] == "call_ended_alone"]
+        (said,) = [line for line in logs if line["event"] == "submit_cancelled"]
+        job_id: int = error.job_id  # type: ignore[attr-defined]
+        assert str(job_id) in error.__notes__[0]
+        assert said["job_id"] == job_id
+        assert (ended[0]["call"], ended[0]["error"]) == ("submit_many", "")
+        while await center.get(job_id) is None:
+            await asyncio.sleep(0.01)
+        assert len(ended[0]["job_ids"]) == 2
+        assert None not in [await center.get(one) for one in ended[0]["job_ids"]]
+
+    run(contract, steps)
+
+
+def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
+    center = AsyncTimeoutCenter(contract.settings)
+
+    async def submit() -> int:
+        return await center.submit("c.plain", biz_id=4, delay=3600)
+
+    async def closed() -> list[int]:
+        found = await asyncio.gather(*[submit() for _ in range(10)])
+        await center.close()
+        await center.close()
+        return [*found, await submit()]
+
+    async def end() -> None:
+        await center.close()
+
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.extend(uvloop.run(closed())))
+    other.start()
+    found += asyncio.run(closed())
+    other.join()
+    found += anyio.run(closed, backend="asyncio")
+    assert len(set(found)) == 33
+    asyncio.run(end())
+
+
+def test_trio_is_refused_by_its_name() -> None:
+    center = AsyncTimeoutCenter()
+
+    async def steps() -> None:
+        calls: list[Coroutine[Any, Any, Any]] = [
+            center.submit("c.plain", biz_id=1, delay=1),
+            center.cancel(1),
+            center.get(1),
+            center.schedules.get("none"),
+            center.close(),
+        ]
+        for call in calls:
+            with pytest.raises(errors.ConfigError, match="trio is not supported"):
+                await call
+
+    trio.run(steps)

@@ -1,0 +1,285 @@
+"""The SDK for asyncio: what TimeoutCenter does, awaitable.
+
+Nothing is decided here. A submit and a get go in batches with others that are in flight on the event loop;
+what is given the caller's session runs within its ``run_sync``; all else runs on threads, as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from toc.config import Settings
+from toc.model.clock import Clock
+from toc.model.errors import ConfigError, InvalidInput
+from toc.model.fork import call_in_children
+from toc.model.handler import Handler
+from toc.model.task import NewTask, Put, Request, Task, TaskRow
+from toc.observe.log import get_logger
+from toc.sdk.batcher import Batcher
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.schedules import Schedules
+from toc.sdk.targets import Targets
+from toc.store.servers.threads import Threads
+
+if TYPE_CHECKING:
+    from toc.sdk.parts import AnyConnection, AnySession
+
+log = get_logger(__name__)
+
+THREADS = 16
+"""Most calls at once that are neither in a batch nor in a caller's session."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate[Any, P], R]
+Awaitable = Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+
+
+def awaitable(method: Method[P, R]) -> Awaitable[P, R]:
+    """Return the method of the sync object that the owner stands for, awaitable, with the same signature."""
+
+    @wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        found: R = await self._run(method, *args, **kwargs)
+        return found
+
+    return call
+
+
+def same(method: Method[P, R]) -> Method[P, R]:
+    """Return the method of the sync object that the owner stands for, as it is: one that asks no server."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self.sync, *args, **kwargs)
+
+    return call
+
+
+def signed_as(method: Method[P, R]) -> Callable[[Callable[..., Any]], Awaitable[P, R]]:
+    """Return a decorator of a coroutine that is called as the method is."""
+    return wraps(method)
+
+
+class AsyncSchedules:
+    """``center.schedules`` of an AsyncTimeoutCenter."""
+
+    def __init__(self, sync: Schedules, run: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.sync, self._run = sync, partial(run, sync)
+
+    create = awaitable(Schedules.create)
+    get = awaitable(Schedules.get)
+    preview = awaitable(Schedules.preview)
+    list = awaitable(Schedules.list)
+    alter = awaitable(Schedules.alter)
+    pause = awaitable(Schedules.pause)
+    resume = awaitable(Schedules.resume)
+    delete = awaitable(Schedules.delete)
+    trigger = awaitable(Schedules.trigger)
+    backfill = awaitable(Schedules.backfill)
+    reconcile = awaitable(Schedules.reconcile)
+
+
+class AsyncTargets:
+    """``center.targets`` of an AsyncTimeoutCenter."""
+
+    def __init__(self, sync: Targets, run: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self.sync, self._run = sync, partial(run, sync)
+
+    create = awaitable(Targets.create)
+    get = awaitable(Targets.get)
+    list = awaitable(Targets.list)
+    alter = awaitable(Targets.alter)
+    rotate = awaitable(Targets.rotate)
+    test = awaitable(Targets.test)
+    pause = awaitable(Targets.pause)
+    resume = awaitable(Targets.resume)
+    delete = awaitable(Targets.delete)
+    reseal = awaitable(Targets.reseal)
+
+
+class AsyncTimeoutCenter:
+    """One application's access to the timeout center from asyncio: a TimeoutCenter whose calls are awaited.
+
+    It may be made anywhere and used on several event loops; it connects on first use. Close it on the loop
+    that uses it, before that ends, or use it with ``async with``.
+
+    A call whose await is cancelled goes on, unless it still waited for a thread. Of a ``submit`` or ``put``
+    the CancelledError has the ``job_id`` under which the task may be stored, and so does the log
+    (``submit_cancelled``). What else was cancelled is logged when it ends, with the job_ids that it stored
+    (``call_ended_alone``).
+    """
+
+    def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
+        self.sync = TimeoutCenter(settings, clock=clock)
+        """The same center for code that is not asynchronous, such as plain handlers."""
+        self.schedules = AsyncSchedules(self.sync.schedules, self._run_on)
+        self.targets = AsyncTargets(self.sync.targets, self._run_on)
+        self._run = partial(self._run_on, self.sync)
+        self._threads = Threads(THREADS, "toc-async")
+        self._forget()
+        call_in_children(self._forget)
+
+    def _forget(self) -> None:
+        self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
+
+    async def close(self) -> None:
+        """Close every connection. May be called twice; the next use connects again."""
+        loop, batchers = _loop(), self._batchers
+        self._forget()
+        for of, batcher in batchers.items():
+            if of is loop:
+                await batcher.close()
+            elif of.is_closed():
+                batcher.end_threads()
+        await asyncio.to_thread(self._threads.close)
+        await asyncio.to_thread(self.sync.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings. Raises ConfigError, which names each that is wrong."""
+        return self.sync.settings
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """The handlers by topic."""
+        return self.sync.handlers
+
+    handler = same(TimeoutCenter.handler)
+    schedule = same(TimeoutCenter.schedule)
+    worker = same(TimeoutCenter.worker)
+
+    @signed_as(TimeoutCenter.submit)
+    async def submit(  # noqa: D102 - the docstring comes with the signature
+        self,
+        topic: str,
+        *,
+        session: AnySession | None = None,
+        connection: AnyConnection | None = None,
+        **more: Any,
+    ) -> int:
+        if session is not None or connection is not None:
+            more |= {"session": session, "connection": connection}
+            return int(await self._run(TimeoutCenter.submit, topic, **more))
+        return (await self.put(NewTask(topic, **more))).job_id
+
+    @signed_as(TimeoutCenter.put)
+    async def put(self, task: NewTask, *, request: Request | None = None) -> Put:  # noqa: D102
+        if self.sync.stands_in is not None:
+            return self.sync.put(task, request=request)
+        batcher = await self._batcher()
+        catalog = self.sync.catalog
+        topic = catalog.fresh(task.topic) or await self._on_thread(partial(catalog.get, task.topic))
+        one = await batcher.checked(task, request=request, topic=topic)
+        if isinstance(one, Put):
+            return one
+        try:
+            return await batcher.store(one)
+        except asyncio.CancelledError as exc:
+            job_id = exc.job_id = one.row.job_id  # type: ignore[attr-defined]
+            exc.add_note(f"the task may be stored all the same, as job_id {job_id}")
+            log.warning("submit_cancelled", job_id=job_id, topic=task.topic)
+            raise
+
+    submit_many = awaitable(TimeoutCenter.submit_many)
+    index = awaitable(TimeoutCenter.index)
+    cancel = awaitable(TimeoutCenter.cancel)
+    cancel_by_biz = awaitable(TimeoutCenter.cancel_by_biz)
+    reschedule = awaitable(TimeoutCenter.reschedule)
+
+    @signed_as(TimeoutCenter.get)
+    async def get(self, job_id: int) -> Task | None:  # noqa: D102
+        if self.sync.stands_in is not None:
+            return self.sync.get(job_id)
+        row = await (await self._batcher()).get(job_id)
+        if row is None:
+            return None
+        if row.body_length is None and self.sync.catalog.known_type(row.biz_type) is not None:
+            return self.sync._task(row)
+        return await self._on_thread(partial(_with_body, self.sync, row))
+
+    find = awaitable(TimeoutCenter.find)
+
+    # --- inside
+
+    async def _batcher(self) -> Batcher:
+        loop = _loop()
+        if loop not in self._batchers:
+            await self._on_thread(self.sync._check_places)
+            ended = [self._batchers.pop(one) for one in list(self._batchers) if one.is_closed()]
+            for batcher in ended:
+                batcher.end_threads()
+            if loop not in self._batchers:
+                self._batchers[loop] = Batcher(self.sync)
+        return self._batchers[loop]
+
+    async def _run_on(
+        self,
+        sync: Any,
+        method: Callable[..., Any],
+        *args: Any,
+        session: AnySession | None = None,
+        connection: AnyConnection | None = None,
+        **more: Any,
+    ) -> Any:
+        """Call a method of a sync object where it holds up no other coroutine."""
+        do = partial(method, sync, *args, **more)
+        if session is None and connection is None:
+            return await self._on_thread(do)
+        theirs: Any = connection if session is None else session
+        theirs = theirs() if hasattr(theirs, "registry") else theirs  # an async_scoped_session
+        if not hasattr(theirs, "run_sync"):
+            raise InvalidInput(
+                "an AsyncTimeoutCenter works in an AsyncSession or AsyncConnection; where a "
+                f"{type(theirs).__name__} is used, so is its `sync`, which is a TimeoutCenter"
+            )
+        await self._on_thread(self.sync._check_places)
+        return await theirs.run_sync(lambda _: do(session=session, connection=connection))
+
+    async def _on_thread(self, do: Callable[[], R]) -> R:
+        _loop()
+        if self.sync.stands_in is not None:  # there is no server to wait for
+            return do()
+        running = self._threads.soon(partial(copy_context().run, do))
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            if not running.cancelled():
+                running.add_done_callback(partial(_ended_alone, do))
+            raise
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError(
+            "AsyncTimeoutCenter needs an event loop of asyncio or uvloop, and here runs none: trio is not "
+            "supported (anyio: choose its asyncio backend); without an event loop use TimeoutCenter"
+        ) from None
+
+
+def _ended_alone(do: Any, ended: Future[Any]) -> None:
+    error = ended.exception()
+    found = None if error is not None else ended.result()
+    job_ids = [one for one in found if isinstance(one, int)] if isinstance(found, list) else []
+    call = getattr(getattr(do, "func", do), "__name__", "")
+    log.warning("call_ended_alone", call=call, job_ids=job_ids, error=str(error or ""))
+
+
+def _with_body(center: TimeoutCenter, row: TaskRow) -> Task:
+    """Return the task of a row. Its body is read: on the event loop it could not be."""
+    task = center._task(row)
+    _ = task.body
+    return task
