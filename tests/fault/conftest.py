@@ -112,7 +112,7 @@ def build(
         if hosts:
             shared = {"zookeeper": "zookeeper", "cluster": "zookeeper_root"}
             found = {name: request.getfixturevalue(fixture) for name, fixture in shared.items()}
-            settings = {**found, "zookeeper": found["zookeeper"].url, "session_timeout": 2, **settings}
+            settings = {**found, "zookeeper": found["zookeeper"].url, **settings}
         policies = {
             name.removeprefix("topic_"): settings.pop(name) for name in list(settings) if "topic_" in name
         }

@@ -94,7 +94,7 @@ def test_what_the_database_refuses_or_rolls_back_is_done_later_and_once(
     system.env["TOC_DATABASE_URLS"] = application_url(mariadb)
     before = {name: metric(root, name) for name in ("lock_deadlocks", "lock_timeouts")}
     daemon = system.start()
-    system.client.submit_many(tasks(1500, ahead=(1.5, 8.0), fail=0.3))
+    system.client.submit_many(tasks(800, ahead=(1.5, 8.0), fail=0.3))
     killed = 0
     with Load(system.client, rate=100, ahead=(0.1, 1.0), cancel=0.1, fail=0.3) as load:
         quarrel = Quarrel(system, root)

@@ -18,7 +18,7 @@ from toc.coordination.znodes import host_of
 from toc.operate.cluster import slot_owners
 
 BOTH = {"host-a", "host-b"}
-TIMEOUT = 2
+TIMEOUT = 3
 HELD = 60
 """How many tasks a host may have begun, or ended and not written, as it is stopped or killed."""
 

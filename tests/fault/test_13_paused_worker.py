@@ -46,7 +46,7 @@ def test_two_owners_of_every_slot_and_a_pause_double_only_what_was_held(
     # In a cluster of its own, by mistake: each takes all slots.
     apart = {"TOC_CLUSTER": f"{system.settings.cluster}-apart"}
     second = system.start("host-b", processes=1, env=apart)
-    burst = system.client.submit_many(tasks(1500, ahead=(0.5, 4.0), fail=0.1))
+    burst = system.client.submit_many(tasks(600, ahead=(0.5, 2.0), fail=0.1))
     system.wait(lambda: not system.pending(burst), "the two have run what both wanted", 60)
     for batch in range(1, 6):  # until the first has got some of one
         long = set(system.client.submit_many(long_ones(20, 10_000 * batch, 4.0)))
@@ -74,7 +74,7 @@ def test_a_host_that_stands_still_for_three_timeouts_loses_its_session_and_does_
     build: Build, verdict: Verdict
 ) -> None:
     line = verdict(13, "session expiry", "host stopped for 3 timeouts")
-    system = build(hosts=True, topic_prepare_timeout=PREPARE_TIMEOUT)
+    system = build(hosts=True, session_timeout=2, topic_prepare_timeout=PREPARE_TIMEOUT)
     first, second = (system.start(host, processes=1) for host in ("host-a", "host-b"))
     system.client.submit_many(tasks(3000, ahead=(2.0, 14.0), fail=0.1))
     system.client.submit_many(long_ones(40, 10_000, 4.0))

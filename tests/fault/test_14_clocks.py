@@ -82,7 +82,7 @@ def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(build: Bui
     clock = ClockFile(tmp_path / "clock")
     clock.shift(-3)
     system = build()
-    daemon = system.start(env=clock.python_env)
+    daemon = system.start(processes=1, env=clock.python_env)
     job_id = system.client.submit("test.sync", biz_id=1, delay=timedelta(seconds=1))
     system.wait(lambda: not system.pending([job_id]), "it has run", SETTLE)
     told = daemon.events("clock_behind_redis")

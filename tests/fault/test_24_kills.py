@@ -54,7 +54,7 @@ def test_what_a_killed_process_ran_runs_again_within_a_second_while_its_daemon_l
 @pytest.mark.parametrize("whole", [False, True], ids=["all workers of a daemon", "a whole host"])
 def test_a_killed_host_is_replaced(build: Build, verdict: Verdict, whole: bool) -> None:
     line = verdict(24, "kill -9 of all workers", "a whole host" if whole else "the daemon lives")
-    system = build(hosts=True, topic_prepare_timeout=PREPARE_TIMEOUT)
+    system = build(hosts=True, session_timeout=2, topic_prepare_timeout=PREPARE_TIMEOUT)
     first = system.start("host-a", processes=2)
     system.start("host-b", processes=1)
     with Load(system.client, rate=100, ahead=(0.2, 1.0)):

@@ -149,7 +149,7 @@ def run(
 @pytest.mark.parametrize(
     ("how", "which", "slots", "seconds"),
     [
-        pytest.param(hanging, 1, 8, 4, id="hangs"),
+        pytest.param(hanging, 1, 8, 2, id="hangs"),
         pytest.param(killed, 0, 2, 6, id="topic table's is killed, slots span both", marks=pytest.mark.slow),
         pytest.param(hanging, 1, 1, 30, id="hangs, slots span both", marks=pytest.mark.slow),
         pytest.param(hanging, 0, 8, 30, id="topic table's hangs", marks=pytest.mark.slow),
@@ -175,7 +175,7 @@ def test_what_one_server_lacks_makes_no_task_of_another_late(
 @pytest.mark.parametrize(
     ("how", "seconds", "at_begin"),
     [
-        pytest.param("LOCK TABLES {table} WRITE", 6, 3.0, id="locked for writing"),
+        pytest.param("LOCK TABLES {table} WRITE", 4, 3.0, id="locked for writing"),
         pytest.param("LOCK TABLES {table} READ", 30, 3.0, id="locked for reading", marks=pytest.mark.slow),
         pytest.param("", 6, 0.0, id="its file is lost", marks=pytest.mark.slow),
     ],

@@ -32,7 +32,7 @@ REAL_ORDERS = Path(
 )
 DOORS = ("native", "webhook", "youzan", "redis-delayed", "delay-task", "lmstfy")
 PORTS = DOORS[2:]
-CONSUMERS = 3
+CONSUMERS = 2
 LATE_MARGIN = 10.0
 """The least distance, in seconds, of a payment after its deadline: what the killed hold comes later."""
 MAX_SENT = 50

@@ -58,7 +58,7 @@ class Submitters:
                 took.append(time.monotonic() - began)
                 with self._lock:
                     statuses[reply.status] += 1
-                time.sleep(0.1)
+                time.sleep(0.25)
 
         with ThreadPoolExecutor(count) as threads:
             for one in [threads.submit(submit) for _ in range(count)]:

@@ -18,7 +18,7 @@ from harness.gateway import Gateway
 from harness.system import System
 
 PATH = "/v1/topics/test.sync/tasks:batch"
-SECONDS = 3.0
+SECONDS = 1.5
 CALLERS = 4
 THOUSAND = json.dumps(
     {"tasks": [{"biz_id": 1, "delay": 3600, "attribute": {"text": "x" * 3900}}] * 1000}

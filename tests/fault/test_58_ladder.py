@@ -15,7 +15,7 @@ from benchmarks.local import RedisServer, ZooKeeper
 from toc import TimeoutCenter
 from toc.model.errors import ConfigError
 
-STAY_SECONDS = 2.0
+STAY_SECONDS = 1.0
 
 
 def test_up_and_down_the_ladder_nothing_is_lost_early_or_run_twice(

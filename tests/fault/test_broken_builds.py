@@ -151,6 +151,7 @@ def test_a_paused_host_that_fails_its_tries_late_is_harmless_only_behind_the_fen
     for name in ("right", "fence_dropped", "failure_guard_dropped"):
         systems[name] = system = build(
             hosts=True,
+            session_timeout=2,
             namespace=name,
             database_prefix=f"{database_prefix}{len(systems)}_",
             cluster=f"{zookeeper_root}-{name}",

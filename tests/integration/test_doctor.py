@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
+from harness.patience import until
 from harness.rows import insert
 from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
@@ -104,10 +104,9 @@ def test_of_a_redis_cluster_the_node_that_is_down_is_named_and_nothing_else_is_b
     with TimeoutCenter(settings) as center:
         center.store.topics.create(Topic(name="order.close", biz_type=1, slot_amount=16))
         down.kill()
-        for _ in range(100):  # until the others have noticed, and refuse to serve anything
-            if having(doctor.examine(center), Level.WARN, "16 of 16 slots are out of reach"):
-                break
-            time.sleep(0.1)
+        # The others have noticed, and refuse to serve anything.
+        away = "16 of 16 slots are out of reach"
+        assert until(lambda: bool(having(doctor.examine(center), Level.WARN, away)))
     done = forks.run(["doctor", "--problems", "--json"], env=env, directory=tmp_path)
     assert done.returncode == 2, done.stderr
     lines = json.loads(done.stdout)
@@ -267,7 +266,8 @@ def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) 
     assert {line.of for line in drained} == {"test.sync", "test.async", "test.batch", "test.doomed"}
 
 
-def test_a_topic_that_stays_in_no_assignment_is_told(system: System) -> None:
+def test_a_topic_that_stays_in_no_assignment_is_told(hosts_with: NewSystem) -> None:
+    system = hosts_with(session_timeout=10)
     system.create_topics(slots=2)
     daemon = system.start(processes=1)
     held = "every slot is held"

@@ -55,17 +55,16 @@ def test_the_reference_is_what_the_code_says() -> None:
     assert written(REFERENCE) == REFERENCE, "run: make reference"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_internal_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
-    text = _FENCE.sub("", page.read_text())
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+def test_internal_links_lead_to_files_and_headings_that_exist() -> None:
+    links = [(page, re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", page.read_text()))) for page in PAGES]
+    for page, target in ((page, target) for page, targets in links for target in targets):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert path.exists(), f"{target}: no such file"
+        assert path.exists(), f"{page}: {target}: no such file"
         if anchor:
-            assert anchor in _anchors(path), f"{target}: no such heading"
+            assert anchor in _anchors(path), f"{page}: {target}: no such heading"
 
 
 def _anchors(page: Path) -> set[str]:
@@ -73,64 +72,42 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
-    "line",
-    sorted(
-        {
-            match
-            for page in PAGES
-            for match in [
-                *re.findall(r"`(toc [^`]+)`", _FENCE.sub("", page.read_text())),
-                *(
-                    found
-                    for kind, text in _FENCE.findall(page.read_text())
-                    if kind  # else it is what a command prints
-                    for found in re.findall(r"(?:^|\$\()(toc [^\n)]+)", text, re.MULTILINE)
-                ),
-            ]
-        }
-    ),
-)
-def test_commands_in_the_documentation_are_commands_with_such_options(line: str) -> None:
-    words = shlex.split(line, comments=True)
-    # Words in capitals stand for the reader's own; a lone COMMAND stands for any.
-    if "COMMAND" in words or words[1].startswith("-") or line == "toc doctor":
-        return
-    name = max(
-        (name for name in [*COMMANDS, *_groups()] if words[: len(name.split())] == name.split()),
-        key=len,
-        default=None,
-    )
-    assert name is not None, "no such command"
-    if name in COMMANDS:
-        options = {option for param in COMMANDS[name].params for option in param.opts}
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options
+def test_commands_in_the_documentation_are_commands_with_such_options() -> None:
+    lines: set[str] = set()
+    for page in PAGES:
+        lines.update(re.findall(r"`(toc [^`]+)`", _FENCE.sub("", page.read_text())))
+        for kind, text in _FENCE.findall(page.read_text()):
+            if kind:  # else it is what a command prints
+                lines.update(re.findall(r"(?:^|\$\()(toc [^\n)]+)", text, re.MULTILINE))
+    assert len(lines) > 100
+    names = [*COMMANDS, *_groups()]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        # Words in capitals stand for the reader's own; a lone COMMAND stands for any.
+        if "COMMAND" in words or words[1].startswith("-") or line == "toc doctor":
+            continue
+        name = max((one for one in names if words[: len(one.split())] == one.split()), key=len, default=None)
+        assert name is not None, f"no such command: {line}"
+        if name in COMMANDS:
+            options = {option for param in COMMANDS[name].params for option in param.opts}
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options, line
 
 
-@pytest.mark.parametrize(
-    "line",
-    sorted(
-        {
-            line
-            for page in PAGES
-            for line in re.findall(r"(?:^|`|\$\()(api [^`\n|]+)", page.read_text(), re.MULTILINE)
-        }
-    ),
-)
-def test_requests_in_the_documentation_are_calls_with_such_fields(line: str) -> None:
+def test_requests_in_the_documentation_are_calls_with_such_fields() -> None:
     """``api`` is curl: perhaps a method, POST if none; a path, perhaps with a query; perhaps a body."""
-    words = shlex.split(line.rstrip(" )").replace("JOB_ID", "7"))[1:]
-    method = words.pop(0) if words[0].isupper() else "POST"
-    path, _, query = words[0].partition("?")
-    call = next(
-        call
-        for call in CALLS
-        if call.method == method and re.fullmatch(re.sub(r"{\w+}", "[^/:]+", call.path), f"/v1/{path}")
-    )
-    given = call.query.model_validate(dict(parse_qsl(query)))
-    if len(words) > 1 and not getattr(given, "raw", False):
-        assert call.body is not None, "it has no body"
-        call.body.model_validate_json(words[1])
+    form = re.compile(r"(?:^|`|\$\()(api [^`\n|]+)", re.MULTILINE)
+    lines = {line for page in PAGES for line in form.findall(page.read_text())}
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line.rstrip(" )").replace("JOB_ID", "7"))[1:]
+        method = words.pop(0) if words[0].isupper() else "POST"
+        path, _, query = words[0].partition("?")
+        ways = [call for call in CALLS if call.method == method]
+        (call,) = (one for one in ways if re.fullmatch(re.sub(r"{\w+}", "[^/:]+", one.path), f"/v1/{path}"))
+        given = call.query.model_validate(dict(parse_qsl(query)))
+        if len(words) > 1 and not getattr(given, "raw", False):
+            assert call.body is not None, f"it has no body: {line}"
+            call.body.model_validate_json(words[1])
 
 
 def _groups() -> set[str]:

@@ -35,7 +35,7 @@ def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_take
     for n in range(4):  # so that it is known to be slow
         job_id = system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 0.5})
         system.wait(lambda: not system.pending([job_id]), "it has run", 10)  # noqa: B023
-    slow = [system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60}) for n in range(40)]
+    slow = [system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 600}) for n in range(40)]
     system.wait(lambda: calls.most_at_once(system.history_directory, topic)[1] == 5, "one runs", 5)
     others = [system.center.submit(other, biz_id=1, delay=0.2) for other in calls.TOPICS if other != topic]
     system.wait(lambda: not system.pending(others), "the others have run", 5)
@@ -51,7 +51,7 @@ def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: 
     topics, history = ("call.thread", "call.coroutine"), system.history_directory
     for topic in topics:
         for n in range(20):
-            system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 60})
+            system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 600})
 
     def most() -> list[int]:
         return [calls.most_at_once(history, topic)[0] for topic in topics]

@@ -186,8 +186,9 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     alone.create_topics(slots=2)
     daemon = alone.start(processes=1, env=ANY_ADDRESS)
     center = alone.center
-    job_ids = center.submit_many([NewTask("test.sync", n, 60) for n in range(10)])
-    runs = center.submit("test.sync", biz_id=1, delay=0.05, attribute={"sleep": 5})
+    job_ids = center.submit_many([NewTask("test.sync", n, 3600) for n in range(10)])
+    enough = alone.directory / "enough"
+    runs = center.submit("test.sync", biz_id=1, delay=0.05, attribute={"until": str(enough)})
     alone.wait(lambda: bool(alone.starts(runs)), "it runs", 30)
 
     def shown(*words: str, code: int = 0) -> Any:
@@ -206,6 +207,7 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     assert (view["scheduled"], view["prepared"]) == (len(job_ids), 1)
     prepared = 'toc_prepared_tasks{topic="test.sync"}'
     alone.wait(lambda: samples(daemon.told()).get(prepared), "the daemon measures it", 30)
+    enough.touch()
 
 
 def _soon() -> datetime:
