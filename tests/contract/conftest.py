@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import pytest
 from contract.kit_system import KitContract
@@ -13,94 +14,128 @@ from contract.looped import looped
 from contract.system import Contract
 from harness import secured
 
-from benchmarks.local import MariaDB
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
+
+
+class NewContract(Protocol):
+    """Makes a system with all topics, and stops it at the end of the module."""
+
+    def __call__(self, name: str, redis: RedisServer | None, **settings: object) -> Contract: ...
 
 
 @pytest.fixture(scope="module")
-def contract(
-    tmp_path_factory: pytest.TempPathFactory,
-    server_directory: Path,
-    mariadb: MariaDB,
-    module_database_prefix: str,
-) -> Iterator[Contract]:
-    """One system for the tests of a module, on a Redis of its own, without a worker."""
-    with secured.redis_server(server_directory / f"contract-{secrets.token_hex(3)}") as own:
-        one = Contract(tmp_path_factory.mktemp("contract"), own, mariadb, module_database_prefix)
-        try:
-            one.create_topics()
-            yield one
-        finally:
-            one.stop()
-
-
-@pytest.fixture(scope="module")
-def alone(
+def new_contract(
     tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDB, module_database_prefix: str
-) -> Iterator[Contract]:
-    """One without an index, with one daemon that runs every topic."""
-    prefix = module_database_prefix.replace("toc_", "toc_alone_")
-    one = Contract(tmp_path_factory.mktemp("alone"), None, mariadb, prefix)
-    try:
-        one.create_topics()
-        one.start()
-        yield one
-    finally:
-        one.stop()
+) -> Iterator[NewContract]:
+    """Systems for the tests of a module, each of its own databases."""
+    with ExitStack() as ends:
+
+        def make(name: str, redis: RedisServer | None, **settings: object) -> Contract:
+            directory, prefix = tmp_path_factory.mktemp(name), f"{module_database_prefix}{name}_"
+            one = Contract(directory, redis, mariadb, prefix, **settings)
+            ends.callback(one.stop)
+            one.create_topics()
+            return one
+
+        yield make
 
 
 @pytest.fixture(scope="module")
-def awaited(
-    tmp_path_factory: pytest.TempPathFactory,
-    server_directory: Path,
-    mariadb: MariaDB,
-    module_database_prefix: str,
-) -> Iterator[Contract]:
-    """One with an index and a daemon that runs every topic, for an asynchronous client."""
-    prefix = module_database_prefix.replace("toc_", "toc_awaited_")
-    with secured.redis_server(server_directory / f"awaited-{secrets.token_hex(3)}") as own:
-        one = Contract(tmp_path_factory.mktemp("awaited"), own, mariadb, prefix)
-        try:
-            one.create_topics()
-            one.start()
-            yield one
-        finally:
-            one.stop()
+def own_redis(server_directory: Path) -> Iterator[RedisServer]:
+    """A Redis for the tests of a module."""
+    with secured.redis_server(server_directory / f"contract-{secrets.token_hex(3)}") as own:
+        yield own
 
 
-RUNGS = {"with an index": "running", "the database alone": "alone"}
-"""The rungs of the ladder on one host, and the fixture of each."""
-KIT = "the kit for tests"
-ASYNC = "an asynchronous client"
+@pytest.fixture(scope="module")
+def contract(new_contract: NewContract, own_redis: RedisServer) -> Contract:
+    """One system for the tests of a module, with an index, without a worker."""
+    return new_contract("index", own_redis)
 
 
-@pytest.fixture(params=RUNGS)
-def either(request: pytest.FixtureRequest) -> Contract:
-    """A system with one daemon, on each rung."""
-    found: Contract = request.getfixturevalue(RUNGS[request.param])
-    return found
-
-
-@pytest.fixture(params=[*RUNGS, ASYNC, KIT])
-def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
-    """The same, one with an asynchronous client, and the kit for tests of applications."""
-    if request.param == ASYNC:
-        with looped(request.getfixturevalue("awaited")) as system:
-            yield system
-        return
-    if request.param != KIT:
-        yield request.getfixturevalue(RUNGS[request.param])
-        return
-    kit = KitContract(tmp_path)
-    try:
-        kit.create_topics()
-        kit.start()
-        yield cast(Contract, kit)
-    finally:
-        kit.stop()
+@pytest.fixture(scope="module")
+def alone(new_contract: NewContract) -> Contract:
+    """One without an index, without a worker."""
+    return new_contract("alone", None)
 
 
 @pytest.fixture(scope="module")
 def running(contract: Contract) -> Contract:
-    """The same with one daemon that runs every topic."""
+    """The one with an index, with one daemon that runs every topic."""
     contract.start()
     return contract
+
+
+@pytest.fixture(scope="module")
+def running_alone(alone: Contract) -> Contract:
+    """The one without an index, with one daemon."""
+    alone.start()
+    return alone
+
+
+@pytest.fixture(scope="module")
+def running_spread(new_contract: NewContract, own_redis: RedisServer, zookeeper: ZooKeeper) -> Contract:
+    """One with an index, whose daemon is spread by ZooKeeper."""
+    cluster = f"test-{secrets.token_hex(4)}"
+    one = new_contract("spread", own_redis, zookeeper=zookeeper.url, cluster=cluster, namespace="spread")
+    one.start()
+    return one
+
+
+@pytest.fixture(scope="module")
+def awaited(new_contract: NewContract, own_redis: RedisServer) -> Contract:
+    """One with an index and a daemon, for an asynchronous client."""
+    one = new_contract("awaited", own_redis, namespace="awaited")
+    one.start()
+    return one
+
+
+IDLE = {"with an index": "contract", "the database alone": "alone"}
+"""By rung of the ladder, the fixture of a system without a worker. ZooKeeper is known to workers alone."""
+RUNNING = {
+    "with an index": "running",
+    "the database alone": "running_alone",
+    "with ZooKeeper": "running_spread",
+}
+"""And that of one with a daemon."""
+ASYNC = "an asynchronous client"
+KIT = "the kit for tests"
+
+
+@pytest.fixture(params=IDLE)
+def either(request: pytest.FixtureRequest) -> Contract:
+    """A system without a worker, with an index and without."""
+    found: Contract = request.getfixturevalue(IDLE[request.param])
+    return found
+
+
+@pytest.fixture(params=[*IDLE, KIT])
+def idle(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
+    """The same, and the kit for tests of applications, whose time stands still."""
+    yield from _system(request, tmp_path, IDLE)
+
+
+@pytest.fixture(params=[*RUNNING, ASYNC, KIT])
+def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
+    """A system with one daemon on each rung, one with an asynchronous client, and the kit, whose time
+    passes."""
+    if request.param == ASYNC:
+        with looped(request.getfixturevalue("awaited")) as system:
+            yield system
+        return
+    for one in _system(request, tmp_path, RUNNING):
+        if request.param == KIT:
+            one.start()
+        yield one
+
+
+def _system(request: pytest.FixtureRequest, tmp_path: Path, rungs: Mapping[str, str]) -> Iterator[Contract]:
+    if request.param != KIT:
+        yield request.getfixturevalue(rungs[request.param])
+        return
+    kit = KitContract(tmp_path)
+    try:
+        kit.create_topics()
+        yield cast(Contract, kit)
+    finally:
+        kit.stop()

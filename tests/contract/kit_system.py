@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,10 +19,14 @@ from harness.patience import until
 from typer.testing import CliRunner
 
 from toc.cli.main import app
+from toc.store.schema import task_table_name
+from toc.store.servers.server import Statement
 from toc.testing import Toc
 
 T = TypeVar("T")
 TURN_SECONDS = 0.005
+_with_topics: list[bytes] = []
+"""The kit's database with all topics: the commands that make them take longer than a test."""
 
 
 class KitContract:
@@ -37,10 +41,14 @@ class KitContract:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pass_time)
 
-    def create_topics(self, names: Sequence[str] = tuple(TOPICS)) -> None:
-        for name in names:
+    def create_topics(self) -> None:
+        if _with_topics:
+            self.kit._database.load(_with_topics[0])
+            return
+        for name in TOPICS:
             done = self.toc("topic", "create", name, *TOPICS[name])
             assert done.returncode == 0, done.stderr
+        _with_topics.append(self.kit._database.content())
 
     def start(self) -> None:
         with mock.patch.dict(os.environ, TOC_TEST_HISTORY=str(self.directory / "history")):
@@ -84,6 +92,21 @@ class KitContract:
 
     def status(self, job_id: int) -> int:
         return int(self.row(job_id)["status"])
+
+    def end(self, job_id: int) -> None:
+        end = f"UPDATE {task_table_name(0)} SET status=2 WHERE job_id={job_id}"
+        self.kit._database.run([Statement(end)])
+
+    def rows(self) -> int:
+        return len(self.kit.tasks())
+
+    has_index = False
+
+    def slot(self, topic: str, number: int) -> str:
+        return f"{topic}_{number}"
+
+    def keys(self) -> dict[str, int]:
+        return {}
 
     def scores(self, _job_id: int) -> dict[str, float]:
         return {}

@@ -125,9 +125,20 @@ class Contract:
             for n in range(8)
         )
 
+    def end(self, job_id: int) -> None:
+        """Have a task processed."""
+        self.query(f"UPDATE {self.table(job_id)} SET status=2 WHERE job_id=%s", job_id)
+
+    @property
+    def has_index(self) -> bool:
+        """Whether tasks are indexed in Redis."""
+        return self.center.queues.present
+
     def keys(self) -> dict[str, int]:
         """Every sorted set of this system with its size."""
-        found = {}
+        found: dict[str, int] = {}
+        if not self.has_index:
+            return found
         for key in self.redis.scan_iter("*"):
             if self.redis.type(key) == "zset":
                 found[key] = self.redis.zcard(key)
@@ -139,7 +150,7 @@ class Contract:
     def scores(self, job_id: int) -> dict[str, float]:
         """Every sorted set that holds the id, with its score."""
         found: dict[str, float] = {}
-        if not self.center.queues.present:
+        if not self.has_index:
             return found
         for key in self.redis.scan_iter("*"):
             if self.redis.type(key) == "zset":

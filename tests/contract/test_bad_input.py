@@ -17,11 +17,11 @@ from toc.model import errors
 
 
 @pytest.fixture
-def untouched(contract: Contract) -> Iterator[Contract]:
+def untouched(idle: Contract) -> Iterator[Contract]:
     """Rows and keys are the same before and after."""
-    before = (contract.rows(), contract.keys())
-    yield contract
-    assert (contract.rows(), contract.keys()) == before
+    before = (idle.rows(), idle.keys())
+    yield idle
+    assert (idle.rows(), idle.keys()) == before
 
 
 @pytest.mark.parametrize("case", TASKS)
@@ -62,23 +62,23 @@ def test_submit_many_refuses_what_is_no_task(untouched: Contract, bad: Any) -> N
         ("InvalidInput", "tomorrow"),
     ],
 )
-def test_reschedule_refuses_a_bad_time_and_changes_nothing(contract: Contract, error: str, when: Any) -> None:
-    job_id = contract.center.submit("c.plain", biz_id=90, delay=3600)
-    before = (contract.row(job_id), contract.scores(job_id))
+def test_reschedule_refuses_a_bad_time_and_changes_nothing(idle: Contract, error: str, when: Any) -> None:
+    job_id = idle.center.submit("c.plain", biz_id=90, delay=3600)
+    before = (idle.row(job_id), idle.scores(job_id))
     with pytest.raises(getattr(errors, error)):
-        contract.center.reschedule(job_id, action_time=when)
-    assert (contract.row(job_id), contract.scores(job_id)) == before
+        idle.center.reschedule(job_id, action_time=when)
+    assert (idle.row(job_id), idle.scores(job_id)) == before
 
 
-def test_4096_characters_of_attribute_are_stored_whatever_their_bytes(contract: Contract) -> None:
+def test_4096_characters_of_attribute_are_stored_whatever_their_bytes(idle: Contract) -> None:
     for char in ("x", "ä", "☃", "😀"):
         attribute = {"a": char * (4096 - len('{"a":""}'))}
-        job_id = contract.center.submit("c.plain", biz_id=91, delay=3600, attribute=attribute)
-        task = contract.center.get(job_id)
+        job_id = idle.center.submit("c.plain", biz_id=91, delay=3600, attribute=attribute)
+        task = idle.center.get(job_id)
         assert task is not None
         assert task.attribute == attribute
         with pytest.raises(errors.InvalidAttribute):
-            contract.center.submit("c.plain", biz_id=91, delay=9, attribute={"a": attribute["a"] + "x"})
+            idle.center.submit("c.plain", biz_id=91, delay=9, attribute={"a": attribute["a"] + "x"})
 
 
 def test_handlers_are_refused_that_are_registered_twice_or_cannot_be_called(contract: Contract) -> None:

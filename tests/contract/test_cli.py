@@ -59,46 +59,46 @@ def test_topic_defaults_are_those_of_the_contract(contract: Contract) -> None:
         assert contract.json("topic", "show", "t.plain")["paused"] is paused
 
 
-def test_a_task_goes_through_the_command_line(contract: Contract) -> None:
-    submitted = contract.toc(
+def test_a_task_goes_through_the_command_line(idle: Contract) -> None:
+    submitted = idle.toc(
         *("submit", "c.plain", "--biz-id", "42", "--delay", "30m"),
         *("--attribute", '{"reason": "unpaid ☃"}', "--dedup-key", "k", "--slot-basis", "s"),
     )
     assert submitted.returncode == 0, submitted.stderr
     job_id = int(submitted.stdout)
-    shown = contract.json("get", str(job_id))
+    shown = idle.json("get", str(job_id))
     assert shown["job_id"] == str(job_id)
     assert shown["topic"] == "c.plain"
     assert shown["attribute"] == {"reason": "unpaid ☃"}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", shown["action_time"])
-    assert [task["job_id"] for task in contract.json("find", "--biz-id", "42")] == [str(job_id)]
-    again = contract.json(
+    assert [task["job_id"] for task in idle.json("find", "--biz-id", "42")] == [str(job_id)]
+    again = idle.json(
         *("submit", "c.plain", "--biz-id", "42", "--delay", "5s"),
         *("--attribute", '{"reason": "unpaid ☃"}', "--dedup-key", "k"),
     )
     assert again["job_id"] == str(job_id)
     at = datetime.now(timezone(timedelta(hours=2))).replace(microsecond=0) + timedelta(days=200)
     assert at.isoformat().endswith("+02:00")
-    moved = contract.json("reschedule", str(job_id), "--action-time", at.isoformat())
+    moved = idle.json("reschedule", str(job_id), "--action-time", at.isoformat())
     assert str(moved["outcome"]).lower() == "rescheduled"
-    task = contract.center.get(job_id)
+    task = idle.center.get(job_id)
     assert task is not None
     assert task.action_time == at
-    moved = contract.json("reschedule", str(job_id), "--delay", "200d")  # of microseconds none is kept
-    task = contract.center.get(job_id)
+    moved = idle.json("reschedule", str(job_id), "--delay", "200d")  # of microseconds none is kept
+    task = idle.center.get(job_id)
     assert task is not None
     assert datetime.fromisoformat(moved["action_time"]) == task.action_time
-    assert contract.json("get", str(job_id))["biz_type"] == task.biz_type
-    cancelled = contract.json("cancel", str(job_id))
+    assert idle.json("get", str(job_id))["biz_type"] == task.biz_type
+    cancelled = idle.json("cancel", str(job_id))
     assert str(cancelled["outcome"]).lower() == "cancelled"
-    assert contract.center.cancel(job_id) is CancelOutcome.CANCELLED
-    late = contract.toc("reschedule", str(job_id), "--delay", "1h", "--json")
+    assert idle.center.cancel(job_id) is CancelOutcome.CANCELLED
+    late = idle.toc("reschedule", str(job_id), "--delay", "1h", "--json")
     assert late.returncode == 1
     assert json.loads(late.stdout) == {"job_id": str(job_id), "outcome": "too_late", "action_time": None}
     assert "ended" in late.stderr
-    assert contract.toc("get", str(job_id ^ 1)).returncode == 1
-    assert contract.toc("cancel", str(job_id ^ 1)).returncode == 1
-    assert contract.toc("cancel", "--topic", "c.plain", "--biz-id", "42").returncode == 0
+    assert idle.toc("get", str(job_id ^ 1)).returncode == 1
+    assert idle.toc("cancel", str(job_id ^ 1)).returncode == 1
+    assert idle.toc("cancel", "--topic", "c.plain", "--biz-id", "42").returncode == 0
 
 
 def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path: Path) -> None:
@@ -141,6 +141,13 @@ def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path:
     large = contract.toc(*words, "--body", "x" * 11, env={"TOC_MAX_BODY": "10"})
     assert large.returncode == 2
     assert "TOC_MAX_BODY" in large.stderr
+
+
+@pytest.mark.parametrize("command", [("sweep", "--once"), ("rebuild",)])
+def test_without_an_index_there_is_nothing_to_fill(alone: Contract, command: tuple[str, ...]) -> None:
+    done = alone.toc(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "not indexed" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["slots", "workers"])

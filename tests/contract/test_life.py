@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from contract.conftest import KIT, RUNNING
 from contract.system import Contract
 from sqlalchemy import create_engine
 
+from benchmarks.local import MariaDB
 from toc import CancelOutcome, NewTask, TaskStatus
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,8 +91,8 @@ def test_a_failed_try_puts_the_entry_at_its_next_time_plus_remaining_over_32(run
 def test_a_task_dies_after_exactly_n_tries(each: Contract, topic: str, tries: int) -> None:
     job_id = submit(each, topic, 4, **{"raise": "error"})
     each.wait(lambda: each.status(job_id) == 4, "it is dead")
-    key = f"dead_{{{topic}_{zlib.crc32(b'4') % _slots(topic)}}}"
-    each.wait(lambda: list(each.scores(job_id)) == [key] * each.center.queues.present, "buried")
+    key = f"dead_{{{each.slot(topic, zlib.crc32(b'4') % _slots(topic))}}}"
+    each.wait(lambda: list(each.scores(job_id)) == [key] * each.has_index, "buried")
     starts = each.history(job_id)
     assert [start["attempt"] for start in starts] == list(range(1, tries + 1))
     row = each.row(job_id)
@@ -350,6 +352,28 @@ def test_get_and_find_show_how_a_task_ended(each: Contract) -> None:
     assert [found["job_id"] for found in each.json("find", "--biz-id", "72")] == [str(job_id)]
 
 
+def test_a_time_that_has_passed_is_refused_unless_it_shall_run(each: Contract) -> None:
+    words = ("submit", "c.plain", "--biz-id", "74", "--action-time", "2020-01-01T00:00:00Z")
+    assert each.toc(*words).returncode != 0
+    job_id = int(each.json(*words, "--past", "run")["job_id"])
+    until_status(each, job_id, 2)
+    assert len(each.history(job_id)) == 1
+
+
+@pytest.mark.parametrize("each", RUNNING, indirect=True)
+def test_what_runs_is_shown_with_its_worker(each: Contract) -> None:
+    def shown() -> list[dict[str, Any]]:
+        running = each.json("running", "--topic", "c.plain")
+        return [one for one in running if one["job_id"] == str(job_id)]
+
+    job_id = submit(each, "c.plain", 73, gate="shown")
+    (one,) = each.wait(shown, "it is shown")
+    assert one["owner"]
+    each.open_gate("shown")
+    until_status(each, job_id, 2)
+    assert shown() == []
+
+
 def _forge(contract: Contract, key: str, member: int | str, score: float = 1.0) -> None:
     """An index entry as nobody in the system would write it; the waker is told as the add script would."""
     contract.redis.zadd(key, {str(member): score})
@@ -386,14 +410,17 @@ def test_a_long_handler_is_kept_alive_under_one_fence_and_runs_once(running: Con
     assert running.row(job_id)["attempts"] == 0
 
 
-def test_rows_of_the_callers_transaction_are_indexed_and_run_once_it_has_committed(either: Contract) -> None:
-    engine = create_engine(either.settings.need_database_urls()[0])
+@pytest.mark.parametrize("each", [*RUNNING, KIT], indirect=True)
+def test_rows_of_the_callers_transaction_are_indexed_and_run_once_it_has_committed(
+    each: Contract, mariadb: MariaDB
+) -> None:
+    engine = create_engine(mariadb.url)
     try:
         with engine.begin() as connection:
-            now = either.center.submit("c.now", biz_id=1, connection=connection)
-            soon = either.center.submit("c.plain", biz_id=1, delay=1.8, connection=connection)
+            now = each.center.submit("c.now", biz_id=1, connection=connection)
+            soon = each.center.submit("c.plain", biz_id=1, delay=1.8, connection=connection)
         for job_id in (now, soon):
-            (start,) = started(either, job_id)
-            assert start["at"] / 1e6 >= ms(either.row(job_id)["action_time"])
+            (start,) = started(each, job_id)
+            assert start["at"] / 1e6 >= ms(each.row(job_id)["action_time"])
     finally:
         engine.dispose()

@@ -209,6 +209,11 @@ def test_one_handler_alone(toc: Toc, shop: Shop) -> None:
         toc.run(print)
 
 
+def test_a_topic_that_nobody_handles_says_what_a_test_does(shop: Shop) -> None:
+    with pytest.raises(InvalidInput, match=r"no topic.*toc\.topic\('order\.cancel'\)"):
+        shop.center.submit("order.cancel", biz_id=1, delay=10)
+
+
 def test_a_passed_deadline_runs_at_once_if_that_is_meant(toc: Toc, shop: Shop) -> None:
     long_ago = toc.now - timedelta(days=30)
     with pytest.raises(InvalidInput, match="past='run'"):

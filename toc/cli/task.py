@@ -70,6 +70,9 @@ def submit(
     on_conflict: OnConflict = option(
         None, "If a task has the dedup key: keep it, refuse with an error, or replace it.", default=_KEEP
     ),
+    past: str = option(
+        "refuse|run", "Of a time that has passed, on a timed topic: refuse it, or run now.", default="refuse"
+    ),
     target: str | None = option("NAME", "The webhook target to send it to. Default: its topic's."),
     url: str | None = option("URL", "A URL of its own; with --target a path: /paid."),
     as_json: Json = False,
@@ -97,6 +100,7 @@ def submit(
             body=_body(body, body_file, center.settings.max_body),
             content_type=TEXT_TYPE if body is not None and content_type is None else content_type,
             on_conflict=on_conflict,
+            past=past,
             target=target,
             url=url,
         )

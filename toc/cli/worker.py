@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SLOT_SPARE = ("error", "moving_to", "state", "since", "next_due", "why", "dead", "prepared")
 _WORKERS = (
     *("worker", "host", "pid", "version", "protocol", "weight", "owned", "assigned", "tables", "drained"),
-    *("leader", "joined", "topics", "metrics", "out_of_reach"),
+    *("leader", "joined", "topics", "metrics", "out_of_reach", "lost_threads"),
 )
 """The columns of workers; `toc intents` shows who asked for what."""
 
@@ -93,7 +93,7 @@ def workers(record: Record, *, as_json: bool) -> None:
         found,
         as_json=as_json,
         empty="no workers; start one on each host with `toc worker --app ...`",
-        spare=("out_of_reach", "metrics", "pid", "topics", "joined", "leader", "protocol"),
+        spare=("lost_threads", "out_of_reach", "metrics", "pid", "topics", "joined", "leader", "protocol"),
     )
 
 

@@ -50,7 +50,8 @@ class Member:
     ``assign`` ignores the rest. ``pid`` is for operators. ``metrics`` is the host:port of its daemon's
     metrics, valid on ``machine``. ``version`` is the release that it runs, ``protocol`` that release's
     PROTOCOL. ``keys`` are the marks of the keys with which it can read the secrets of webhook targets.
-    ``out_of_reach`` are the servers that it does not reach.
+    ``out_of_reach`` are the servers that it does not reach. ``lost_threads`` is how many threads of an
+    application's own process ran handlers past max_runtime when the member began.
     """
 
     worker_id: str
@@ -65,6 +66,7 @@ class Member:
     protocol: int = 0
     keys: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
+    lost_threads: int = 0
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
         """Whether the member can have slots of ``topic``, which has this ``delivery``."""

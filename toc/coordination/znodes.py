@@ -178,7 +178,7 @@ def member_from(worker_id: str, values: dict[str, Any]) -> Member | None:
 
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("pid", "protocol"), int),
+    **dict.fromkeys(("pid", "protocol", "lost_threads"), int),
     **dict.fromkeys(("metrics", "machine", "version"), str),
     **dict.fromkeys(("topics", "serves", "keys", "out_of_reach"), list),
 }

@@ -43,6 +43,10 @@ Conflict = Annotated[
     Literal["keep", "error", "replace"],
     Field(description="If a task has the dedup_key: keep it, answer 409, or replace it."),
 ]
+Past = Annotated[
+    Literal["refuse", "run"],
+    Field(description="Of a time that has passed, on a timed topic: refuse it, or run the task now."),
+]
 TEXT_TYPE = "text/plain; charset=utf-8"
 
 
@@ -56,6 +60,7 @@ class TaskFields(BaseModel):
     tries: int = Field(0, description="How many tries; 0: the topic's; 65535: no limit.")
     expires_at: Annotated[Instant, Field(description="No try starts after it.")] | None = None
     on_conflict: Conflict = "keep"
+    past: Past = "refuse"
     target: str | None = Field(None, description="The webhook target to send it to; by default its topic's.")
     url: str | None = Field(
         None, description="A URL of its own, or a path of its target; the token's role must allow it."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from time import monotonic, time, time_ns
+from time import monotonic, sleep, time, time_ns
 
 MAX_CLOCK_SKEW_MS = 100
 """Milliseconds the clocks of servers and workers may differ before toc stops trusting one of them."""
@@ -33,6 +33,8 @@ class Clock:
     monotonic: Callable[[], float] = staticmethod(monotonic)
     """Seconds on a clock that is never set back. Only differences are meaningful. Each task reads it a dozen
     times, so no Python is in between."""
+    wait: Callable[[float], None] = staticmethod(sleep)
+    """Let these seconds go by."""
 
 
 class RateLimit:

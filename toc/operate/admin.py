@@ -99,8 +99,13 @@ def refill(
     """Index every row that belongs in the index, of one topic or of all, at full speed, soonest first.
 
     ``progress`` gets the part done (0 to 1) and the counts so far. If some tables do not answer, it goes
-    through all others, then raises StoreUnavailable or SchemaBehind.
+    through all others, then raises StoreUnavailable or SchemaBehind. Raises ConfigError if there is no index.
     """
+    if not center.store.identity.indexed():
+        raise ConfigError(
+            f"the tasks on {center.store.identity.place} are not indexed: their rows alone say what is due, "
+            "and there is nothing to fill (`toc index on` has them indexed)"
+        )
     center.catalog.refresh()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
     where = "" if topic is None else of_type(topic.biz_type)

@@ -221,6 +221,7 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "tables_assigned": row.tables_assigned,
         "drained": row.drained,
         "out_of_reach": sorted(row.member.out_of_reach),
+        "lost_threads": row.member.lost_threads,
         "leader": row.leader,
         "joined": instant(row.joined),
         "topics": None if row.member.topics is None else sorted(row.member.topics),

@@ -102,7 +102,7 @@ class Store(Batches):
         job_ids = JobIds(clock)
         self.requests = Requests(shards, databases)
         self.answer_to = self.requests.answer
-        writer = self._writer = Writer(shards, job_ids, self._stamp, self.requests)
+        writer = self._writer = Writer(shards, job_ids, self._stamp, self.requests, clock)
         self.put, self.put_each, self.put_many = writer.put, writer.put_each, writer.put_many
         self.kept = writer.kept
         self.callers = CallersTransaction(shards, writer, self._stamp)

@@ -13,7 +13,7 @@ from toc.config import Settings
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import from_ms
 from toc.model.duration import Duration, seconds_of
-from toc.model.errors import InvalidInput
+from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import Topic
 from toc.sdk.async_client import AsyncTimeoutCenter
@@ -233,6 +233,17 @@ class Toc:
 
 class _Catalog(TopicCatalog):
     """Reads the topics where it is asked: no server can hang here."""
+
+    def get(self, name: str) -> Topic:
+        """Return topic ``name``. Raises InvalidTopic, UnknownTopic."""
+        try:
+            return super().get(name)
+        except UnknownTopic as exc:
+            raise UnknownTopic(
+                f"there is no topic {name!r}: no handler of it is registered, and the test has not made it; "
+                f"import its handler's module, or call toc.topic({name!r})",
+                name,
+            ) from exc
 
     def read_through(self) -> dict[str, Topic]:
         """Read the topic table for a topic that is not known."""

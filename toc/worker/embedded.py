@@ -21,7 +21,7 @@ from typing import Any, Self
 from toc.coordination.assignment import Member
 from toc.coordination.presence import LocalNames, Presence
 from toc.coordination.rows import RowsCoordinator
-from toc.loop import embedded
+from toc.loop import PREFIX, embedded
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.topic import Delivery, Slot
@@ -62,6 +62,9 @@ class _Life:
         self.dropping: set[Slot] = set()
         self.born = time.monotonic()
         self.presence = Presence(name)
+        handlers = f"{PREFIX}handler-"
+        self.lost_threads = sum(thread.name.startswith(handlers) for thread in threading.enumerate())
+        """How many threads of pipelines before it are in handlers that have not ended."""
         ours, theirs = socket.socketpair()
         self.link = ControlPipe(ours)
         self._theirs = theirs
@@ -282,6 +285,7 @@ class EmbeddedWorker:
                 serves=frozenset({Delivery.HANDLER.value}),
                 version=ready["version"],
                 protocol=ready["protocol"],
+                lost_threads=life.lost_threads,
             )
         )
 

@@ -164,6 +164,7 @@ def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, bi
         ({"body": 1}, "body"),
         ({"on_conflict": "replace"}, "dedup_key"),
         ({"on_conflict": "other", "dedup_key": "k"}, "on_conflict"),
+        ({"past": "other"}, "past"),
     ):
         refused = submit(shared, biz_id=biz, **task)
         assert (refused.status, refused.body["field"]) == (422, field), refused
@@ -172,6 +173,13 @@ def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, bi
         assert (refused.status, refused.body["field"]) == (422, field), refused
     mixed = shared.call("POST", f"{TASKS}?biz_id=1", {"biz_id": 1, "delay": 1})
     assert (mixed.status, mixed.body["field"]) == (422, "raw")
+
+
+def test_a_time_that_has_passed_is_refused_unless_it_shall_run(shared: Gateway, biz: int) -> None:
+    passed = {"biz_id": biz, "action_time": "2020-01-01T00:00:00Z"}
+    refused = shared.call("POST", TASKS, passed)
+    assert (refused.status, refused.body["field"]) == (422, "action_time")
+    assert shared.call("POST", TASKS, passed | {"past": "run"}).status == 201
 
 
 # --- names

@@ -20,6 +20,7 @@ from harness.system import System, small_system
 from benchmarks.local import MariaDB
 from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, UnknownTopic
+from toc.operate.cluster import workers
 
 HERE = Path(__file__).parent
 
@@ -128,6 +129,8 @@ def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> No
         task = shop.center.get(stuck)
         assert task is not None
         assert task.status is TaskStatus.DEAD
+        (row,) = workers(shop.center)
+        assert row.member.lost_threads == 1
         shop.hang.set()
 
 

@@ -19,13 +19,13 @@ in MySQL 8.) One case still locks a gap: an INSERT that meets a key which came b
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
 
 from toc.model.body import Contents
+from toc.model.clock import Clock
 from toc.model.errors import (
     InvalidInput,
     PartialSubmit,
@@ -107,12 +107,18 @@ class Writer:
     """Stores and replaces tasks. Thread-safe."""
 
     def __init__(
-        self, shards: Shards, job_ids: JobIds, stamp: Callable[[], int], remembered: requests.Requests
+        self,
+        shards: Shards,
+        job_ids: JobIds,
+        stamp: Callable[[], int],
+        remembered: requests.Requests,
+        clock: Clock,
     ) -> None:
         self._shards = shards
         self._requests = remembered
         self._job_ids = job_ids
         self._stamp = stamp
+        self._clock = clock
         self._planner = Planner(shards)
         self._threads = Threads(THREADS, "toc-submit")
 
@@ -303,12 +309,13 @@ class Writer:
         Raises what prevents it while it is certain that nothing was written. For ``many`` this follows a lost
         answer, and some may be left to do, of which nothing is written.
         """
-        health, deadline = self._shards.health[work.server], time.monotonic() + RESEND_SECONDS
+        health, clock = self._shards.health[work.server], self._clock
+        deadline = clock.monotonic() + RESEND_SECONDS
         for attempt in count(int(work.tried)):
             if attempt:
                 # If others change the same rows, one of them succeeds each time: no need for a last try.
                 contended = cause is None or isinstance(cause, Duplicate)
-                if (attempt > 1 and time.monotonic() > deadline) or (attempt >= REPEATS and not contended):
+                if (attempt > 1 and clock.monotonic() > deadline) or (attempt >= REPEATS and not contended):
                     break
                 if work.many and health.away is not None:
                     cause = health.away
@@ -316,7 +323,7 @@ class Writer:
                 if contended:
                     pause(attempt, contended=True)
                 else:
-                    time.sleep(0.025 * 2**attempt)
+                    clock.wait(0.025 * 2**attempt)
             try:
                 self._try(work)
                 cause = None
