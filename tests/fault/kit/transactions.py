@@ -76,7 +76,8 @@ class Application:
             try:
                 steps.some(dice.randint(1, 4))
             except FAILED as exc:
-                session.connection().invalidate()  # the victim of a deadlock has no savepoint to roll back to
+                with suppress(DBAPIError):  # there may be none
+                    session.connection().invalidate()  # a deadlock's victim has no savepoint to roll back to
                 self._say(tx, "failed", why=type(exc).__name__)
                 return
             if dice.random() < 0.2:
