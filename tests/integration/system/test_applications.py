@@ -12,7 +12,8 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from harness.system import TOPICS, System
+from harness import forks
+from harness.system import TOPICS, Process, System
 
 from toc import TaskStatus
 
@@ -26,29 +27,28 @@ NOTHING = """
 def nothing(task):
     pass
 """
-Run = Callable[..., subprocess.Popen[str]]
+Run = Callable[..., Process]
 
 
 @pytest.fixture
 def run(system: System) -> Iterator[Run]:
-    """Runs ``toc worker`` with an interpreter of its own, for an application in its working directory."""
-    started: list[subprocess.Popen[str]] = []
+    """Runs ``toc worker`` for an application in its working directory; ``whole``: in new interpreters."""
+    started: list[Process] = []
     system.create_topics(slots=2, retries=2, backoff_base=0.1)
 
-    def start(app: str, **env: str) -> subprocess.Popen[str]:
+    def start(app: str, *, whole: bool = False, **more: str) -> Process:
         (system.directory / "odd_app.py").write_text(app)
-        words = ["-m", "toc", "worker", "--app", "odd_app:center", "--processes", "1"]
-        with (system.directory / "odd.log").open("w") as log:
-            program = subprocess.Popen(
-                [sys.executable, *words],
-                cwd=system.directory,
-                env={**system.env, **env},
-                stdout=log,
-                stderr=log,
-                text=True,
-            )
-        started.append(program)
-        return program
+        words = ["worker", "--app", "odd_app:center", "--processes", "1"]
+        env, place, log = {**system.env, **more}, system.directory, system.directory / "odd.log"
+        log.touch()
+        if whole:
+            command = [sys.executable, "-m", "toc", *words]
+            with log.open("w") as file:
+                started.append(subprocess.Popen(command, cwd=place, env=env, stdout=file, stderr=file))
+        else:
+            streams = dict.fromkeys(("stdout", "stderr"), str(log))
+            started.append(forks.start(words, env=env, directory=place, streams=streams))
+        return started[-1]
 
     yield start
     for program in started:
@@ -165,7 +165,7 @@ def test_a_daemon_ends_though_its_application_left_a_thread_that_does_not(
     system: System, run: Run, import_fails: bool
 ) -> None:
     thread = "threading.Thread(target=threading.Event().wait).start()\n"
-    program = run(HEAD + NOTHING + thread + ("raise KeyError('no')" if import_fails else ""))
+    program = run(HEAD + NOTHING + thread + ("raise KeyError('no')" if import_fails else ""), whole=True)
     if not import_fails:
         done(system)
         program.terminate()
@@ -195,7 +195,7 @@ def test_a_daemon_whose_processes_end_in_a_loop_says_so_and_is_not_ready(system:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    run(HEAD + NOTHING + LIMITED, TOC_METRICS_ADDRESS=address)
+    run(HEAD + NOTHING + LIMITED, whole=True, TOC_METRICS_ADDRESS=address)
 
     def readiness() -> str:
         try:
@@ -229,7 +229,7 @@ async def nothing(task):
 
 
 def test_a_process_that_beats_and_runs_nothing_is_replaced(system: System, run: Run) -> None:
-    run(HEAD + HANGING)
+    run(HEAD + HANGING, whole=True)
     system.center.submit("test.sync", biz_id=1, delay=0.1)
     system.wait(lambda: "hanging: poll" in log_of(system), "it is killed", 60)
     done(system, "test.async")
