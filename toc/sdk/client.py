@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from weakref import WeakSet
 
-from toc.config import Settings
 from toc.failpoint import failpoint
 from toc.model.body import Body
 from toc.model.clock import Clock
@@ -55,6 +54,7 @@ from toc.store.tasks.after_commit import AfterCommit
 from toc.store.tasks.callers_transaction import connection_of
 
 if TYPE_CHECKING:
+    from toc.config import Settings
     from toc.sdk.parts import AnyConnection, AnySession
     from toc.worker.embedded import EmbeddedWorker
 
@@ -186,6 +186,8 @@ class TimeoutCenter(Parts):
         expires_in: Duration | None = None,
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
+
+        A job_id is a whole number above 2^53: keep it in a BIGINT column, send it in JSON as a text.
 
         ``delay`` is a timedelta, seconds or a text such as "30m"; ``action_time`` an aware datetime, rounded
         up to a millisecond. A second submit with the same topic, biz_id and ``dedup_key`` returns the first

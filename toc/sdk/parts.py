@@ -12,7 +12,6 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from toc.config import Settings
 from toc.index.no_index import NoIndex
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
+    from toc.config import Settings
     from toc.sdk.changes import CallersWork
 
     AnySession = Session | AsyncSession
@@ -81,6 +81,8 @@ class Parts:
     @cached_property
     def settings(self) -> Settings:
         """The settings. Raises ConfigError, which names each that is wrong."""
+        from toc.config import Settings  # what is given its settings, or reads none, need not load it
+
         return Settings()
 
     @cached_property

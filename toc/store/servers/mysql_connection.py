@@ -23,8 +23,8 @@ from pymysql.converters import decoders, escape_string
 from sqlalchemy.engine import URL
 
 from toc import sockets
-from toc.config import URL_FLAGS
-from toc.model.errors import ConfigError, StoreUnavailable
+from toc.model.errors import ConfigError, NotInstalled, StoreUnavailable
+from toc.sockets import URL_FLAGS
 from toc.store.servers.mysql_answers import read_answers
 from toc.store.servers.server import Connection, Param, Result, Statement
 
@@ -163,6 +163,8 @@ def _parsed(what: str) -> Iterator[None]:
     try:
         yield
     except _NONSENSE as exc:
+        if isinstance(exc, RuntimeError) and "cryptography" in str(exc):
+            raise NotInstalled("MySQL 8's log-in without TLS needs cryptography", "rsa") from exc
         raise pymysql.err.OperationalError(
             CR.CR_MALFORMED_PACKET, f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
         ) from exc

@@ -31,7 +31,6 @@ from toc.store.servers.server import (
     Statement,
     Transient,
 )
-from toc.store.servers.sqlite import SqliteServer
 from toc.store.servers.threads import Threads
 
 T = TypeVar("T")
@@ -122,16 +121,18 @@ class Shards:
     ) -> None:
         self.layout = layout
         self.tables = layout.tables
-        self.servers: list[DatabaseServer] = (
-            [server]
-            if server is not None
-            else [
-                SqliteServer(url, **options)
-                if layout.sqlite
-                else MySqlServer(url, layout.databases_of(number), **options)
+        self.servers: list[DatabaseServer]
+        if server is not None:
+            self.servers = [server]
+        elif layout.sqlite:
+            from toc.store.servers.sqlite import SqliteServer  # few load it
+
+            self.servers = [SqliteServer(url, **options) for url in layout.urls]
+        else:
+            self.servers = [
+                MySqlServer(url, layout.databases_of(number), **options)
                 for number, url in enumerate(layout.urls)
             ]
-        )
         self.server_of: list[DatabaseServer] = []
         """The server of each table."""
         self.number_of: list[int] = []
