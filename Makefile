@@ -99,8 +99,9 @@ $(BENCH_STAMP): pyproject.toml scripts/setup
 bench: $(BENCH_STAMP) ## measure toc beside its peers; ARGS="toc BullMQ --repeat 3"
 	scripts/bench $(BENCH_VENV)/bin/python $(ARGS)
 
-bench-guard: $(STAMP) servers ## toc's cost as a multiple of a bare Redis loop
+bench-guard: $(STAMP) servers ## toc's cost as a multiple of a bare Redis loop, and in calls of Python
 	$(BIN)/python -m benchmarks.guard
+	$(BIN)/python -m benchmarks.calls
 
 sizing: $(STAMP) servers ## what a cluster takes of memory, disk and connections
 	$(BIN)/python -m benchmarks.sizing

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.patience import PATIENCE, until
 from harness.secured import root_url
 from harness.system import System, small_system
@@ -22,6 +21,19 @@ from benchmarks.local import MariaDB
 PAGE = Path(__file__).parents[2] / "docs/from-a-scanner.md"
 
 
+ORDERS = """
+import datetime, sys
+import shop
+what, first, *rest = sys.argv[1:]
+if what == "pay":
+    shop.pay(int(first))
+else:
+    for number in range(int(first), int(rest[0])):
+        shop.place(number, datetime.timedelta(seconds=float(rest[1])))
+"""
+"""What calls the functions of the page's service."""
+
+
 class Service:
     """The service of the page, in a directory, with a database of its own beside toc's."""
 
@@ -30,7 +42,8 @@ class Service:
         self.engine = engine
         url = engine.url.render_as_string(hide_password=False)
         self.env = {**system.env, "SHOP_DATABASE": url, "PYTHONPATH": str(directory)}
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: list[forks.Forked] = []
+        (directory / "orders.py").write_text(ORDERS)
         for block in re.findall(r"^ *```python\n(.*?)^ *```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
             block = textwrap.dedent(block)
             (directory / block.split(maxsplit=2)[1]).write_text(block)
@@ -39,12 +52,16 @@ class Service:
                 text("CREATE TABLE orders (id INT PRIMARY KEY, status TEXT, close_at DATETIME(3))")
             )
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        self.running.append(subprocess.Popen([sys.executable, *words], env=self.env, cwd=self.directory))
+    def start(self, *words: str, module: str | None = None) -> forks.Forked:
+        """A ``toc`` command, or a program of the page."""
+        streams = dict.fromkeys(("stdout", "stderr"), str(self.directory / "log"))
+        given: dict[str, Any] = {"env": self.env, "directory": self.directory, "streams": streams}
+        self.running.append(forks.start(words, module=module, **given))
         return self.running[-1]
 
-    def run(self, *words: str) -> None:
-        subprocess.run([sys.executable, *words], env=self.env, cwd=self.directory, check=True)
+    def run(self, *words: str, module: str | None = None) -> None:
+        done = forks.run(list(words), module=module, env=self.env, directory=self.directory)
+        assert done.returncode == 0, done.stderr
 
     def place_before(self, ids: range, seconds: float) -> None:
         """Orders of the time before toc."""
@@ -54,10 +71,7 @@ class Service:
             connection.execute(text("INSERT INTO orders VALUES (:id, 'unpaid', :at)"), rows)
 
     def place(self, ids: range, seconds: float) -> None:
-        code = (
-            f"import shop, datetime\nfor n in {ids!r}: shop.place(n, datetime.timedelta(seconds={seconds}))"
-        )
-        self.run("-c", code)
+        self.run("place", *map(str, (ids.start, ids.stop, seconds)), module="orders")
 
     def statuses(self) -> dict[int, str]:
         with self.engine.begin() as connection:
@@ -68,7 +82,7 @@ class Service:
         wanted = dict.fromkeys(ids, "closed")
         assert until(lambda: wanted.items() <= self.statuses().items(), PATIENCE), self.statuses()
 
-    def stop(self, process: subprocess.Popen[bytes]) -> None:
+    def stop(self, process: forks.Forked) -> None:
         process.terminate()
         process.wait(PATIENCE)
         self.running.remove(process)
@@ -95,23 +109,22 @@ def service(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[
 
 
 def test_the_scanner_is_replaced_and_comes_back(service: Service) -> None:
-    toc = ("-m", "toc")
     late, waiting = range(1, 30), range(100, 110)
     service.place_before(late, -3600)
     service.place_before(waiting, 8)
-    service.run(*toc, "topic", "create", "order.close", "--biz-type", "1", "--slots", "16")
-    worker = service.start(*toc, "worker", "--app", "shop:center")
-    service.run(*toc, "topic", "pause", "order.close")
+    service.run("topic", "create", "order.close", "--biz-type", "1", "--slots", "16")
+    worker = service.start("worker", "--app", "shop:center")
+    service.run("topic", "pause", "order.close")
     for _ in range(2):
-        service.run("backlog.py")
+        service.run(module="backlog")
     assert set(service.statuses().values()) == {"unpaid"}
-    service.run(*toc, "topic", "resume", "order.close", "--rate", "50")
+    service.run("topic", "resume", "order.close", "--rate", "50")
     service.closed(late)
     service.closed(waiting)
-    scanner = service.start("scanner.py")
+    scanner = service.start(module="scanner")
     both = range(200, 220)
-    service.place(both, 5)
-    service.run("-c", "import shop; shop.pay(200)")
+    service.place(both, 8)
+    service.run("pay", "200", module="orders")
     service.closed(both[1:])
     assert service.statuses()[200] == "paid"
     service.stop(scanner)
@@ -121,9 +134,9 @@ def test_the_scanner_is_replaced_and_comes_back(service: Service) -> None:
     service.stop(worker)
     back = range(400, 410)
     service.place(back, 3)
-    scanner = service.start("scanner.py")
+    scanner = service.start(module="scanner")
     service.closed(back)
-    service.start(*toc, "worker", "--app", "shop:center")
+    service.start("worker", "--app", "shop:center")
     done = range(500, 501)
     service.place(done, 3)
     service.closed(done)
