@@ -39,9 +39,8 @@ class Coordinator(Protocol):
     def join(self, member: Member) -> None:
         """Add a worker process of this daemon to the cluster, or update what is known of it."""
 
-    def leave(self, worker_id: str, *, known_dead: bool, followed: bool = False) -> None:
-        """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended.
-        ``followed``: another one will take its place soon."""
+    def leave(self, worker_id: str, *, known_dead: bool) -> None:
+        """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended."""
 
     def desired(self) -> dict[str, set[Slot]]:
         """Return worker_id -> the slots that it should own, for each worker that joined here."""

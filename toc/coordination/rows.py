@@ -86,8 +86,6 @@ class RowsCoordinator:
         self._ledger = Ledger(self._name, timeout, self._clock.monotonic)
         self._reached = True
         """Whether the table answered the last time."""
-        self._settled_at = float("-inf")
-        """Until when (monotonic) a process that follows another one may come."""
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
         self._members: dict[str, Member] = {}
@@ -141,20 +139,16 @@ class RowsCoordinator:
     def join(self, member: Member) -> None:
         """Add a worker process of this daemon, or update what is known of it."""
         with self._lock:
-            if member.worker_id not in self._members:
-                self._settled_at = float("-inf")
             self._members[member.worker_id] = member
             self._joined.setdefault(member.worker_id, self._clock.now_ms())
         self._changed()
 
-    def leave(self, worker_id: str, *, known_dead: bool, followed: bool = False) -> None:
+    def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """Remove a worker and its claims. ``known_dead``: tell all that its process has ended."""
         with self._lock:
             if known_dead:
                 self._deaths[worker_id] = self._clock.now_ms()
             if self._members.pop(worker_id, None) is not None:
-                if followed:
-                    self._settled_at = self._clock.monotonic() + self._timeout
                 del self._joined[worker_id]
                 self._claims = {slot: owner for slot, owner in self._claims.items() if owner != worker_id}
         self._changed()
@@ -232,8 +226,7 @@ class RowsCoordinator:
     def _assign(self) -> None:
         """Compute the assignment anew, if something has changed, and list accordingly.
 
-        Nothing goes to other daemons while the table is out of reach, nor while a process that follows
-        another one starts.
+        Nothing goes to other daemons while the table is out of reach.
         """
         if not self._stale:
             return
@@ -250,8 +243,7 @@ class RowsCoordinator:
 
     def _is_apart(self) -> bool:
         """Whether nothing may go to other daemons now."""
-        now = self._clock.monotonic()
-        return now >= self._ledger.sure_until or now < self._settled_at
+        return self._clock.monotonic() >= self._ledger.sure_until
 
     def _shares(self) -> dict[str, set[Slot]]:
         """Return what is assigned to each of our workers."""

@@ -148,7 +148,7 @@ class ZooKeeperCoordinator:
         self._unjoined.add(member.worker_id)
         self._attempt(lambda: self._write_changes(self._session_id))
 
-    def leave(self, worker_id: str, *, known_dead: bool, followed: bool = False) -> None:  # noqa: ARG002
+    def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """Remove a worker and its claims. If ``known_dead``, publish its death."""
         member = self._members.pop(worker_id, None)
         if member is not None:

@@ -266,7 +266,7 @@ class EmbeddedWorker:
             log.error("worker_hangs", loops=sorted(texts(message["stuck"])))
         elif kind == "leaving":
             life.leaving = True
-            self._slots.give_up(life, followed=not self._stopping.is_set())
+            self._slots.give_up(life)
             if message["recycle"]:
                 log.warning("worker_replaced", worker=life.worker_id, reason=message["recycle"])
 
@@ -296,7 +296,7 @@ class EmbeddedWorker:
         if time.monotonic() - life.born > WELL_SECONDS:
             self._pause = AGAIN_SECONDS
         # Not known dead even then: a handler of it may still run, under a lease that ends by itself.
-        self._slots.take_out(life, known_dead=False, followed=not self._stopping.is_set())
+        self._slots.take_out(life, known_dead=False)
         life.close()
         if not self._stopping.is_set():
             self._fail()

@@ -85,7 +85,7 @@ class Daemon:
 
     def leave(self, worker_id: str, *, died: bool) -> None:
         self.held.pop(worker_id, None)
-        self.coordinator.leave(worker_id, known_dead=died, followed=died)
+        self.coordinator.leave(worker_id, known_dead=died)
 
     def work(self) -> None:
         desired, claimed = self.coordinator.desired(), self.coordinator.claimed()

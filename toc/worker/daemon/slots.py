@@ -61,19 +61,18 @@ class WorkerSlots:
         self.step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
 
-    def take_out(self, child: Holder, *, known_dead: bool, followed: bool) -> None:
-        """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order.
-        ``followed``: another one will take its place soon."""
+    def take_out(self, child: Holder, *, known_dead: bool) -> None:
+        """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order."""
         if child.member:
             child.member = False
             self.changed = True
-            self._coordinator.leave(child.worker_id, known_dead=known_dead, followed=followed)
+            self._coordinator.leave(child.worker_id, known_dead=known_dead)
 
-    def give_up(self, child: Holder, *, followed: bool) -> None:
+    def give_up(self, child: Holder) -> None:
         """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
         numbers."""
         child.held.clear()
-        self.take_out(child, known_dead=False, followed=followed)
+        self.take_out(child, known_dead=False)
 
     def dropped(self, child: Holder, slots: set[Slot]) -> None:
         """Record that a process has let go of slots."""

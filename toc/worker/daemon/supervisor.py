@@ -211,7 +211,7 @@ class Daemon:
     def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
         """Note that a process leaves. ``recycle``: why it wants a successor, or empty."""
         child.leaving = True
-        self._slots.give_up(child, followed=bool(recycle) and self._stop_at is None)
+        self._slots.give_up(child)
         if recycle:
             child.recycled = True
             log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
@@ -359,7 +359,7 @@ class Daemon:
         alone = child.index == self._alone_index
         if child.heard and not child.left and (alone or self._consumes(child)):
             child.member = True  # publish the death even if it was leaving
-        self._slots.take_out(child, known_dead=not child.left, followed=self._stop_at is None)
+        self._slots.take_out(child, known_dead=not child.left)
         if alone:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._alone.ended(how, by_task=not (child.left or child.stuck))
