@@ -256,23 +256,22 @@ def watch_threads() -> None:
     threading.excepthook = died
 
 
-def watch_callbacks(loop: asyncio.AbstractEventLoop) -> None:
-    """End the process, with a message, if a callback of toc's own raises on this event loop.
+class WatchedEventLoop(asyncio.SelectorEventLoop):
+    """Ends the process, with a message, if a callback of toc's own raises.
 
     asyncio would only log the error, as it does for callbacks of handlers. But whatever waits for the
     callback's effect would wait forever.
     """
 
-    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Handle an error that no caller sees."""
         error = context.get("exception")
         if "handle" in context and isinstance(error, BaseException) and error.__traceback__ is not None:
             callback = error.__traceback__.tb_next  # the first frame is asyncio's
             name = "" if callback is None else str(callback.tb_frame.f_globals.get("__name__"))
             if name.startswith(("toc.worker.", "toc.webhooks.")):
                 dies("async-handlers", error)
-        loop.default_exception_handler(context)
-
-    loop.set_exception_handler(failed)
+        super().call_exception_handler(context)
 
 
 _on_death: Callable[[str, BaseException], None] | None = None

@@ -18,7 +18,7 @@ BEGIN = """
     from toc.observe.log import configure
     from toc.store.servers.threads import Threads
     from toc.webhooks.limiter import Limiter
-    from toc.loop import watch_callbacks, watch_threads
+    from toc.loop import WatchedEventLoop, watch_threads
 
     class Unthought(Exception):
         pass
@@ -50,8 +50,7 @@ SEEN = {
             limiter = Limiter(fails, "a:1", lambda: 1)
             await limiter.enter(limiter.of("target", 1, None), 1)
 
-        loop = asyncio.new_event_loop()
-        watch_callbacks(loop)
+        loop = WatchedEventLoop()
         loop.create_task(enter())
         threading.Thread(target=loop.run_forever, daemon=True).start()
         """,
@@ -63,8 +62,7 @@ UNSEEN = {
         threading.Thread(target=fails, name="mine").start()
         """,
     "a callback of a handler": """
-        loop = asyncio.new_event_loop()
-        watch_callbacks(loop)
+        loop = WatchedEventLoop()
         loop.call_soon(fails)
         loop.call_later(0.01, loop.stop)
         loop.run_forever()

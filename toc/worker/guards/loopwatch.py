@@ -1,4 +1,4 @@
-"""Detects what handlers do to their shared event loop: block it, or shut its executor down."""
+"""Detects that a handler blocks the event loop that all share."""
 
 from __future__ import annotations
 
@@ -65,16 +65,3 @@ class LoopWatch:
         if frame is not None:
             about["stack"] = "".join(traceback.format_stack(frame))
         return about
-
-
-def executor_gone(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a handler has shut down the loop's default executor, for good."""
-    try:
-        loop.run_in_executor(None, _nothing)
-    except RuntimeError:
-        return True
-    return False
-
-
-def _nothing() -> None:
-    pass

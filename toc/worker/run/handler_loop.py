@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
 
-from toc.loop import dies, watch_callbacks, watched_thread
+from toc.loop import WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
-from toc.model.raised import Delivered, Disturbed, raised
+from toc.model.raised import Delivered, Disturbed
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.worker.entry import Entry
 from toc.worker.guards import copies
-from toc.worker.guards.loopwatch import LoopWatch, executor_gone
+from toc.worker.guards.loopwatch import LoopWatch
 from toc.worker.run.bodies import Fetched
 from toc.worker.run.coroutine import HandlerTask
 from toc.worker.run.handler_calls import (
@@ -49,12 +48,16 @@ CLEAN_UP_SECONDS = 5.0
 replaced, as for a thread that does not end."""
 
 
-class _EventLoop(asyncio.SelectorEventLoop):
-    """Its timers go on if a handler replaces ``time.monotonic``, until the process is replaced for that."""
+class _EventLoop(WatchedEventLoop):
+    """What handlers share. Its timers go on if one replaces ``time.monotonic``, until the process is replaced
+    for that."""
 
     def time(self) -> float:
         """Return seconds on a clock that is never set back."""
         return monotonic()
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Do nothing: the coroutines of other tasks need it."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -86,7 +89,6 @@ class HandlerLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._loop = _EventLoop()
-        watch_callbacks(self._loop)
         self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
         self._watch = LoopWatch(self._loop, self._thread, self._clock)
@@ -145,7 +147,7 @@ class HandlerLoop:
         by now, because more tasks wait for other servers."""
         line = self._lines.get(topic)
         if line is not None and line.waiting_remotely is not None and self._wanted:
-            self._loop.call_soon_threadsafe(self._on_loop, self._look_for_room, False)
+            self._loop.call_soon_threadsafe(self._look_for_room, False)
 
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many coroutines run (a batch counts as one) and how many entries wait."""
@@ -184,7 +186,7 @@ class HandlerLoop:
 
     def cancel(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""
-        self._loop.call_soon_threadsafe(self._on_loop, self._cancel, entry.job_id)
+        self._loop.call_soon_threadsafe(self._cancel, entry.job_id)
 
     def _count(self, line: _LoopLine, more: int) -> None:
         """Count entries that were put into a line, or have ended. Call under the lock."""
@@ -194,7 +196,7 @@ class HandlerLoop:
 
     def _tell(self, topic: str) -> None:
         """Have the event loop start the waiting entries of a topic that may run."""
-        self._loop.call_soon_threadsafe(self._on_loop, self._start_waiting, topic)
+        self._loop.call_soon_threadsafe(self._start_waiting, topic)
 
     # --- on the event loop's thread
 
@@ -210,20 +212,13 @@ class HandlerLoop:
         if not asyncio.all_tasks(self._loop):  # else they were given up, perhaps while they clean up
             self._loop.close()
 
-    def _on_loop(self, do: Callable[[Any], None], about: Any) -> None:
-        """Run ``do`` on the event loop. An error of ours ends the process: asyncio would only log it."""
-        try:
-            do(about)
-        except BaseException as exc:
-            dies(NAME, exc)
-
     def _look_for_room(self, again: bool) -> None:
         if self._looking and not again:
             return
         self._wanted.look()
         self._looking = bool(self._wanted)
         if self._looking:
-            self._loop.call_later(LOOK_SECONDS, self._on_loop, self._look_for_room, True)
+            self._loop.call_later(LOOK_SECONDS, self._look_for_room, True)
 
     def _start_waiting(self, topic: str) -> None:
         """Start the waiting entries that may run."""
@@ -250,15 +245,14 @@ class HandlerLoop:
                 batch = rest[first : first + line.size]
                 line.calls += 1
                 give_up = self._calls.bodies.fetch_async(batch, partial(self._have_fetched, line, len(batch)))
-                self._loop.call_later(self._calls.bodies.patience, self._on_loop, _call, give_up)
+                self._loop.call_later(self._calls.bodies.patience, give_up)
 
     def _have_fetched(self, line: _LoopLine, count: int, fetched: Fetched) -> None:
         """Have the event loop begin a batch whose bodies are here. Runs on any thread."""
-        self._loop.call_soon_threadsafe(self._on_loop, self._begin_fetched, (line, count, fetched))
+        self._loop.call_soon_threadsafe(self._begin_fetched, line, count, *fetched)
 
-    def _begin_fetched(self, fetched: tuple[_LoopLine, int, Fetched]) -> None:
+    def _begin_fetched(self, line: _LoopLine, count: int, whole: list[Entry], bodies: TaskBodies) -> None:
         """Begin what is left of a batch of ``count`` entries, now that their bodies are here."""
-        line, count, (whole, bodies) = fetched
         due = self._calls.last_look(whole, self._clock.monotonic())  # after the reading: the last look
         if len(due) < count:
             self._done(line, count - len(due))
@@ -309,18 +303,7 @@ class HandlerLoop:
         """The error to report: Disturbed if another handler caused it."""
         if task.disturbed and issubclass(type(error), asyncio.CancelledError):
             return Disturbed("another handler of its process cancelled it")
-        if self._lacks_executor(error):
-            return Disturbed("a handler of its process shut the default executor down")
         return error
-
-    def _lacks_executor(self, error: BaseException | None) -> bool:
-        """Whether the error came from a shutdown of the default executor, which cannot be undone."""
-        if not issubclass(type(error), RuntimeError) or error is None or "shutdown" not in raised(error).text:
-            return False
-        gone = executor_gone(self._loop)
-        if gone:
-            self._calls.recycle("a handler shut the default executor down")
-        return gone
 
     def _done(self, line: _LoopLine, count: int) -> None:
         """Count entries that have ended."""
@@ -340,7 +323,3 @@ class HandlerLoop:
 
 def _line(handler: Handler) -> _LoopLine:
     return _LoopLine(topic=handler.topic, size=handler.batch or 1, waiting_remotely=handler.waiting_remotely)
-
-
-def _call(do: Callable[[], object]) -> None:
-    do()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from toc.model.handler import Handler
-from toc.model.task import Task
 from toc.observe.tracing import Tracing
 from toc.worker.run.handler_calls import check_done, per_task
 
@@ -15,38 +14,26 @@ from toc.worker.run.handler_calls import check_done, per_task
 def traced(handler: Handler, tracing: Tracing) -> Handler:
     """The handler, wrapped so that each try of a traced task runs under a span."""
     inner = handler.call
+    span = tracing.trying if handler.batch is None else tracing.trying_many
     call: Callable[..., Any]
-    if handler.batch is None and handler.is_async:
+    if handler.is_async:
 
-        async def call(task: Task) -> Any:
-            with tracing.trying(task):
-                outcome = await inner(task)
-                check_done(outcome)
-                return outcome
-
-    elif handler.batch is None:
-
-        def call(task: Task) -> Any:
-            with tracing.trying(task):
-                outcome = inner(task)
-                check_done(outcome)
-                return outcome
-
-    elif handler.is_async:
-
-        async def call(tasks: list[Task]) -> Any:
-            with tracing.trying_many(tasks) as failed:
-                outcome = await inner(tasks)
-                failed(per_task(outcome, tasks))
-                return outcome
+        async def call(given: Any) -> Any:
+            with span(given) as failed:
+                return _checked(await inner(given), given, failed)
 
     else:
 
-        def call(tasks: list[Task]) -> Any:
-            with tracing.trying_many(tasks) as failed:
-                outcome = inner(tasks)
-                check_done(outcome)
-                failed(per_task(outcome, tasks))
-                return outcome
+        def call(given: Any) -> Any:
+            with span(given) as failed:
+                return _checked(inner(given), given, failed)
 
     return replace(handler, call=call)
+
+
+def _checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
+    """Return what a handler returned. ``failed`` tells which tasks of a batch have failed."""
+    check_done(outcome)
+    if failed is not None:
+        failed(per_task(outcome, given))
+    return outcome
