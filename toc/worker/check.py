@@ -38,10 +38,9 @@ RETRY_MS = 500
 """Pause before rows are read again, or leases asked for again that cannot be got (ms)."""
 MAX_RETRY_MS = 10_000
 """Longest such pause (ms), when a database server has been away for long."""
-LUMP = 200
 LUMP_MS = 500
-"""Entries postponed for longer return in lumps, ``LUMP`` entries each ``LUMP_MS``. So taking and
-postponing them repeatedly costs little, even if a server that is away has many due tasks."""
+"""Entries postponed return together, at the next multiple of this. So taking and postponing them repeatedly
+costs little, even if a server that is away has many due tasks."""
 FORGET_UNREAD_SECONDS = 30.0
 """A failed read that comes this long after the last one counts as new trouble."""
 
@@ -71,9 +70,6 @@ class Checker:
         """How many threads ask for leases."""
         self._unread_since = self._unread_at = float("-inf")
         """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
-        self._lump_at = self._lump_left = 0
-        """When the last lump of postponed entries returns (monotonic, in ms), and how many more
-        entries it can hold."""
         self._behind_told_until = float("-inf")
         """Until then it was told that this clock is behind Redis's (monotonic)."""
         self._leaving = False
@@ -225,18 +221,8 @@ class Checker:
             log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MAX_RETRY_MS)
-        began = int(1000 * now)
-        self.finisher.put_away([(entry, at + self._lumped(began + wait) - began) for entry in rest])
-
-    def _lumped(self, at: int) -> int:
-        """Return when an entry that is to return at ``at`` (monotonic, in ms) returns with its
-        lump: then or a little later."""
-        if at > self._lump_at:
-            self._lump_at, self._lump_left = at + LUMP_MS, LUMP
-        elif not self._lump_left:
-            self._lump_at, self._lump_left = self._lump_at + LUMP_MS, LUMP
-        self._lump_left -= 1
-        return self._lump_at
+        until = at + wait
+        self.finisher.put_away([(entry, until + -until % LUMP_MS) for entry in rest])
 
     def start(self, ready: list[Entry]) -> None:
         """Dispatch entries that are due and checked. Suspects go to the quarantine."""

@@ -43,7 +43,7 @@ from toc.loop import Loop
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.topic import Slot, Topic
+from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
 from toc.worker.slots import SlotBook, SlotTurns
@@ -103,7 +103,7 @@ class IndexWatch:
         """The generation last seen of each slot."""
         self._missing: dict[Slot, tuple[str, float]] = {}
         """Slots that are not whole: the run_id that answered, and since when that is known (monotonic)."""
-        self._topics: dict[str, Topic] = {}
+        self._topics: frozenset[str] = frozenset()
         """The topics as of the last look."""
         self._turns = SlotTurns()
         self._at_once = True
@@ -161,7 +161,9 @@ class IndexWatch:
             self.ask_owner()
         if self.foreign:
             return PROBE_SECONDS
-        self._forget_deleted()
+        topics = frozenset(self.catalog.known())
+        if topics != self._topics:  # the missing keys of one that was deleted are no loss of data
+            self._topics, self._spread_at = topics, float("-inf")
         owned = self.book.owned
         unseen = any(slot not in self._seen and slot not in self._broken for slot in owned)
         anew = self._at_once or (unseen and not self._silent)
@@ -188,22 +190,6 @@ class IndexWatch:
             self.on_loss()
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
-
-    def _forget_deleted(self) -> None:
-        """Forget the slots of topics that were deleted: their missing keys are not a loss of data.
-
-        This also applies if there is another topic of the same name by now.
-        """
-        known, before = self.catalog.known(), self._topics
-        if known is before:
-            return
-        self._topics = known
-        types = {name: topic.biz_type for name, topic in known.items()}
-        gone = {name for name, topic in before.items() if types.get(name) != topic.biz_type}
-        for slots in (self._seen, self._missing) if gone else ():
-            for slot in [slot for slot in slots if slot.topic in gone]:
-                del slots[slot]
-            self._spread_at = float("-inf")
 
     def ask_owner(self) -> None:
         """Ask whose index this is. Called before anything is taken, and then repeatedly."""

@@ -159,10 +159,6 @@ class Unwritten:
     """What the agenda sees of the finisher."""
 
     backlog = 0
-    slots: Collection[Slot] = ()
-
-    def unmoved(self) -> Collection[Slot]:
-        return self.slots
 
 
 def agenda_of(owner: WorkerAtRest, finisher: Any) -> Agenda:

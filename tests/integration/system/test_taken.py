@@ -13,7 +13,7 @@ from harness.hands import SLOT, TOPIC, Pair
 from harness.patience import PATIENCE, until
 from harness.system import System
 
-from toc import NewTask, TaskStatus
+from toc import NewTask
 from toc.index.messages import Peek
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable
@@ -22,9 +22,9 @@ from toc.store.servers.shards import Trouble
 from toc.store.tasks.batch import Finish
 from toc.worker.entry import UNLEASED_SECONDS
 from toc.worker.run import handler_threads
-from toc.worker.settle import finish, flush
+from toc.worker.settle import flush
 from toc.worker.take import agenda
-from toc.worker.take.agenda import BEHIND_LOOK_MS, TAKE_LIMIT
+from toc.worker.take.agenda import TAKE_LIMIT
 
 
 def submit(system: System, count: int) -> list[int]:
@@ -72,29 +72,6 @@ def test_entries_of_ended_rows_do_not_pile_up_behind_a_flush_that_hangs(system: 
     peek = worker.queues.peek([SLOT])[SLOT]
     assert isinstance(peek, Peek)
     assert peek.store == 0, "not all were taken"
-
-
-def test_nothing_is_taken_of_a_slot_in_which_moves_fail_again_and_again(
-    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its node prepares and answers, but each commit takes longer than anybody waits for it."""
-    worker, _ = hands
-    monkeypatch.setattr(finish, "MAX_UNMOVED", 0)
-    first = worker.begin_one()
-    with monkeypatch.context() as slow:
-        slow.setattr(worker.queues, "commit", lambda entries: dict.fromkeys(entries, IndexUnavailable("")))
-        worker.end_and_finish()
-        more = submit(system, 1)
-        worker.take()
-        assert worker.snapshot().keys() == {str(first)}
-    worker.finish()
-    assert not worker.snapshot()
-    now = worker.clock.now_ms()
-    assert until(lambda: worker.clock.now_ms() > now + BEHIND_LOOK_MS, PATIENCE)
-    worker.turn()
-    worker.await_runs(2)
-    worker.end_and_finish()
-    assert system.row(more[0]).status == TaskStatus.PROCESSED
 
 
 def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(

@@ -6,8 +6,7 @@ Each database server has a Flusher with its own thread, so its tries wait for no
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from toc.index.queues import Queues
@@ -15,7 +14,6 @@ from toc.loop import Loop
 from toc.model.clock import Clock
 from toc.model.raised import EXPIRED, Raised
 from toc.model.task import TryRow
-from toc.model.topic import Slot
 from toc.model.verdict import Place
 from toc.store.store import Store
 from toc.worker.entry import Entry, Inflight
@@ -23,9 +21,6 @@ from toc.worker.settle.flush import Flusher
 from toc.worker.settle.moves import EntryMover, Move, move_by_row, tell_unwritten
 from toc.worker.take.feedback import Pressure
 
-MAX_UNMOVED = 2000
-"""Entries whose move has failed, above which nothing is taken of the slots in which they are: their node
-is slow or away."""
 MAX_UNWRITTEN = 5000
 """Ended tries of one database server that are not yet written, above which no task of that server starts.
 Nothing at all is taken while a server that does not fail is that far behind, or all fail and one is. Bounds
@@ -160,14 +155,6 @@ class Finisher:
         """Most unwritten tries of any server. Servers that fail are ignored, unless all do."""
         well = [flusher.backlog for flusher in self.flushers if not flusher.failing]
         return max(well or [flusher.backlog for flusher in self.flushers])
-
-    def unmoved(self) -> Collection[Slot]:
-        """The slots in which moves have failed, if more than MAX_UNMOVED have: nothing is taken of them."""
-        failed: Counter[Slot] = Counter()
-        for flusher in self.flushers:
-            if flusher.unmoved:
-                failed += flusher.unmoved
-        return failed if failed and failed.total() > MAX_UNMOVED else ()
 
     @property
     def idle(self) -> bool:

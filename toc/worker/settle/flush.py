@@ -8,7 +8,7 @@ first: a crash in between leaves an entry that the next row check corrects.
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ from toc.loop import Loop
 from toc.model.clock import Clock
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
-from toc.model.topic import Slot
 from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
@@ -72,8 +71,6 @@ class Flusher:
         self.failing = False
         """Whether the server failed to write tries of its last batch."""
         self._moves: deque[Move] = deque()
-        self.unmoved: Counter[Slot] = Counter()
-        """By slot, how many moves failed in the last flush. Replaced as a whole."""
         self._outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(topic, outcome) -> tries of the current flush."""
         self._step = StepTimer("finish")
@@ -157,8 +154,6 @@ class Flusher:
                     self._unwritten += unwritten
                     self._again_at = self.clock.monotonic() + RETRY_SECONDS
                 failed += self.mover.make(moves)
-            if failed or self.unmoved:
-                self.unmoved = Counter(move.entry.slot for move in failed)
             self._moves += failed
             if self._ended or self._moves:
                 return RETRY_SECONDS if failed else 0.0

@@ -123,14 +123,11 @@ class Agenda:
             self.pressure.backlogged = bool(self._held_up) and self.pressure.backlogged
             return requests
         topics = self.catalog.known()
-        unwritten, unmoved = self.finisher.backlog, self.finisher.unmoved()
+        unwritten = self.finisher.backlog
         for name, members in self._remove_due(now).items():
             if self._is_behind(name, members, unwritten):
                 self._put_off(members, now + BEHIND_LOOK_MS)
                 continue
-            if unmoved:
-                self._put_off([member for member in members if member.slot in unmoved], now + BEHIND_LOOK_MS)
-                members = [member for member in members if member.slot not in unmoved]
             topic, handler = topics.get(name), self.handlers.get(name)
             if topic is None or handler is None or not handler.serves(topic):
                 self._put_off(members, now + PAUSED_LOOK_MS)
