@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-from toc.coordination.session import CHANGED, DELETED
-
-_VERIFY = 3.0
-"""Seconds between two checks that our nodes still exist."""
-_VERIFY_SOON = 0.1
-"""Seconds from the deletion of a node to the next check. If a whole tree is being deleted, this
-lets the deletion finish first."""
 
 
 class Dirty(NamedTuple):
@@ -33,8 +24,6 @@ class Changes:
         self._everything = False
         self._directories: set[str] = set()
         self._topics: set[str] = set()
-        self._verify_at = 0.0
-        """When to check our nodes (monotonic)."""
 
     # --- kazoo's threads
 
@@ -42,22 +31,13 @@ class Changes:
         """The connection was lost or made. Watches end with a connection."""
         with self._lock:
             self._everything = True
-            self._verify_at = 0.0
         self._signal()
 
-    def directory(self, name: str, event: Any) -> None:
+    def directory(self, name: str, event: object) -> None:  # noqa: ARG002 - what kazoo gives
         """Nodes in a directory were made or deleted."""
         with self._lock:
             self._directories.add(name)
-        if event.type == DELETED:
-            self._verify_soon()
         self._signal()
-
-    def member(self, event: Any) -> None:
-        """The node of a worker of ours has changed."""
-        if event.type in (DELETED, CHANGED):
-            self._verify_soon()
-            self._signal()
 
     def topic(self, event: Any) -> None:
         """The assignment of a topic has changed."""
@@ -65,10 +45,6 @@ class Changes:
             with self._lock:
                 self._topics.add(event.path.rpartition("/")[2])
             self._signal()
-
-    def _verify_soon(self) -> None:
-        with self._lock:
-            self._verify_at = min(self._verify_at, time.monotonic() + _VERIFY_SOON)
 
     # --- the daemon's thread
 
@@ -82,12 +58,3 @@ class Changes:
             dirty = Dirty(self._everything, self._directories, self._topics)
             self._everything, self._directories, self._topics = False, set(), set()
         return dirty
-
-    @property
-    def verify_in(self) -> float:
-        """The seconds until our nodes must be checked."""
-        return max(self._verify_at - time.monotonic(), 0.0)
-
-    def verified(self) -> None:
-        """Record that our nodes were just made or checked."""
-        self._verify_at = time.monotonic() + _VERIFY

@@ -1,7 +1,7 @@
 """The claims of one daemon's workers: for each slot that one of them holds, an ephemeral node.
 
 Claims last as long as the daemon's session, so no other daemon has their slots. A claim that passes from one
-of its workers to another is rewritten in one step, so that it is never free in between.
+of its workers to another is replaced in one step, so that it is never free in between.
 
 Slots whose claim may have to be written or deleted are recorded first (``unwritten``) and forgotten once
 ZooKeeper says what is held, so interrupted work is simply repeated. Only the daemon's thread uses a Claims;
@@ -11,7 +11,7 @@ kazoo's threads only report that a claim of another daemon's worker has changed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from toc.coordination.session import Session
@@ -103,45 +103,32 @@ class Claims:
         with self._lock:
             self._blocked.update(refused)
         nodes = self._session.read((self._paths.node("slots", slot) for slot in refused), self._changed)
-        standing: list[tuple[Slot, int]] = []
-        free = {}
-        for slot, node in zip(refused, nodes, strict=True):
-            if node is None:
-                free[slot] = wanted[slot]  # it is by now
-            elif node.session == session_id:
-                standing.append((slot, node.version))  # of another worker of ours that has released it
-            elif holder_of(str(slot), node.data) in self._ours:
-                free[slot] = wanted[slot]  # the claim is of an earlier session of ours
-        self._session.delete(self._paths.node("slots", slot) for slot in free)
-        granted |= self._create(free)
-        granted |= self._pass_on(standing, wanted)
-        asked = free.keys() | {slot for slot, _ in standing}
+        ours = {
+            slot: node.version  # of a worker of ours that has released it, or of an earlier session of ours
+            for slot, node in zip(refused, nodes, strict=True)
+            if node and (node.session == session_id or holder_of(str(slot), node.data) in self._ours)
+        }
+        granted |= self._take_over(ours, wanted)
+        asked = {slot for slot, node in zip(refused, nodes, strict=True) if node is None or slot in ours}
         with self._lock:
             self._blocked -= granted.keys() | asked
         if not asked <= granted.keys():
-            self._signal()  # another worker was quicker: claim again
+            self._signal()  # it is free by now, or another worker was quicker: claim again
         self.unwritten -= wanted.keys()
         return granted
 
     def _create(self, wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        now_ms = self._clock.now_ms()
-        made = self._session.create(
-            (
-                (self._paths.node("slots", slot), encode(worker_id=worker_id, since=now_ms))
-                for slot, worker_id in wanted.items()
-            ),
-            ephemeral=True,
-        )
+        made = self._session.create((self._node(*each) for each in wanted.items()), ephemeral=True)
         return {slot: wanted[slot] for slot, new in zip(wanted, made, strict=True) if new}
 
-    def _pass_on(self, slots: Sequence[tuple[Slot, int]], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
-        """Rewrite claims of these versions for other workers of ours."""
-        now_ms = self._clock.now_ms()
-        done = self._session.rewrite(
-            (self._paths.node("slots", slot), encode(worker_id=wanted[slot], since=now_ms), version)
-            for slot, version in slots
-        )
-        return {slot: wanted[slot] for (slot, _), written in zip(slots, done, strict=True) if written}
+    def _take_over(self, versions: Mapping[Slot, int], wanted: Mapping[Slot, str]) -> dict[Slot, str]:
+        """Put claims in place of those of these versions."""
+        nodes = ((*self._node(slot, wanted[slot]), version) for slot, version in versions.items())
+        done = self._session.take_over(nodes)
+        return {slot: wanted[slot] for slot, made in zip(versions, done, strict=True) if made}
+
+    def _node(self, slot: Slot, worker_id: str) -> tuple[str, bytes]:
+        return self._paths.node("slots", slot), encode(worker_id=worker_id, since=self._clock.now_ms())
 
     def _changed(self, event: Any) -> None:
         """A claim of another worker has changed. Runs on kazoo's thread."""

@@ -33,12 +33,9 @@ log = get_logger(__name__)
 INPUTS = ("workers", *intents.DIRECTORIES)
 """The directories that the assignment depends on. Only the leader watches them."""
 
-DEBOUNCE = 0.15
-"""Seconds from a change until the inputs are read, and until they are read again if they have changed."""
-
-MAX_DEBOUNCE = 1.0
-"""Seconds after which the assignment is made even if the inputs still change. So workers that join or leave
-together cost one or two assignments; each further one could move slots again."""
+DEBOUNCE = 0.3
+"""Seconds from a change until the inputs are read. So workers that join or leave together cost one
+assignment; each further one could move slots again."""
 
 GATHER = 1.5
 """Seconds that a newly registered leader waits for the workers of the assignment in force; without one, for
@@ -64,7 +61,6 @@ class Leader:
     watches: Mapping[str, Watch]
     host: str
     clock: Clock
-    name: str
     gather: float = GATHER
 
     def __post_init__(self) -> None:
@@ -76,9 +72,6 @@ class Leader:
         self._node: str | None = None
         self._due = float("inf")
         """When to assign (monotonic)."""
-        self._changed_at = 0.0
-        self._looked: object = None
-        """The inputs as last read."""
         self._sweep_dead = 0.0
 
     @property
@@ -96,10 +89,7 @@ class Leader:
 
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
-        now = time.monotonic()
-        if self._due > now + DEBOUNCE:
-            self._changed_at = now
-            self._due = now + DEBOUNCE
+        self._due = min(self._due, time.monotonic() + DEBOUNCE)
 
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
@@ -116,7 +106,7 @@ class Leader:
         directory = self.paths.directory("leader")
         names = self.session.children(directory, self.watches["leader"])
         if not any(name.startswith(self._token) for name in names):
-            data = encode(daemon=self.name)
+            data = encode(host=self.host)
             self.session.create_sequential(self.paths.node("leader", self._token), data)
             names = self.session.children(directory, self.watches["leader"])
         first = first_candidate(names)
@@ -126,15 +116,18 @@ class Leader:
             log.info("leading", host=self.host)
             self.inputs_changed()
 
-    def step(self, assignment: dict[str, Assigned], dead: frozenset[str]) -> tuple[float | None, bool]:
-        """Update ``assignment``, in ZooKeeper and here, if due. ``dead``: workers known to be dead.
+    def step(
+        self, assignment: dict[str, Assigned], dead: frozenset[str], ours: Set[str]
+    ) -> tuple[float, bool]:
+        """Update ``assignment``, in ZooKeeper and here, if due. ``dead``: workers known to be dead; ``ours``:
+        those of this daemon.
 
         Returns the seconds until the next step, and whether ``assignment`` must be read again because a write
         was refused.
         """
         if self._node is None:
             self._due = float("inf")
-            return None, False
+            return self._due, False
         now = time.monotonic()
         if now >= self._sweep_dead:
             self._sweep_dead = now + SWEEP_DEAD
@@ -142,21 +135,25 @@ class Leader:
         refused = False
         if now >= self._due:
             self._due = float("inf")
-            refused = not self._assign(self._node, assignment, dead)
+            refused = not self._assign(self._node, assignment, dead, ours)
         return max(min(self._due, self._sweep_dead) - time.monotonic(), 0.0), refused
 
-    def _assign(self, node: str, assignment: dict[str, Assigned], dead: frozenset[str]) -> bool:
+    def _assign(
+        self, node: str, assignment: dict[str, Assigned], dead: frozenset[str], ours: Set[str]
+    ) -> bool:
         """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
         topics = self._topics
         workers = intents.read_members(self.session, self.paths, self.watches["workers"])
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
-        if self._must_settle((workers, wanted)):
+        present = {member.worker_id for member in workers}
+        if not ours <= present:  # nodes were deleted, perhaps those of others too: all make them again
+            self.inputs_changed()
             return True
         # Topics without an assignment, new or lost, begin with the claims of their workers.
         previous = self._claimed({topic: topics[topic] for topic in topics.keys() - assignment.keys()})
         previous |= {topic: each.owners for topic, each in assignment.items()}
         owners_before = {owner for owners in previous.values() for owner in owners}
-        if self._must_gather(owners_before, dead | {member.worker_id for member in workers}):
+        if self._must_gather(owners_before, dead | present):
             return True
         owners = assign(
             wanted.weighed(workers),
@@ -171,15 +168,6 @@ class Leader:
             self.inputs_changed()
             return False
         self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
-        return True
-
-    def _must_settle(self, inputs: object) -> bool:
-        """Whether the inputs still change; then they are read again after DEBOUNCE."""
-        now = time.monotonic()
-        if self._looked == inputs or now >= self._changed_at + MAX_DEBOUNCE:
-            return False
-        self._looked = inputs
-        self._due = now + DEBOUNCE
         return True
 
     def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:

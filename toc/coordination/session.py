@@ -34,8 +34,6 @@ log = get_logger(__name__)
 Watch = Callable[[Any], None]
 DELETED: str = EventType.DELETED
 """The ``type`` of a watch's event when the node or the directory itself is gone."""
-CHANGED: str = EventType.CHANGED
-"""Its type when a node has other data."""
 
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
@@ -170,11 +168,11 @@ class Session:
         """Create an ephemeral node named ``prefix`` and the next number of its directory."""
         self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
 
-    def rewrite(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
-        """Replace the data of nodes: (path, data, version). False for each that is gone or has another
-        version."""
-        results = self._all(methodcaller("set_async", *node) for node in nodes)
-        return [not isinstance(result, Exception) for result in results]
+    def take_over(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
+        """Make ephemeral nodes of ours in place of others: (path, data, version of the other). False for each
+        that is gone or has another version."""
+        results = self._all(_anew(path, data, version, ephemeral=True) for path, data, version in nodes)
+        return list(map(_committed, results))
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete nodes. Ignores those that are gone."""
@@ -217,15 +215,7 @@ class Session:
         always fires. Raises CoordinationUnavailable also if the directory is gone."""
         while True:
             [there] = self.read([path])
-
-            def anew(client: Any, exists: bool = there is not None) -> Any:
-                transaction = client.transaction()
-                if exists:
-                    transaction.delete(path)
-                transaction.create(path, data, ephemeral=ephemeral)
-                return transaction.commit_async()
-
-            [result] = self._all([anew])
+            [result] = self._all([_anew(path, data, there.version if there else None, ephemeral=ephemeral)])
             if _committed(result):
                 return
             if there is None and isinstance(result[-1], kazoo_errors.NoNodeError):
@@ -357,6 +347,19 @@ class _Problems(logging.Handler):
         self.last = record.getMessage()
         if record.levelno >= logging.ERROR:
             log.error("zookeeper_client_error", message=self.last, exc_info=record.exc_info)
+
+
+def _anew(path: str, data: bytes, version: int | None, *, ephemeral: bool) -> Callable[[Any], Any]:
+    """Return the request that creates a node, in place of that of this version if one is given."""
+
+    def commit(client: Any) -> Any:
+        transaction = client.transaction()
+        if version is not None:
+            transaction.delete(path, version)
+        transaction.create(path, data, ephemeral=ephemeral)
+        return transaction.commit_async()
+
+    return commit
 
 
 def _committed(result: Any) -> bool:

@@ -10,16 +10,15 @@
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
-        leader/{session}-{n}  ephemeral   {daemon: name}; the lowest n leads
+        leader/{session}-{n}  ephemeral   {host}; the lowest n leads
         drain/{host}                      {by, at}: an operator wants no slots there
         pin/{topic}_{n}                   {target, by, at}: an operator wants the slot on that worker or host
         weight/{host}                     {weight, by, at}: an operator wants each worker there to weigh that
         rebalance/request                 {by, at}: spread each topic evenly, once; the leader removes it
         dead/{worker_id}                  {host, at}: this worker's process is known to have ended
 
-A worker_id is ``{host}-{place}-{random}.{mark}``, a daemon's name
-``{host}-daemon-{random}.{mark}``: their processes hold these names (toc.coordination.presence).
-Where a process cannot hold its name, ``.{mark}`` is missing.
+A worker_id is ``{host}-{place}-{random}.{mark}``: its process holds this name (toc.coordination.presence).
+Where it cannot, ``.{mark}`` is missing.
 
 None of this is the source of truth. A daemon whose nodes are gone makes them again. A lost assignment stays
 in the memory of every daemon, and a leader without one begins with the claims.

@@ -10,12 +10,14 @@ claims, and only then deletes the nodes of the workers that left, which makes th
 
 When a session has ended, its nodes are gone. The daemon claims again what its workers still hold, and the
 workers join again; slots that others have claimed meanwhile vanish from ``claimed``. The same happens when
-nodes were deleted, which watches and a check every few seconds detect.
+nodes were deleted, which a check every few seconds detects; meanwhile a leader that misses its own workers
+assigns nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -26,14 +28,13 @@ from toc.coordination.claims import Claims
 from toc.coordination.coordinator import without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
-from toc.coordination.presence import LocalNames, Presence
-from toc.coordination.session import Directory, Session, Znode
+from toc.coordination.presence import LocalNames
+from toc.coordination.session import Directory, Session
 from toc.coordination.znodes import (
     DIRECTORIES,
     Assigned,
     Paths,
     check_node_name,
-    decode,
     encode,
     member_data,
     owners_of,
@@ -47,11 +48,11 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
+_VERIFY = 2.0  # seconds between two checks that our nodes still exist
 
 
 class _Departed(NamedTuple):
     worker_id: str
-    host: str
     known_dead: bool
 
 
@@ -87,17 +88,14 @@ class ZooKeeperCoordinator:
         self._watches = {name: partial(self._changes.directory, name) for name in DIRECTORIES}
         self._host = host
         self._local_names = LocalNames.of(host)
-        self._name = self._local_names.name(f"{host}-daemon")
-        self._presence: Presence | None = None
-        self._leader = Leader(
-            self._session, self._paths, self._watches, host, self._clock, name=self._name, gather=gather
-        )
+        self._leader = Leader(self._session, self._paths, self._watches, host, self._clock, gather=gather)
         self._started = False
         self._topics: Mapping[str, int] = {}
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
         self._directories: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
+        self._verify_at = 0.0  # when the next one is due (monotonic)
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._drained = False
@@ -114,7 +112,6 @@ class ZooKeeperCoordinator:
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable."""
-        self._presence = Presence(self._name)
         try:
             self._session.start()
             self._started = True
@@ -125,10 +122,9 @@ class ZooKeeperCoordinator:
 
     def stop(self) -> None:
         """Disconnect. Ending the session removes all our nodes at once."""
+        self._attempt(lambda: self._write_changes(self._session_id))  # deaths
         self._started = False
         self._session.stop()
-        if self._presence is not None:
-            self._presence.close()
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
         """Set what to assign: topic -> number of slots."""
@@ -146,7 +142,7 @@ class ZooKeeperCoordinator:
         self._joined.setdefault(member.worker_id, self._clock.now_ms())
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
-        self._attempt(lambda: self._write_changes(self._session_id))
+        self._on_change()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
         """Remove a worker and its claims. If ``known_dead``, publish its death."""
@@ -155,11 +151,9 @@ class ZooKeeperCoordinator:
             del self._joined[worker_id]
             self._claims.let_go([slot for slot, owner in self._claims.held.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
-            self._departed.append(_Departed(worker_id, member.host, known_dead))
-            self._attempt(lambda: self._write_changes(self._session_id))
-        elif known_dead:  # it had left already, but has not finished what it held
-            self._departed.append(_Departed(worker_id, self._host, known_dead))
-            self._attempt(lambda: self._write_changes(self._session_id))
+        if member is not None or known_dead:  # it may have left already, and not finished what it held
+            self._departed.append(_Departed(worker_id, known_dead))
+        self._on_change()
 
     def desired(self) -> dict[str, set[Slot]]:
         """Return the slots that each worker should own: those assigned to it, and those of a worker that it
@@ -196,8 +190,7 @@ class ZooKeeperCoordinator:
         freed = self._claims.of(worker_id, slots)
         if freed:
             self._claims.let_go(freed)
-            self._attempt(lambda: self._write_changes(self._session_id))
-            self._on_change()  # another of our workers may wait for it
+            self._on_change()  # also since another of our workers may wait for it
 
     def dead_workers(self) -> frozenset[str]:
         """Return the workers whose process is known to have ended."""
@@ -269,78 +262,67 @@ class ZooKeeperCoordinator:
         """Do what is due with a connection. Returns the seconds until the next step."""
         if session_id != self._session_id:
             self._enter_session(session_id)
-        elif not self._changes.verify_in:
+        elif time.monotonic() >= self._verify_at:
             self._verify(session_id)
         self._write_changes(session_id)
         self._refresh()
-        wait, refused = self._leader.step(self._assignment, self._dead)
+        wait, refused = self._leader.step(self._assignment, self._dead, self._members.keys())
         if refused:
             self._changes.read_everything()
             wait = 0.0
-        verify = self._changes.verify_in
-        return verify if wait is None else min(wait, verify)
+        return min(wait, max(self._verify_at - time.monotonic(), 0.0))
 
-    def _enter_session(self, session_id: int | None) -> None:
-        """Create all our nodes, in a new session or because they were deleted."""
+    def _enter_session(self, session_id: int | None, *, lost: bool = False) -> None:
+        """Create all our nodes, in a new session or because some were ``lost``."""
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
         found = self._look_at_directories()
-        lost = [name for name, before in self._directories.items() if not _same(before, found[name])]
-        if lost:
-            log.warning("zookeeper_nodes_lost", directories=lost, was_drained=self._drained)
+        gone = [name for name, before in self._directories.items() if not _same(before, found[name])]
+        if lost or gone:
+            log.warning("zookeeper_nodes_lost", directories=gone, was_drained=self._drained)
             self._leader.nodes_lost()
         self._session.make_directories(map(self._paths.directory, DIRECTORIES))
         self._directories = self._look_at_directories()
-        self._changes.verified()
+        self._verify_at = time.monotonic() + _VERIFY
         self._leader.enroll(session_id)
         self._changes.read_everything()
         self._claims.unwritten.update(self._claims.held)
         self._unjoined = set(self._members)
         self._write_changes(session_id)
         self._session_id = session_id
-        self._find_gone(leaders=True)
+        self._find_gone()
 
     def _verify(self, session_id: int) -> None:
-        """Check that our nodes still exist and say what we wrote, and make the others again."""
-        self._changes.verified()
+        """Check that our nodes still exist and say what we wrote; else make all of them again."""
+        self._verify_at = time.monotonic() + _VERIFY
         found, before = self._look_at_directories(), self._directories
         if self._session.behind:  # the server shows nodes of our session that no longer exist
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
-        if not all(_same(before[name], found[name]) for name in DIRECTORIES):
-            self._enter_session(session_id)
+        members = self._members.keys() - self._unjoined
+        nodes = self._session.read(self._paths.node("workers", worker_id) for worker_id in members)
+        whole = all(_same(before[name], found[name]) for name in DIRECTORIES) and all(
+            node is not None
+            and node.session == session_id
+            and node.data == member_data(self._members[worker_id], self._joined[worker_id])
+            for worker_id, node in zip(members, nodes, strict=True)
+        )
+        if whole and found["slots"] != before["slots"]:
+            names = set(self._session.children(self._paths.directory("slots")))
+            whole = all(str(slot) in names for slot in self._claims.held)
+        if not whole:
+            self._enter_session(session_id, lost=True)
             return
         self._directories = found
-        members = [worker_id for worker_id in self._members if worker_id not in self._unjoined]
-        nodes = self._read_members(members)
-        gone = {
-            worker_id
-            for worker_id, node in zip(members, nodes, strict=True)
-            if node is None
-            or node.session != session_id
-            or node.data != member_data(self._members[worker_id], self._joined[worker_id])
-        }
-        lost: list[Slot] = []
-        if found["slots"] != before["slots"]:
-            names = set(self._session.children(self._paths.directory("slots")))
-            lost = [slot for slot in self._claims.held if str(slot) not in names]
-        if gone or lost:
-            log.warning("zookeeper_nodes_lost", workers=len(gone), claims=len(lost))
-            self._leader.nodes_lost()
-            self._unjoined |= gone
-            self._claims.unwritten.update(lost)
         self._find_gone()
 
     def _look_at_directories(self) -> dict[str, Directory | None]:
         states = self._session.directories(map(self._paths.directory, DIRECTORIES))
         return dict(zip(DIRECTORIES, states, strict=True))
 
-    def _find_gone(self, *, leaders: bool = False) -> None:
-        """Remove what an earlier daemon of this host has left in a session that has not expired yet.
-
-        Workers that are proved gone run nothing, so their slots are free. A daemon that is gone would lead
-        until its session expires, so its candidacy is removed, also if some of its workers still live.
-        """
+    def _find_gone(self) -> None:
+        """Remove what workers of an earlier daemon of this host have left in a session that has not expired
+        yet. Those that are proved gone run nothing, so their slots are free."""
         names = self._session.children(self._paths.directory("workers"))
         gone = [name for name in names if name not in self._ours and self._local_names.proves_gone(name)]
         if gone:
@@ -348,15 +330,7 @@ class ZooKeeperCoordinator:
             claims = read_claims(self._session, self._paths)
             self._claims.unwritten.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
-            self._departed += [_Departed(name, self._host, known_dead=True) for name in gone]
-        if gone or leaders:
-            nodes = self._session.nodes(self._paths.directory("leader"))
-            daemons = {name: str(decode(name, node.data).get("daemon")) for name, node in nodes.items()}
-            self._session.delete(
-                self._paths.node("leader", name)
-                for name, daemon in daemons.items()
-                if daemon != self._name and self._local_names.proves_gone(daemon)
-            )
+            self._departed += [_Departed(name, known_dead=True) for name in gone]
 
     def _write_changes(self, session_id: int) -> None:
         """Make the pending changes in ZooKeeper, in the order that other daemons rely on."""
@@ -364,7 +338,7 @@ class ZooKeeperCoordinator:
         dead = [gone for gone in self._departed if gone.known_dead]
         # Deaths before claims and workers vanish: a new owner must see that these workers run nothing.
         self._session.create(
-            ((self._paths.node("dead", gone.worker_id), encode(host=gone.host, at=now_ms)) for gone in dead),
+            ((self._paths.node("dead", gone.worker_id), encode(host=self._host, at=now_ms)) for gone in dead),
             ephemeral=False,
         )
         # Claims before workers: a claim that another worker of ours has taken up must not become free in
@@ -373,18 +347,11 @@ class ZooKeeperCoordinator:
         self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
         self._departed.clear()
         self._dead = self._dead.union(gone.worker_id for gone in dead)
-        joining = sorted(self._unjoined)
-        for worker_id in joining:
+        for worker_id in sorted(self._unjoined):
             data = member_data(self._members[worker_id], self._joined[worker_id])
             # Also in place of a node of an earlier session of ours, which is about to vanish.
             self._session.replace(self._paths.node("workers", worker_id), data, ephemeral=True)
-        self._read_members(joining)
         self._unjoined.clear()
-
-    def _read_members(self, worker_ids: Sequence[str]) -> list[Znode | None]:
-        """Read the nodes of our workers; a watch tells when one changes or vanishes."""
-        paths = [self._paths.node("workers", worker_id) for worker_id in worker_ids]
-        return self._session.read(paths, self._changes.member)
 
     def _refresh(self) -> None:
         """Read what has changed, and watch it."""
