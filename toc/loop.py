@@ -13,9 +13,11 @@ import json
 import logging
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -135,6 +137,38 @@ class Reactor(Wake):
 
     def __del__(self) -> None:
         os.close(self._event)
+
+
+class Bell:
+    """Ends the sleep of a thread in a selector, which watches it. Any thread may ring; signals do through
+    ``rope``, a descriptor."""
+
+    def __init__(self) -> None:
+        self._heard, self._rung = socket.socketpair()
+        self._rung.setblocking(False)
+
+    def __call__(self) -> None:
+        """End the sleep now."""
+        with suppress(OSError):  # full: awake anyway; closed: over
+            self._rung.send(b"\0")
+
+    @property
+    def rope(self) -> int:
+        """What ``signal.set_wakeup_fd`` gets."""
+        return self._rung.fileno()
+
+    def fileno(self) -> int:
+        """What the selector watches."""
+        return self._heard.fileno()
+
+    def clear(self) -> None:
+        """Forget that it rang. Call it once it can be read."""
+        self._heard.recv(4096)
+
+    def close(self) -> None:
+        """Close it."""
+        self._heard.close()
+        self._rung.close()
 
 
 class Loop:

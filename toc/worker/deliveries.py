@@ -57,8 +57,6 @@ class Deliveries:
         self._webhooks = webhooks
         self._look_at = look_at
         self._topics = catalog.known()
-        self._refused = False
-        """Whether a topic still has its former handler, because entries of it are held."""
         self._serve_webhooks()
 
     def run_once(self) -> float:
@@ -68,7 +66,7 @@ class Deliveries:
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
-        if topics != self._topics or self._refused:
+        if topics != self._topics:
             changed = [topic for name, topic in topics.items() if topic != self._topics.get(name)]
             self._topics = topics
             self._serve_webhooks()
@@ -79,7 +77,6 @@ class Deliveries:
         return REFRESH_SECONDS
 
     def _serve_webhooks(self) -> None:
-        self._refused = False
         if self._webhooks is None:
             return
         for topic in self._topics.values():
@@ -90,7 +87,5 @@ class Deliveries:
                 wanted = handler if known else self._webhooks.handler(topic.name)
             if wanted is None or wanted is handler:
                 continue
-            if self._dispatcher.serve(wanted):
-                self._handlers[topic.name] = wanted
-            else:
-                self._refused = True
+            self._dispatcher.serve(wanted)
+            self._handlers[topic.name] = wanted

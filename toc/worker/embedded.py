@@ -11,38 +11,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import selectors
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from toc.coordination.assignment import Member
-from toc.coordination.presence import LocalNames, Presence
-from toc.coordination.rows import RowsCoordinator
+from toc.coordination.presence import Presence
 from toc.loop import PREFIX, embedded
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import ConfigError, InvalidInput
-from toc.model.topic import Delivery, Slot
+from toc.model.topic import Delivery
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, apart
-from toc.worker.control import ControlPipe, texts, unpack
-from toc.worker.daemon.slots import WorkerSlots
+from toc.worker.control import ControlPipe
+from toc.worker.daemon.keeper import Keeper
+from toc.worker.daemon.processes import Child
 from toc.worker.daemon.start import check_servers
-from toc.worker.daemon.topics import Topics
+from toc.worker.daemon.successors import RESTART_CAP_SECONDS
 from toc.worker.guards import copies
 from toc.worker.worker import Worker
 
 log = get_logger(__name__)
 
-TICK_SECONDS = 1.0
-CLAIM_RETRY_SECONDS = 0.25
-"""Pause before slots are claimed again whose former owner has not released them."""
-AGAIN_SECONDS, MAX_AGAIN_SECONDS = 1.0, 60.0
-"""Pause before the pipeline begins anew after a failure of ours: doubled each time, up to the second."""
-WELL_SECONDS = 60.0
-"""A pipeline that worked for longer than this has not failed at its start."""
+AGAIN_SECONDS = 1.0
+"""Pause after a failure of the thread that keeps the slots."""
 LATE_SECONDS = 10.0
 """How long after the shutdown deadline ``stop`` waits."""
 COMPLAIN_SECONDS = 60.0
@@ -52,24 +44,18 @@ _working: dict[int, object] = {}
 """The worker of this process, by its pid: a forked child has none."""
 
 
-class _Life:
-    """One pipeline from its begin to its end, as what assigns slots sees it."""
+class _Life(Child):
+    """One pipeline from its begin to its end."""
 
     def __init__(self, center: TimeoutCenter, name: str, threads: int, identity: str) -> None:
-        self.worker_id = name
-        self.member = self.leaving = False
-        self.held: set[Slot] = set()
-        self.dropping: set[Slot] = set()
-        self.born = time.monotonic()
-        self.presence = Presence(name)
+        ours, theirs = socket.socketpair()
+        super().__init__(ControlPipe(ours), name, 0, os.getpid())
+        self._presence = Presence(name)
         handlers = f"{PREFIX}handler-"
         self.lost_threads = sum(thread.name.startswith(handlers) for thread in threading.enumerate())
-        """How many threads of pipelines before it are in handlers that have not ended."""
-        ours, theirs = socket.socketpair()
-        self.link = ControlPipe(ours)
         self._theirs = theirs
         self.worker = Worker(center, name, ControlPipe(theirs), threads=threads, identity=identity)
-        self.thread = threading.Thread(target=self._run, name="toc-worker", daemon=True)
+        threading.Thread(target=self._run, name="toc-worker", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -84,7 +70,91 @@ class _Life:
     def close(self) -> None:
         """Close what it held open."""
         self.link.close()
-        self.presence.close()
+        self._presence.close()
+
+
+class _Keeper(Keeper[_Life]):
+    """Keeps one pipeline running. ``stopping`` asks for its end; ``ready`` is set once it has been given its
+    slots."""
+
+    def __init__(
+        self, center: TimeoutCenter, threads: int, ready: threading.Event, stopping: threading.Event
+    ) -> None:
+        self._identity = center.store.identity.get()
+        super().__init__(
+            center.settings,
+            catalog=center.catalog,
+            topics_state=center.store.topics.state,
+            members=center.store.members,
+            workers=1,
+            topics=frozenset(center.handlers),
+            serves=frozenset({Delivery.HANDLER.value}),
+        )
+        self._center, self._threads, self._ready, self._stopping = center, threads, ready, stopping
+        self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
+
+    def run(self) -> None:
+        """Work until ``stopping`` is set."""
+        try:
+            self._slots.start()
+            while not self.over:
+                try:
+                    if self._stopping.is_set() and self._stop_at is None:
+                        self._stop()
+                    self._turn()
+                except Exception as exc:  # without this thread the row would go, and the pipeline run on
+                    log.critical("worker_failed", exc_info=exc)
+                    self._stopping.wait(AGAIN_SECONDS)
+        finally:
+            self._slots.stop()
+            self._center.close()
+            self._selector.close()
+            self._bell.close()
+
+    def wake(self) -> None:
+        """Look again now. Any thread may call it."""
+        self._bell()
+
+    def died(self, thread: str, error: BaseException) -> None:
+        """Have the pipeline leave and begin anew: a thread of ours has failed."""
+        log.critical("thread_died", thread=thread, exc_info=error)
+        for life in list(self._children.values()):
+            life.worker.end_for(f"its thread {thread} has failed")
+
+    def _spawn(self, index: int) -> None:
+        name = self._slots.name(f"{self.settings.host}-embedded")
+        try:
+            self._add(_Life(self._center, name, self._threads, self._identity))
+        except Exception as exc:  # a server is away, or nothing more can be opened
+            log.warning("worker_not_started", error=str(exc))
+            self._successors.start_in(index, RESTART_CAP_SECONDS)
+
+    def _kill(self, child: _Life, why: str) -> None:
+        if not child.killed:
+            child.killed = True
+            child.worker.end_for(why)
+
+    def _wait(self) -> None:
+        if not self._slots.incomplete and any(life.member for life in self._children.values()):
+            self._ready.set()
+        super()._wait()
+
+    def _hear(self, child: _Life, message: Mapping[str, Any]) -> None:
+        super()._hear(child, message)
+        if message["kind"] == "suspects" and self._complains():
+            log.warning("suspects_wait", tasks=len(message["suspects"]), reason="they run alone, in a daemon")
+
+    def _listen(self, child: _Life) -> None:
+        super()._listen(child)
+        if not child.link.closed:
+            return
+        # The pipeline is over. Not known dead even so: a handler of it may still run, under a lease that ends
+        # by itself.
+        del self._children[child.worker_id]
+        self._slots.take_out(child, known_dead=False)
+        child.close()
+        if self._stop_at is None:
+            self._successors.start_in(0, self._successors.backoff(child) or 0.0)
 
 
 class EmbeddedWorker:
@@ -101,11 +171,7 @@ class EmbeddedWorker:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._stopping = threading.Event()
-        self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
-        self._life: _Life | None = None
-        self._begin_at = 0.0
-        """When the next pipeline begins (monotonic)."""
-        self._pause = AGAIN_SECONDS
+        self._keeper: _Keeper | None = None
         self.ready = threading.Event()
         """Set once it has been given slots, or there are none to give."""
 
@@ -124,29 +190,19 @@ class EmbeddedWorker:
         settings = self._of.settings
         if settings.zookeeper:
             raise ConfigError("a cluster with TOC_ZOOKEEPER has one daemon per host: start it, `toc worker`")
-        self._center = center = apart(self._of)
+        center = apart(self._of)
+        self._stopping.clear()
         try:
             check_servers(center, handlers=True)
-            self._identity = center.store.identity.get()
+            keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
         except BaseException:
             center.close()
             raise
-        self._names = LocalNames.of(settings.host)
-        self._coordinator = RowsCoordinator(
-            center.store.members, host=settings.host, timeout=settings.session_timeout, on_change=self._wake
-        )
-        self._topics = Topics(
-            center.catalog, center.store.topics.state, tables=settings.tables, on_change=self._wake
-        )
-        self._slots = WorkerSlots(self._coordinator, self._topics, self._names)
-        self._receiver, self._sender = socket.socketpair()
-        self._sender.setblocking(False)
         self._pid = os.getpid()
         copies.end_them()
         _working[self._pid] = self
-        self._stopping.clear()
-        embedded(self._died)
-        self._thread = threading.Thread(target=self._run, name="toc-embedded", daemon=True)
+        embedded(keeper.died)
+        self._thread = threading.Thread(target=keeper.run, name="toc-embedded", daemon=True)
         self._thread.start()
         return self
 
@@ -154,10 +210,10 @@ class EmbeddedWorker:
         """Take nothing more, and wait for running handlers until the shutdown deadline. May be called
         twice."""
         thread, self._thread = self._thread, None
-        if thread is None or self._pid != os.getpid():
+        if thread is None or self._keeper is None or self._pid != os.getpid():
             return
         self._stopping.set()
-        self._wake()
+        self._keeper.wake()
         thread.join(self._of.settings.shutdown_deadline + LATE_SECONDS)
         if thread.is_alive():
             log.error("worker_not_stopped", reason="a server or a handler hangs")
@@ -174,129 +230,3 @@ class EmbeddedWorker:
 
     async def __aexit__(self, *_exc: object) -> None:
         await asyncio.to_thread(self.stop)
-
-    # --- called by other threads
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: awake anyway; closed: over
-            self._sender.send(b"\0")
-
-    def _died(self, thread: str, error: BaseException) -> None:
-        """A thread of ours has failed: the pipeline leaves and begins anew."""
-        log.critical("thread_died", thread=thread, exc_info=error)
-        if (life := self._life) is not None:
-            life.worker.end_for(f"its thread {thread} has failed")
-
-    # --- the thread that keeps the row and the slots
-
-    def _run(self) -> None:
-        try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._receiver, selectors.EVENT_READ)
-                self._coordinator.start()
-                self._coordinator.set_topics(*self._topics.assigned())
-                self._topics.loop.start()
-                while not (self._stopping.is_set() and self._life is None):
-                    try:
-                        self._turn(selector)
-                    except Exception as exc:  # without this thread the row would go, and the pipeline run on
-                        log.critical("worker_failed", exc_info=exc)
-                        self._stopping.wait(AGAIN_SECONDS)
-        finally:
-            self._topics.loop.stop(1.0)
-            self._coordinator.stop()
-            self._center.close()
-            self._receiver.close()
-            self._sender.close()
-
-    def _turn(self, selector: selectors.BaseSelector) -> None:
-        now, life = time.monotonic(), self._life
-        if life is None and not self._stopping.is_set() and now >= self._begin_at:
-            life = self._begin(selector)
-        elif life is not None and self._stopping.is_set() and not life.leaving:
-            life.link.send("stop")
-        members = [] if life is None else [life]
-        self._slots.reconcile(members, stopping=self._stopping.is_set())
-        self._slots.assure(members)
-        if life is not None and life.member and not self._slots.incomplete:
-            self.ready.set()
-        timeout = CLAIM_RETRY_SECONDS if self._slots.incomplete or life is None else TICK_SECONDS
-        for key, _ in selector.select(max(0.0, min(timeout, self._slots.step_at - time.monotonic()))):
-            if key.fileobj is self._receiver:
-                self._receiver.recv(4096)
-                self._slots.changed = True
-            elif life is not None:
-                self._listen(selector, life)
-        self._slots.find_gone([each.worker_id for each in members])
-
-    def _begin(self, selector: selectors.BaseSelector) -> _Life | None:
-        name = self._names.name(f"{self._of.settings.host}-embedded")
-        try:
-            life = _Life(self._center, name, self._threads, self._identity)
-        except Exception as exc:  # a server is away, or nothing more can be opened
-            log.warning("worker_not_started", error=str(exc))
-            self._fail()
-            return None
-        selector.register(life.link, selectors.EVENT_READ)
-        self._life = life
-        life.thread.start()
-        return life
-
-    def _fail(self) -> None:
-        self._begin_at = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, MAX_AGAIN_SECONDS)
-
-    def _listen(self, selector: selectors.BaseSelector, life: _Life) -> None:
-        for message in life.link.receive():
-            self._hear(life, message)
-        if life.link.closed:
-            self._end(selector, life)
-
-    def _hear(self, life: _Life, message: Mapping[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "ready":
-            self._join(life, message)
-        elif kind == "dropped":
-            self._slots.dropped(life, unpack(message["slots"]))
-        elif kind == "met":
-            self._slots.meet(texts(message["workers"]))
-        elif kind == "suspects" and self._complains(kind):
-            log.warning("suspects_wait", tasks=len(message["suspects"]), reason="they run alone, in a daemon")
-        elif kind == "beat" and message["stuck"] and self._complains(kind):
-            log.error("worker_hangs", loops=sorted(texts(message["stuck"])))
-        elif kind == "leaving":
-            life.leaving = True
-            self._slots.give_up(life)
-            if message["recycle"]:
-                log.warning("worker_replaced", worker=life.worker_id, reason=message["recycle"])
-
-    def _join(self, life: _Life, ready: Mapping[str, Any]) -> None:
-        settings = self._of.settings
-        life.member = self._slots.changed = True
-        log.info("worker_ready", worker=life.worker_id, pid=self._pid)
-        self._coordinator.join(
-            Member(
-                life.worker_id,
-                settings.host,
-                weight=settings.weight,
-                topics=frozenset(self._center.handlers),
-                pid=self._pid,
-                machine=socket.gethostname(),
-                serves=frozenset({Delivery.HANDLER.value}),
-                version=ready["version"],
-                protocol=ready["protocol"],
-                lost_threads=life.lost_threads,
-            )
-        )
-
-    def _end(self, selector: selectors.BaseSelector, life: _Life) -> None:
-        """A pipeline is over. If it left in good order, nothing of it runs but tries that were given up."""
-        selector.unregister(life.link)
-        self._life = None
-        if time.monotonic() - life.born > WELL_SECONDS:
-            self._pause = AGAIN_SECONDS
-        # Not known dead even then: a handler of it may still run, under a lease that ends by itself.
-        self._slots.take_out(life, known_dead=False)
-        life.close()
-        if not self._stopping.is_set():
-            self._fail()

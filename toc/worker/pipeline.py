@@ -45,7 +45,6 @@ class Pipeline:
     ``on_room`` wake who takes by rows, by database server: like the poller, when there is room for more, and
     when a task is due again. ``recycle`` asks, with a reason, for
     a successor of this process; ``name_suspects`` tells the daemon which tasks may run only alone.
-    ``coroutines``: handlers that are coroutines may come later.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Pipeline:
         on_room: Sequence[Wake],
         recycle: Callable[[str], None],
         name_suspects: Callable[[Sequence[Suspect]], None],
-        coroutines: bool = False,
     ) -> None:
         wake = Reactor()
         takes = Takes(queues, wake)
@@ -95,7 +93,6 @@ class Pipeline:
             bodies=self.bodies,
             on_room=(wake, *on_room),
             recycle=recycle,
-            coroutines=coroutines,
         )
         self.quarantine = Quarantine(
             limit=max_crashes,

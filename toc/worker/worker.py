@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from toc.coordination.assignment import PROTOCOL
-from toc.loop import Loop, Wake, watched_thread
+from toc.loop import Bell, Loop, Wake, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -88,7 +86,6 @@ class Worker:
             on_room=wakes,
             recycle=self._recycle,
             name_suspects=lambda found: link.send("suspects", suspects=found),
-            coroutines=webhooks is not None,
         )
         self.alone = RunsAlone(
             limit=settings.max_crashes,
@@ -199,8 +196,7 @@ class Worker:
             stood_still=lambda: self._shared(clock.monotonic() + OWNED_SECONDS),
         )
         self._sharing = threading.Lock()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_sender.setblocking(False)
+        self._bell = Bell()
 
     # --- called by signals and other threads
 
@@ -221,8 +217,7 @@ class Worker:
         """
         if not self._recycling:
             self._recycling = reason
-            with contextlib.suppress(BlockingIOError):  # full: awake anyway
-                self._wake_sender.send(b"\0")
+            self._bell()
 
     def _index_changed(self) -> None:
         """React to a node that is out of reach or back. Another may serve its slots now."""
@@ -242,7 +237,7 @@ class Worker:
     def run(self, *, own_process: bool = True) -> None:
         """Work until told to stop. ``own_process``: the process has no other purpose."""
         if own_process:
-            signal.set_wakeup_fd(self._wake_sender.fileno())
+            signal.set_wakeup_fd(self._bell.rope)
             signal.signal(signal.SIGTERM, self.on_signal)
             # Ctrl-C, and a terminal that closes, reach all processes; the daemon decides. Not ignored: what
             # handlers start inherits that.
@@ -269,7 +264,7 @@ class Worker:
         """Obey the daemon and advance handovers, until ``until``. Sleeps in ``selector``."""
         if not selector.get_map():
             selector.register(self._link, selectors.EVENT_READ)
-            selector.register(self._wake_receiver, selectors.EVENT_READ)
+            selector.register(self._bell, selectors.EVENT_READ)
         while not until():
             self._turn_at = now = self._clock.monotonic()
             self.handover.step(now)
@@ -279,8 +274,8 @@ class Worker:
             ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
             self._turn_at = self._clock.monotonic()
             for key, _ in ready:
-                if key.fileobj is self._wake_receiver:
-                    self._wake_receiver.recv(4096)
+                if key.fileobj is self._bell:
+                    self._bell.clear()
                 else:
                     for message in self._link.receive():
                         self._obey(message)
@@ -329,8 +324,8 @@ class Worker:
         process."""
         self.pipeline.dispatcher.close()
         self.watch.queues.close()
-        for end in (self._link, self._wake_receiver, self._wake_sender):
-            end.close()
+        self._link.close()
+        self._bell.close()
 
     def _leave(self, selector: selectors.BaseSelector) -> None:
         """Take nothing more; give back what has not started; let running tries finish; leave.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -108,8 +107,8 @@ def test_a_lifespan_may_await_it(shop: Shop) -> None:
 def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with shop.center.worker() as worker:
         shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
-        life = worker._life
-        assert life is not None
+        assert worker._keeper is not None
+        (life,) = worker._keeper._children.values()
 
         def fails(_server: int) -> float:
             raise RuntimeError("as the test wants")
@@ -117,7 +116,7 @@ def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pyt
         monkeypatch.setattr(life.worker.rows, "_run_once", fails)
         life.worker.rows.look_now()
         shop.ended(shop.center.submit("order.close", biz_id=2, delay=0.1))
-        assert worker._life is not life
+        assert life not in worker._keeper._children.values()
 
 
 def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> None:
@@ -238,16 +237,17 @@ def test_a_failure_where_slots_are_kept_is_tried_again(shop: Shop, monkeypatch: 
     with shop.center.worker() as worker:
         assert worker.ready.wait(PATIENCE)
         failed = threading.Event()
-        turn = worker._turn
+        assert worker._keeper is not None
+        turn = worker._keeper._turn
 
-        def fails(selector: selectors.BaseSelector) -> None:
+        def fails() -> None:
             if failed.is_set():
-                turn(selector)
+                turn()
                 return
             failed.set()
             raise RuntimeError("as the test wants")
 
-        monkeypatch.setattr(worker, "_turn", fails)
+        monkeypatch.setattr(worker._keeper, "_turn", fails)
         assert failed.wait(PATIENCE)
         shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
         assert shop.center.store.members.list(), "its row is there"

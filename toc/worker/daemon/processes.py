@@ -23,20 +23,16 @@ from toc.worker.control import ControlPipe
 from toc.worker.guards.silence import Silence
 
 
-class WorkerProcess:
-    """One worker process as the daemon sees it."""
+class Child:
+    """One worker as what keeps it sees it."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
-    ) -> None:
-        self.process = process
+    def __init__(self, link: ControlPipe, worker_id: str, index: int, pid: int) -> None:
         self.link = link
         self.worker_id = worker_id
         self.index = index
-        self.pidfd = os.pidfd_open(process.pid)
+        self.pid = pid
         self.born = time.monotonic()
         """When it was started, and from its first message on, when that came (monotonic)."""
-        self.beat = self.born
         self.silence = Silence()
         self.member = False
         """Whether it has joined the membership."""
@@ -62,6 +58,19 @@ class WorkerProcess:
         """Slots that it was told to take."""
         self.dropping: set[Slot] = set()
         """Slots that it was told to drop and has not confirmed."""
+        self.lost_threads = 0
+        """How many threads of embedded workers before it are in handlers that have not ended."""
+
+
+class WorkerProcess(Child):
+    """A worker that is a process."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
+    ) -> None:
+        super().__init__(link, worker_id, index, process.pid)
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
 
 
 @dataclass(frozen=True)

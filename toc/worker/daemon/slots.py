@@ -7,14 +7,18 @@ no longer desired      -> drop -> dropped -> release
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
 
+from toc.config import Settings
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
+from toc.coordination.rows import Members, RowsCoordinator
+from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.model.catalog import TopicCatalog
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.worker.control import ControlPipe, pack
+from toc.worker.control import pack
+from toc.worker.daemon.processes import Child
 from toc.worker.daemon.topics import Topics
 
 log = get_logger(__name__)
@@ -23,27 +27,24 @@ NEVER = 1e9
 """A monotonic time that is decades away, which JSON can say."""
 
 
-class Holder(Protocol):
-    """A worker, as what gives it slots sees it."""
-
-    worker_id: str
-    link: ControlPipe
-    member: bool
-    """Whether it has joined the membership."""
-    leaving: bool
-    held: set[Slot]
-    """Slots that it was told to take."""
-    dropping: set[Slot]
-    """Slots that it was told to drop and has not confirmed."""
-
-
 class WorkerSlots:
-    """The slots of a daemon's workers. For the daemon's thread alone."""
+    """The slots of a daemon's workers, and its place in the cluster. For the daemon's thread alone.
 
-    def __init__(self, coordinator: Coordinator, topics: Topics, names: LocalNames) -> None:
-        self._coordinator = coordinator
-        self._topics = topics
-        self._names = names
+    ``topics_state`` returns another value when a topic has changed; ``on_change`` is called, from any thread,
+    when ``reconcile`` should be called soon.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: TopicCatalog,
+        topics_state: Callable[[], object],
+        members: Members,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._coordinator = _coordinator(settings, members, on_change)
+        self._topics = Topics(catalog, topics_state, tables=settings.tables, on_change=on_change)
+        self._names = LocalNames.of(settings.host)
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self.changed = True
@@ -61,20 +62,40 @@ class WorkerSlots:
         self.step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
 
-    def take_out(self, child: Holder, *, known_dead: bool) -> None:
+    @property
+    def coordinator(self) -> Coordinator:
+        """What assigns them."""
+        return self._coordinator
+
+    def name(self, place: str) -> str:
+        """Return a name for a new process of that place."""
+        return self._names.name(place)
+
+    def start(self) -> None:
+        """Enter the cluster. Raises CoordinationUnavailable."""
+        self._coordinator.start()
+        self._coordinator.set_topics(*self._topics.assigned())
+        self._topics.loop.start()
+
+    def stop(self) -> None:
+        """Leave the cluster."""
+        self._topics.loop.stop(1.0)
+        self._coordinator.stop()
+
+    def take_out(self, child: Child, *, known_dead: bool) -> None:
         """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order."""
         if child.member:
             child.member = False
             self.changed = True
             self._coordinator.leave(child.worker_id, known_dead=known_dead)
 
-    def give_up(self, child: Holder) -> None:
+    def give_up(self, child: Child) -> None:
         """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
         numbers."""
         child.held.clear()
         self.take_out(child, known_dead=False)
 
-    def dropped(self, child: Holder, slots: set[Slot]) -> None:
+    def dropped(self, child: Child, slots: set[Slot]) -> None:
         """Record that a process has let go of slots."""
         self.changed = True
         child.held -= slots
@@ -99,7 +120,7 @@ class WorkerSlots:
             for worker_id in gone:
                 self._coordinator.leave(worker_id, known_dead=True)
 
-    def reconcile(self, children: Collection[Holder], *, stopping: bool) -> None:
+    def reconcile(self, children: Collection[Child], *, stopping: bool) -> None:
         """Bring what workers hold in line with the assignment."""
         if not (self.changed or self.incomplete or time.monotonic() >= self.step_at):
             return
@@ -121,7 +142,7 @@ class WorkerSlots:
                 want = desired.get(child.worker_id, set()) if child.member else set()
                 self._align(child, want, claimed.get(child.worker_id, set()))
 
-    def assure(self, children: Collection[Holder]) -> None:
+    def assure(self, children: Collection[Child]) -> None:
         """Tell the workers until when they are sure of their slots. Call it after ``reconcile``, by which
         they know of those that others have taken over."""
         until, senders = self._coordinator.sure_until(), self._coordinator.senders()
@@ -130,10 +151,10 @@ class WorkerSlots:
             for child in children:
                 self._tell_sure(child)
 
-    def _tell_sure(self, child: Holder) -> None:
+    def _tell_sure(self, child: Child) -> None:
         child.link.send("sure", until=min(max(self._sure_until, 0.0), NEVER), senders=self._senders)
 
-    def _align(self, child: Holder, want: set[Slot], claimed: set[Slot]) -> None:
+    def _align(self, child: Child, want: set[Slot], claimed: set[Slot]) -> None:
         """Tell a worker which slots to drop and to take, until it holds those that it should, ``want``."""
         lost = child.held - claimed - child.dropping if child.member else set()
         if lost:
@@ -154,3 +175,18 @@ class WorkerSlots:
                 child.link.send("take", slots=pack(granted))
             self.missing |= missing - granted
             self.incomplete |= len(granted) < len(missing)
+
+
+def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
+    """Return the coordinator of these settings, which is not connected yet."""
+    if not settings.zookeeper:
+        return RowsCoordinator(
+            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
+        )
+    return ZooKeeperCoordinator(
+        settings.zookeeper,
+        cluster=settings.cluster,
+        host=settings.host,
+        session_timeout=settings.session_timeout,
+        on_change=on_change,
+    )

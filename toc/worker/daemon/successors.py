@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from toc.worker.daemon.processes import WorkerProcess
+from toc.worker.daemon.processes import Child
 
 RESTART_CAP_SECONDS = 10.0
 """Longest backoff before the successor of a process that dies soon after its start."""
@@ -47,7 +47,7 @@ class Successors:
         """When to start the next one (monotonic); infinite if none is missing."""
         return min(self._at.values(), default=float("inf"))
 
-    def backoff(self, ended: WorkerProcess) -> float | None:
+    def backoff(self, ended: Child) -> float | None:
         """Return the seconds before the successor of a process starts. None: only an operator can help.
 
         That is so if the application has never loaded here. If it has, an update may be replacing its files.

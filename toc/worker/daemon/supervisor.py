@@ -1,9 +1,4 @@
-"""The daemon: starts worker processes, listens to them, and notices their deaths.
-
-One thread does everything: it waits for its worker processes (messages, deaths), for signals and for the
-coordinator, then aligns the slots of each worker with the assignment (``toc.worker.daemon.slots``). It never
-touches a task.
-"""
+"""The daemon: starts worker processes, watches them, and notices their deaths."""
 
 from __future__ import annotations
 
@@ -11,240 +6,130 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from toc.config import Settings
-from toc.coordination.assignment import TABLES, Member
-from toc.coordination.coordinator import Coordinator
-from toc.coordination.presence import LocalNames
-from toc.coordination.rows import Members, RowsCoordinator
-from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.coordination.assignment import TABLES
+from toc.coordination.rows import Members
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
-from toc.worker.control import Suspect, texts, unpack
+from toc.worker.control import Suspect
 from toc.worker.daemon.alone import Alone
+from toc.worker.daemon.keeper import TICK_SECONDS, Keeper
 from toc.worker.daemon.monitor import Monitor
 from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start
-from toc.worker.daemon.slots import WorkerSlots
 from toc.worker.daemon.state import State
-from toc.worker.daemon.successors import RESTART_CAP_SECONDS, Successors
-from toc.worker.daemon.topics import Topics
+from toc.worker.daemon.successors import RESTART_CAP_SECONDS
 from toc.worker.guards.silence import SILENT_SECONDS
 
 log = get_logger(__name__)
 
-TICK_SECONDS = 1.0
-CLAIM_RETRY_SECONDS = 0.25
-"""Pause before slots are claimed again whose former owner has not released them."""
 KILL_AFTER_SECONDS = 10.0
 """How long after the shutdown deadline a worker process is killed."""
 
 
-@dataclass(eq=False)
-class Daemon:
-    """Keeps the configured number of workers running, and their slots in line with the assignment."""
+class Daemon(Keeper[WorkerProcess]):
+    """Keeps the configured number of worker processes running.
 
-    app: str
-    settings: Settings
-    catalog: TopicCatalog
-    topics_state: Callable[[], object]
-    """Returns another value when a topic has changed."""
-    identity: str
-    """The identity of the task table."""
-    lease_secret: bytes
-    """The secret that seals the leases of its consumers."""
-    topics: frozenset[str]
-    """The topics that the application has handlers for."""
-    monitor: Monitor
-    members: Members
-    """The table of members, for a cluster without ZooKeeper."""
-    beside: SideProcesses | None = None
-    webhooks: bool = False
-    """Whether its workers send webhooks."""
+    ``topics_state`` returns another value when a topic has changed. ``identity`` is that of the task table,
+    ``lease_secret`` seals the leases of its consumers; ``topics`` are those that the application has handlers
+    for, ``members`` is the table of members, for a cluster without ZooKeeper. ``beside``: further processes.
+    ``webhooks``: whether the workers send webhooks.
+    """
 
-    def __post_init__(self) -> None:
-        self._processes = self.settings.processes + (self.beside.processes if self.beside else 0)
+    def __init__(
+        self,
+        app: str,
+        settings: Settings,
+        *,
+        catalog: TopicCatalog,
+        topics_state: Callable[[], object],
+        identity: str,
+        lease_secret: bytes,
+        topics: frozenset[str],
+        monitor: Monitor,
+        members: Members,
+        beside: SideProcesses | None = None,
+        webhooks: bool = False,
+    ) -> None:
+        served = {Delivery.HANDLER.value} | ({Delivery.WEBHOOK.value} if webhooks else set())
+        self._processes = settings.processes + (beside.processes if beside else 0)
         """How many processes there should be: the workers, and after them the processes of
         ``beside``."""
-        self._reported_at = float("-inf")
-        self._selector = selectors.DefaultSelector()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_sender.setblocking(False)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
-        self._topics = Topics(
-            self.catalog, self.topics_state, tables=self.settings.tables, on_change=self._wake
+        super().__init__(
+            settings,
+            catalog=catalog,
+            topics_state=topics_state,
+            members=members,
+            workers=self._processes,
+            topics=topics,
+            serves=frozenset(served) | (beside.deliveries if beside else frozenset()),
+            metrics=monitor.address,
         )
-        self._coordinator = _coordinator(self.settings, self.members, self._wake)
-        self._children: dict[str, WorkerProcess] = {}
-        self._local_names = LocalNames.of(self.settings.host)
-        self._slots = WorkerSlots(self._coordinator, self._topics, self._local_names)
-        self._successors = Successors(self._processes)
+        self.app = app
+        self.catalog = catalog
+        self.identity = identity
+        self.lease_secret = lease_secret
+        self.monitor = monitor
+        self.beside = beside
+        self.webhooks = webhooks
+        self._reported_at = float("-inf")
         self._alone = Alone(Clock())
         self._signals = 0
         self._forced = False
-        self._stop_at: float | None = None
         self._exit_code = 0
 
     def run(self) -> int:
         """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
-        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._bell.rope, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._on_signal)
-        self._coordinator.start()
-        self._coordinator.set_topics(*self._topics.assigned())
-        self._topics.loop.start()
+        self._slots.start()
         self.monitor.start()
         log.info(
             "daemon_started", host=self.settings.host, processes=self.settings.processes, pid=os.getpid()
         )
         try:
-            while not (self._stop_at is not None and not self._children):
-                self._start_missing()
+            while not self.over:
                 self._run_alone()
-                self._slots.reconcile(self._children.values(), stopping=self._stop_at is not None)
-                self._slots.assure(self._children.values())
                 self._tell()
-                self._wait()
+                self._turn()
                 self._look_after()
         finally:
             for child in list(self._children.values()):
                 child.process.kill()
                 child.process.wait()
-            self._topics.loop.stop(1.0)
-            self._coordinator.stop()
+            self._slots.stop()
             self.monitor.stop()
             signal.set_wakeup_fd(-1)
         log.info("daemon_stopped", exit_code=self._exit_code)
         return self._exit_code
 
-    # --- waiting
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: awake anyway; closed: over
-            self._wake_sender.send(b"\0")
-
     def _on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
         self._signals += 1
-
-    def _wait(self) -> None:
-        timeout = CLAIM_RETRY_SECONDS if self._slots.incomplete else TICK_SECONDS
-        if [child for child in self._children.values() if not child.link.flush()]:
-            timeout = CLAIM_RETRY_SECONDS
-        until = min(self._slots.step_at, self._successors.next_at())
-        timeout = max(0.0, min(timeout, until - time.monotonic()))
-        for key, _ in self._selector.select(timeout):
-            if key.fileobj is self._wake_receiver:
-                self._wake_receiver.recv(4096)
-                self._slots.changed = True
-                continue
-            child, what = key.data
-            if child.worker_id not in self._children:
-                continue
-            if what == "death":
-                self._bury(child)
-            else:
-                self._listen(child)
-                if child.link.closed:
-                    self._selector.unregister(child.link)  # it will die, or count as silent
-
-    def _listen(self, child: WorkerProcess) -> None:
-        try:
-            for message in child.link.receive():
-                self._hear(child, message)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:  # as a handler may write
-            self._kill(child, f"it sent a malformed message ({type(exc).__name__})")
 
     def _hear(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
         if kind == "unfit":
             child.unfit = {name: message[name] for name in ("error", "exit_code", "wrong")}
             return
-        child.beat = time.monotonic()
-        child.silence.broken()
-        if not child.heard:
-            child.heard, child.born = True, child.beat
-        if kind == "beat":
-            self._on_beat(child, message)
-        elif kind == "ready":
-            self._successors.loaded = True
-            child.version, child.protocol = message["version"], message["protocol"]
-            child.keys = frozenset(texts(message.get("keys", ())))
-            log.info("worker_ready", worker=child.worker_id, pid=child.process.pid)
-        elif kind == "met":
-            self._slots.meet(texts(message["workers"]))
-        elif kind == "suspects":
+        super()._hear(child, message)
+        if kind == "suspects":
             self._alone.add(Suspect.of(each) for each in message["suspects"])
         elif kind == "begun":
             self._alone.begun(int(message["crashes"]))
         elif kind == "ran":
             self._alone.ran()
-        elif kind == "dropped":
-            self._slots.dropped(child, unpack(message["slots"]))
-        elif kind == "leaving":
-            self._on_leaving(child, message["recycle"])
-        elif kind == "left":
-            child.left = True
-        may_join = not (child.member or child.leaving)
-        if may_join and self._consumes(child) and self._stop_at is None:
-            child.member = self._slots.changed = True
-            self._join(child)
-
-    def _on_beat(self, child: WorkerProcess, message: Mapping[str, Any]) -> None:
-        child.stuck = message["stuck"]
-        if child.stuck:
-            self._kill(child, f"hanging: {', '.join(texts(child.stuck))}")
-        before = child.out_of_reach
-        child.out_of_reach = frozenset(texts(message.get("out_of_reach", ())))
-        if child.member and child.out_of_reach != before:
-            self._join(child)
-
-    def _on_leaving(self, child: WorkerProcess, recycle: str) -> None:
-        """Note that a process leaves. ``recycle``: why it wants a successor, or empty."""
-        child.leaving = True
-        self._slots.give_up(child)
-        if recycle:
-            child.recycled = True
-            log.warning("worker_recycled", worker=child.worker_id, reason=recycle)
-            if child.index != self._alone_index:
-                self._successors.start_in(child.index, 0.0)
-
-    def _join(self, child: WorkerProcess) -> None:
-        """Add a worker to the cluster, or update what is known of it."""
-        settings = self.settings
-        self._coordinator.join(
-            Member(
-                child.worker_id,
-                settings.host,
-                weight=settings.weight,
-                topics=self.topics,
-                pid=child.process.pid,
-                metrics=self.monitor.address,
-                machine=socket.gethostname(),
-                serves=self._serves,
-                version=child.version,
-                protocol=child.protocol,
-                keys=child.keys,
-                out_of_reach=child.out_of_reach,
-            )
-        )
-
-    @property
-    def _serves(self) -> frozenset[str]:
-        """The deliveries of topics that this daemon's workers serve."""
-        served = {Delivery.HANDLER.value}
-        if self.webhooks:
-            served.add(Delivery.WEBHOOK.value)
-        return frozenset(served) | (self.beside.deliveries if self.beside else frozenset())
+        elif kind == "leaving" and child.recycled and child.index != self._alone_index:
+            self._successors.start_in(child.index, 0.0)
 
     # --- what the monitor shows
 
@@ -266,22 +151,16 @@ class Daemon:
                 stuck={child.worker_id: child.stuck for child in children if child.stuck},
                 owned=owned,
                 moving=_without_tables(moving),
-                unowned=_without_tables(self._coordinator.unowned()),
+                unowned=_without_tables(self._slots.coordinator.unowned()),
                 tables=len(held) - len(owned),
                 missing=len(self._slots.missing),
-                zookeeper=self._coordinator.connected() if self.settings.zookeeper else None,
-                drained=self._coordinator.drained(),
+                zookeeper=self._slots.coordinator.connected() if self.settings.zookeeper else None,
+                drained=self._slots.coordinator.drained(),
                 stopping=self._stop_at is not None,
             )
         )
 
     # --- processes
-
-    def _start_missing(self) -> None:
-        if self._stop_at is not None:
-            self._successors.none()
-        for index in self._successors.take_due():
-            self._spawn(index)
 
     def _run_alone(self) -> None:
         """Have one suspect after the other run in a process of their own, which ends when none is left."""
@@ -311,7 +190,7 @@ class Daemon:
     def _spawn(self, index: int) -> None:
         number, alone = index - self.settings.processes, index == self._alone_index
         name = f"{self.beside.name}{number}" if self.beside and number >= 0 else str(index)
-        worker_id = self._local_names.name(f"{self.settings.host}-{'alone' if alone else name}")
+        worker_id = self._slots.name(f"{self.settings.host}-{'alone' if alone else name}")
         if self.beside and number >= 0 and not alone:
             command, inherited = [*self.beside.command], self.beside.descriptors
         else:
@@ -335,9 +214,8 @@ class Daemon:
             if not alone:
                 self._successors.start_in(index, RESTART_CAP_SECONDS)
             return
-        self._children[worker_id] = child
-        self._selector.register(child.link, selectors.EVENT_READ, (child, "message"))
-        self._selector.register(child.pidfd, selectors.EVENT_READ, (child, "death"))
+        self._add(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (child, self._bury))
 
     def _bury(self, child: WorkerProcess) -> None:
         """Handle the end of a process. Kill its group and publish its death unless it left in good order."""
@@ -346,8 +224,9 @@ class Daemon:
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         if not child.link.closed:
-            self._selector.unregister(child.link)
             self._listen(child)  # its last messages
+        if not child.link.closed:
+            self._selector.unregister(child.link)
         child.link.close()
         if not child.left:
             # Before wait(): until then, the number cannot belong to another process group.
@@ -403,7 +282,6 @@ class Daemon:
                 self._kill(child, "it did not end in time")
             elif silent > SILENT_SECONDS:
                 self._kill(child, f"it was silent for {silent:.0f} s")
-        self._slots.find_gone(self._children)
 
     def _kill(self, child: WorkerProcess, why: str) -> None:
         if not child.killed:
@@ -413,31 +291,15 @@ class Daemon:
 
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))
-        self._stop_at = time.monotonic() + self.settings.shutdown_deadline
         for descriptor in self.beside.descriptors if self.beside else ():
             os.close(descriptor)  # a listening socket left open here would accept clients that nobody serves
+        super()._stop()
         for child in self._children.values():
-            child.link.send("stop")
             if not child.heard:
                 # A process reads the link only after its start, which may take too long, so it gets
                 # SIGTERM too. A process that has just started leaves in good order after either of
                 # them.
                 os.kill(child.process.pid, signal.SIGTERM)
-
-
-def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
-    """Return the coordinator of these settings, which is not connected yet."""
-    if not settings.zookeeper:
-        return RowsCoordinator(
-            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
-        )
-    return ZooKeeperCoordinator(
-        settings.zookeeper,
-        cluster=settings.cluster,
-        host=settings.host,
-        session_timeout=settings.session_timeout,
-        on_change=on_change,
-    )
 
 
 def _without_tables(slots: Collection[Slot]) -> frozenset[Slot]:

@@ -57,8 +57,6 @@ class Dispatcher:
     bodies: BodyReader
     on_room: Sequence[Callable[[], None]]
     recycle: Callable[[str], None]
-    coroutines: bool = False
-    """Whether ``serve`` may bring coroutines although there is none at the start."""
 
     def __post_init__(self) -> None:
         self._wanted = WantedRoom(self.room, self.on_room)
@@ -76,71 +74,59 @@ class Dispatcher:
         plain = [topic for topic, handler in self.handlers.items() if not handler.is_async]
         self._threads = HandlerThreads(plain, self.threads, calls)
         coroutines = [handler for handler in self.handlers.values() if handler.is_async]
-        self._loop: HandlerLoop | None = None
-        if coroutines or self.coroutines:
-            self._loop = HandlerLoop(coroutines, self.async_limit, calls)
+        self._loop = HandlerLoop(coroutines, self.async_limit, calls)
 
     def start(self) -> None:
         """Start the threads."""
         self._threads.start()
-        if self._loop is not None:
-            self._loop.start()
+        self._loop.start()
 
     def close(self) -> None:
         """Start nothing more. Threads end once their handler returns; this does not wait for them."""
         self._threads.close()
-        if self._loop is not None:
-            self._loop.close()
+        self._loop.close()
 
-    def serve(self, handler: Handler) -> bool:
-        """Prepare for a handler that was not there at the start: a topic is new or has another delivery.
+    def serve(self, handler: Handler) -> None:
+        """Prepare for another handler than at the start: a topic is new or has another delivery.
 
-        Returns whether that was possible: not while entries of the topic are held for another
-        coroutine. Only a coroutine handler can be added: the lines of the threads are fixed at the
-        start.
+        Only a coroutine handler can be added: the lines of the threads are fixed at the start. No entry of
+        the topic may be held for another one.
         """
-        return self._loop is None or self._loop.serve(handler)
+        self._loop.serve(handler)
 
     def topics_changed(self) -> None:
         """Apply concurrency limits that may have changed."""
         self._threads.limits_changed()
-        if self._loop is not None:
-            self._loop.limits_changed()
+        self._loop.limits_changed()
         self._wanted.look()
 
     def room(self, topic: str) -> int:
         """How many more entries of ``topic`` may be taken now: no more than can start soon."""
-        room = None if self._loop is None else self._loop.room(topic)
-        return self._threads.room(topic) if room is None else room
+        return (self._loop if topic in self._loop.lines else self._threads).room(topic)
 
     def want_room(self, topic: str) -> None:
         """Wake the callers in ``on_room`` when there is room for ``topic``: at once if there is room now."""
         self._wanted.add(topic)
-        if self._loop is not None:
-            self._loop.look_for_room(topic)
+        self._loop.look_for_room(topic)
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Put entries that are due and checked into their lines."""
-        plain = entries if self._loop is None else self._loop.put(entries)
+        plain = self._loop.put(entries) if self._loop.lines else entries
         if plain:
             self._threads.put(plain)
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back the entries of these slots (None: all) that wait and have not started."""
-        taken = self._threads.withdraw(slots)
-        return taken if self._loop is None else taken + self._loop.withdraw(slots)
+        return self._threads.withdraw(slots) + self._loop.withdraw(slots)
 
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many handlers run (a batch counts as one) and how many entries wait."""
-        load = self._threads.load()
-        return load if self._loop is None else load | self._loop.load()
+        return self._threads.load() | self._loop.load()
 
     def look_at_loop(self) -> None:
         """Find out whether a coroutine blocks the event loop. One thread calls this once a second."""
-        if self._loop is not None:
-            self._loop.look()
+        self._loop.look()
 
     def cancel_async(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""
-        if self._loop is not None:
-            self._loop.cancel(entry)
+        self._loop.cancel(entry)

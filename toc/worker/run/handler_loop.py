@@ -80,7 +80,8 @@ class HandlerLoop:
         self._calls = calls
         self._clock = calls.clock
         self._wanted = calls.wanted
-        self._lines = {handler.topic: _line(handler) for handler in handlers}
+        self.lines = {handler.topic: _line(handler) for handler in handlers}
+        """By topic. Replaced, never changed in place: other threads iterate over it."""
         self._shared_taken = 0
         """Entries of lines whose handlers have ``waiting_remotely`` that have not ended."""
         self._looking = False
@@ -107,31 +108,20 @@ class HandlerLoop:
         elif not self._thread.ident:  # never started
             self._loop.close()
 
-    def serve(self, handler: Handler) -> bool:
-        """Take, replace or give up the handler of a topic. False while entries of the topic are held here."""
+    def serve(self, handler: Handler) -> None:
+        """Take, replace or give up the handler of a topic, of which no entry may be held here."""
         with self._lock:
-            topic = handler.topic
-            if topic in self._lines and self._lines[topic].taken:
-                return False
-            others = {name: line for name, line in self._lines.items() if name != topic}
-            if handler.is_async:
-                others[topic] = _line(handler)
-            self._lines = others  # replaced, as other threads iterate over it
-        return True
+            others = {topic: line for topic, line in self.lines.items() if topic != handler.topic}
+            self.lines = others | ({handler.topic: _line(handler)} if handler.is_async else {})
 
     def limits_changed(self) -> None:
         """Apply concurrency limits that may have changed."""
-        for topic in self._lines:
+        for topic in self.lines:
             self._tell(topic)
 
-    def room(self, topic: str) -> int | None:
-        """How many more entries of ``topic`` can start soon: 0 until they are an eighth of the limit.
-
-        None if its handler is no coroutine.
-        """
-        line = self._lines.get(topic)
-        if line is None:
-            return None
+    def room(self, topic: str) -> int:
+        """How many more entries of ``topic`` can start soon: 0 until they are an eighth of the limit."""
+        line = self.lines[topic]
         limit = self._limit
         if concurrency := self._calls.concurrency(topic):
             soon = concurrency * line.size * (1 + START_WITHIN_SECONDS / line.seconds)
@@ -145,17 +135,17 @@ class HandlerLoop:
     def look_for_room(self, topic: str) -> None:
         """If the topic's handler has ``waiting_remotely``, check every LOOK_SECONDS whether there is room
         by now, because more tasks wait for other servers."""
-        line = self._lines.get(topic)
+        line = self.lines.get(topic)
         if line is not None and line.waiting_remotely is not None and self._wanted:
             self._loop.call_soon_threadsafe(self._look_for_room, False)
 
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many coroutines run (a batch counts as one) and how many entries wait."""
-        return {topic: (line.calls, len(line.waiting)) for topic, line in self._lines.items()}
+        return {topic: (line.calls, len(line.waiting)) for topic, line in self.lines.items()}
 
     def look(self) -> None:
         """Find out whether a coroutine blocks the event loop. One thread calls this once a second."""
-        self._watch.look(busy=any(line.taken for line in self._lines.values()))
+        self._watch.look(busy=any(line.taken for line in self.lines.values()))
 
     def put(self, entries: Sequence[Entry]) -> list[Entry]:
         """Put entries into the lines of their topics. Returns those whose topic has none."""
@@ -163,7 +153,7 @@ class HandlerLoop:
         topics = set()
         with self._lock:
             for entry in entries:
-                line = self._lines.get(entry.topic.name)
+                line = self.lines.get(entry.topic.name)
                 if line is None:
                     others.append(entry)
                     continue
@@ -178,7 +168,7 @@ class HandlerLoop:
         """Take back the entries of these slots (None: all) that wait."""
         taken: list[Entry] = []
         with self._lock:
-            for line in self._lines.values():
+            for line in self.lines.values():
                 some = line.withdraw(slots)
                 self._count(line, -len(some))
                 taken += some
@@ -222,7 +212,7 @@ class HandlerLoop:
 
     def _start_waiting(self, topic: str) -> None:
         """Start the waiting entries that may run."""
-        line, concurrency = self._lines.get(topic), self._calls.concurrency(topic)
+        line, concurrency = self.lines.get(topic), self._calls.concurrency(topic)
         if line is None:
             return  # the topic was given up meanwhile, so nothing of it waits
         while True:
