@@ -94,12 +94,10 @@ def assign(
     handlers. With ``rebalance``, slots also move to spread each topic evenly.
     """
     undrained = [member for member in members if member.host not in drained_hosts]
-    plan = _Plan(undrained, topics, deliveries or {})
+    plan = _Plan(undrained, topics, deliveries or {}, evenly=rebalance)
     plan.keep(previous or {}, pins or {})
     plan.place()
     plan.balance()
-    if rebalance:
-        plan.spread()
     return plan.owners()
 
 
@@ -115,7 +113,10 @@ class _Plan:
         members: list[Member],
         topics: Mapping[str, int],
         deliveries: Mapping[str, str],
+        *,
+        evenly: bool,
     ) -> None:
+        self.evenly = evenly
         self.members = sorted(members, key=lambda member: member.worker_id)
         self.topics = dict(sorted(topics.items()))
         self.everyone = range(len(self.members))
@@ -170,17 +171,28 @@ class _Plan:
                 self._count(topic, number, worker)
                 pinned.add((topic, number))
         for topic, before in self.before.items():
+            weights = sum(self.weight[w] for w in self.able[topic])
             for number, worker in enumerate(before):
-                if worker != _NOBODY and (topic, number) not in pinned:
+                if worker == _NOBODY or (topic, number) in pinned:
+                    continue
+                share = len(before) * self.weight[worker] / weights * _MORE
+                if not self.evenly or self.count[topic][worker] + 1 <= share:
                     self._take(topic, number, worker)
 
     def place(self) -> None:
         """Give slots without an owner to the least loaded worker, those that the fewest can handle first."""
         for topic in sorted(self.topics, key=lambda topic: (len(self.able[topic]), topic)):
             able, count = self.able[topic], self.count[topic]
+
+            def full(worker: int, count: list[int] = count) -> tuple[float, float]:
+                """How full a worker is: of slots, or at first of this topic's."""
+                has, load = count[worker] / self.weight[worker], self._if_given(worker)
+                return (has, load) if self.evenly else (load, has)
+
             for number, worker in enumerate(self.owner[topic]):
                 if worker == _NOBODY and able:
-                    least = min(able, key=lambda w: (self._if_given(w), count[w] / self.weight[w], w))
+                    was = self.before[topic][number]
+                    least = min(able, key=lambda w: (full(w), w != was, w))
                     self._take(topic, number, least)
 
     def balance(self) -> None:
@@ -197,15 +209,6 @@ class _Plan:
                     break
             else:
                 return
-
-    def spread(self) -> None:
-        """Swap slots between pairs of workers, at unchanged loads, to even out each topic."""
-        swapped = True
-        while swapped:
-            swapped = False
-            for topic in self.topics:
-                while self._swap(topic):
-                    swapped = True
 
     def owners(self) -> Owners:
         """Return the result with worker_ids."""
@@ -272,44 +275,11 @@ class _Plan:
     def _best_topic(self, giver: int, taker: int) -> str:
         """Return the topic of which the giver has most and the taker least."""
 
-        def merit(topic: str) -> tuple[bool, float]:
+        def merit(topic: str) -> tuple[float, float]:
             count = self.count[topic]
             gap = count[giver] / self.weight[giver] - count[taker] / self.weight[taker]
-            return bool(self.moved[giver][topic]), gap
+            moved = float(bool(self.moved[giver][topic]))
+            return (gap, moved) if self.evenly else (moved, gap)
 
         topics = self.topics_of[self.kind[taker]]
         return max((t for t in topics if self.moved[giver][t] or self.kept[giver][t]), key=merit)
-
-    def _swap(self, topic: str) -> bool:
-        """Make one swap that evens out ``topic``, and topics on the whole. False if there is none."""
-        count, weight = self.count[topic], self.weight
-        rising = sorted(self.able[topic], key=lambda w: ((2 * count[w] + 1) / weight[w], w))
-        for giver in sorted(self.able[topic], key=lambda w: ((1 - 2 * count[w]) / weight[w], w)):
-            for taker in rising:
-                gain = (2 * count[giver] - 1) / weight[giver] - (2 * count[taker] + 1) / weight[taker]
-                if gain <= 0:
-                    break
-                if self._spare(giver, topic):
-                    other = self._return(topic, giver, taker, gain)
-                    if other is not None:
-                        self._move(topic, giver, taker)
-                        self._move(other, taker, giver)
-                        return True
-        return False
-
-    def _return(self, topic: str, giver: int, taker: int, gain: float) -> str | None:
-        """Return the topic to give in return: its spread suffers least, and less than ``gain``."""
-        best, least = None, gain / _MORE
-        for other in self.topics_of[self.kind[giver]]:
-            if other != topic and self._spare(taker, other):
-                count = self.count[other]
-                loss = (2 * count[giver] + 1) / self.weight[giver] - (2 * count[taker] - 1) / self.weight[
-                    taker
-                ]
-                if loss < least:
-                    best, least = other, loss
-        return best
-
-    def _spare(self, worker: int, topic: str) -> bool:
-        """Whether the worker has a slot of the topic that may be swapped."""
-        return bool(self.moved[worker][topic] or self.kept[worker][topic])
