@@ -234,10 +234,14 @@ class Daemons:
                 daemon.work(0.02 / len(self.all))
 
     def calm(self) -> bool:
-        """Whether each slot is held, by the worker that it is assigned to, and by no other."""
+        """Whether each slot is held, by the worker that it is assigned to, and by no other, and each worker
+        holds some."""
         slots = [slot for daemon in self.all for held in daemon.held.values() for slot in held]
-        return sorted(slots) == sorted(self.every_slot()) and all(
-            daemon.coordinator.desired() == daemon.held for daemon in self.all
+        idle = any(not held for daemon in self.all for held in daemon.held.values())
+        return (
+            not idle
+            and sorted(slots) == sorted(self.every_slot())
+            and all(daemon.coordinator.desired() == daemon.held for daemon in self.all)
         )
 
     def every_slot(self) -> set[Slot]:

@@ -179,7 +179,7 @@ def test_an_application_may_leave_its_directory_and_a_forgotten_breakpoint_uses_
     elsewhere.mkdir()
     run(HEAD + NOTHING.replace("pass", "breakpoint()") + f"os.chdir({str(elsewhere)!r})")
     done(system)
-    assert '"event": "breakpoint_skipped"' in log_of(system)
+    system.wait(lambda: '"event": "breakpoint_skipped"' in log_of(system), "it is told", 60)
 
 
 LIMITED = """
