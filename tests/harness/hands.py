@@ -68,7 +68,7 @@ class WorkerAtRest:
         self.adopter, self.let_go = pipeline.adopter, pipeline.let_go
         self.bodies = pipeline.bodies
         self.checker = pipeline.checker
-        self.queues = pipeline.finisher.queues
+        self.queues = pipeline.finisher.tools.queues
         """The worker's own, which is not that of the center: what a test replaces here, its stages call."""
         self.heartbeat, self.reclaimer, self.book = worker.heartbeat, worker.reclaimer, worker.book
         self.own(slots)

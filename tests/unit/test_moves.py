@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from toc.model.clock import Clock
@@ -60,8 +61,8 @@ def test_twice_as_many_moves_take_twice_as_much_work() -> None:
         Move(entry, Place.STORE_QUEUE, store_score(now + entry.job_id % 2 * 3_600_000, 0, 0))
         for entry in entries
     ]
-    store: Any = None
-    mover = EntryMover(store, queues, inflight, clock)  # type: ignore[arg-type]
+    tools: Any = SimpleNamespace(queues=queues, inflight=inflight, clock=clock)
+    mover = EntryMover(tools)
     Compared.times = 0
     assert not mover.make(moves)
     assert queues.moved == {"commit": MANY // 2, "rollback": MANY // 2, "bury": 0}

@@ -30,7 +30,8 @@ from toc.worker.settle.finish import Finisher
 from toc.worker.slots import SlotBook
 from toc.worker.take.by_rows import RowTaker
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import LetGo, Pressure, Returned, WantedRoom
+from toc.worker.take.feedback import LetGo, Pressure, WantedRoom
+from toc.worker.tools import Tools
 
 PAGE = 500
 """Most tasks that are taken at once."""
@@ -60,22 +61,23 @@ class Worker:
 
     def __init__(self, center: TimeoutCenter, clock: VirtualClock, handlers: Mapping[str, Handler]) -> None:
         store, catalog, queues = center.store, center.catalog, center.queues
-        self._center, self._clock, self.handlers = center, clock, handlers
+        self._center, self._clock, self.handlers = center, clock, dict(handlers)
         self._waiting: deque[Entry] = deque()
         wake = Reactor()
         limit = center.settings.max_crashes
         self._inflight = inflight = Inflight()
-        wakes = [Wake()]
-        returned = Returned(store.server_of, wakes)
-        self._finisher = finisher = Finisher(
+        self._book = SlotBook(queues, "the test")
+        tools = Tools(
             store=store,
             queues=queues,
-            inflight=inflight,
+            catalog=catalog,
             clock=clock,
-            pressure=Pressure(),
-            returned=returned.put,
+            handlers=self.handlers,
+            book=self._book,
+            inflight=inflight,
         )
-        self._bodies = BodyReader(store, finisher, inflight, clock)
+        self._finisher = finisher = Finisher(tools=tools, pressure=Pressure())
+        self._bodies = BodyReader(tools, finisher)
         self._reading = False
         """Whether the threads that read bodies have started."""
         early = EarlyEntries(wake)
@@ -90,31 +92,20 @@ class Worker:
             wanted=WantedRoom(lambda _topic: 1, ()),
             recycle=lambda _why: None,
         )
-        self._leases = LeaseKeeper(
-            store=store, clock=clock, inflight=inflight, finisher=finisher, max_crashes=limit
-        )
+        self._leases = LeaseKeeper(tools, finisher, limit)
         self.suspects: list[Suspect] = []
         """Tasks that may run only alone: several workers in a row ended while they ran."""
         self._alone = RunsAlone(
             limit=limit,
-            store=store,
-            queues=queues,
-            catalog=catalog,
-            clock=clock,
-            handlers=handlers,
-            inflight=inflight,
+            tools=tools,
             finisher=finisher,
             leases=self._leases,
             dispatcher=self,
             tell=lambda *_, **__: None,
         )
-        self._quarantine = Quarantine(
-            limit=limit, store=store, finisher=finisher, clock=clock, name=self.suspects.extend
-        )
+        self._quarantine = Quarantine(limit=limit, tools=tools, finisher=finisher, name=self.suspects.extend)
         self._checker = Checker(
-            store=store,
-            clock=clock,
-            inflight=inflight,
+            tools=tools,
             finisher=finisher,
             dispatcher=self,
             quarantine=self._quarantine,
@@ -122,21 +113,14 @@ class Worker:
             early=early,
             reactor=wake,
         )
-        self._book = SlotBook(queues, "the test")
         self._rows = RowTaker(
-            store=store,
-            catalog=catalog,
-            clock=clock,
-            handlers=handlers,
-            book=self._book,
-            inflight=inflight,
+            tools=tools,
             finisher=finisher,
             dispatcher=self,
             leases=self._leases,
             watch=None,
             checker=self._checker,
-            returned=returned,
-            wakes=wakes,
+            wakes=[Wake()],
         )
 
     def put(self, entries: Sequence[Entry]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from toc.loop import Loop
-from toc.model.clock import Clock
 from toc.observe.metrics import (
     BROKEN_SLOTS,
     HANDLERS,
@@ -16,7 +16,6 @@ from toc.observe.metrics import (
     WAITING,
     WITHOUT_REDIS,
 )
-from toc.store.store import Store
 from toc.worker.control import ControlPipe
 from toc.worker.entry import State
 from toc.worker.guards import damage
@@ -24,6 +23,7 @@ from toc.worker.guards.silence import BEAT_SECONDS
 from toc.worker.index_watch import IndexWatch
 from toc.worker.pipeline import Pipeline
 from toc.worker.take.by_rows import RowTaker
+from toc.worker.tools import Tools
 
 STUCK_SECONDS = 120.0
 """An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
@@ -34,6 +34,7 @@ STILL_SECONDS = 1.0
 owners, which the daemon learns in the next moments."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Beat:
     """Sends the beats of one process. ``run_once`` has its own thread: the main thread may wait for a server.
 
@@ -42,89 +43,75 @@ class Beat:
     still.
     """
 
-    def __init__(
-        self,
-        *,
-        link: ControlPipe,
-        store: Store,
-        clock: Clock,
-        pipeline: Pipeline,
-        rows: RowTaker,
-        watch: IndexWatch,
-        loops: Iterable[Loop],
-        turn_at: Callable[[], float],
-        recycle: Callable[[str], None],
-        stood_still: Callable[[], None],
-    ) -> None:
-        self._link = link
-        self._store = store
-        self._clock = clock
-        self._pipeline = pipeline
-        self._rows = rows
-        self._watch = watch
-        self._loops: Sequence[Loop] = list(loops)
-        self._turn_at = turn_at
-        self._recycle = recycle
-        self._stood_still = stood_still
+    link: ControlPipe
+    tools: Tools
+    pipeline: Pipeline
+    rows: RowTaker
+    watch: IndexWatch
+    loops: Sequence[Loop]
+    turn_at: Callable[[], float]
+    recycle: Callable[[str], None]
+    stood_still: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._last = float("inf")
         """When the last beat began. A stop at any moment is between two of these times."""
-        self._runs_at = self._stood_at = clock.monotonic()
+        self._runs_at = self._stood_at = self.tools.clock.monotonic()
         """When a handler last ran, or no task waited for one; when the process last stood still."""
 
     def run_once(self) -> float:
         """Check the process and send a beat. Returns the seconds until the next."""
-        now = self._clock.monotonic()
+        now = self.tools.clock.monotonic()
         if now - self._last > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
-            self._stood_still()
+            self.stood_still()
             self._stood_at = now
         self._last = now
         damage.check_descriptors()
         if why := damage.found():
-            self._recycle(why)
-        self._link.send("beat", stuck=self._measure(), out_of_reach=sorted(self._out_of_reach()))
+            self.recycle(why)
+        self.link.send("beat", stuck=self._measure(), out_of_reach=sorted(self._out_of_reach()))
         return BEAT_SECONDS
 
     def _out_of_reach(self) -> set[str]:
         """Return names for the servers that do not answer: the same on all hosts, as the address of a single
         Redis may not be."""
-        clustered = self._watch.queues.nodes.clustered
-        databases = {
-            f"database {n}" for n in range(len(self._store.tables_of_server())) if self._store.away(n)
-        }
-        nodes = self._watch.silent
+        clustered = self.watch.queues.nodes.clustered
+        store = self.tools.store
+        databases = {f"database {n}" for n in range(len(store.tables_of_server())) if store.away(n)}
+        nodes = self.watch.silent
         return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
 
     def _first_due(self) -> dict[str, int]:
         """By topic, when the first task was due (ms) that this process has taken and not started, or put back
         because its row is out of reach, or knows as due. The StoreQueues do not tell of these."""
-        first = self._rows.first_due()
-        for topic, due in self._pipeline.finisher.away.since(self._clock.now_ms()).items():
+        first = self.rows.first_due()
+        for topic, due in self.pipeline.finisher.away.since(self.tools.clock.now_ms()).items():
             first[topic] = min(first.get(topic, due), due)
-        for entry in self._pipeline.inflight.snapshot():
+        for entry in self.pipeline.inflight.snapshot():
             if entry.state is State.WAITS:
                 first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)
         return first
 
     def _measure(self) -> list[str]:
         """Update the gauges. Returns the names of loops that hang."""
-        self._pipeline.dispatcher.look_at_loop()
-        load = self._pipeline.dispatcher.load()
+        self.pipeline.dispatcher.look_at_loop()
+        load = self.pipeline.dispatcher.load()
         for topic, (running, waiting) in load.items():
             HANDLERS.of(topic).set(running)
             WAITING.of(topic).set(waiting)
         first = self._first_due()
-        now_ms = self._clock.now_ms()
+        now_ms = self.tools.clock.now_ms()
         for topic in load:
             OVERDUE.of(topic).set(max(now_ms - first.get(topic, now_ms), 0) / 1000)
-        UNWRITTEN.of().set(self._pipeline.finisher.unwritten)
-        WITHOUT_REDIS.of().set(self._rows.slots)
-        BROKEN_SLOTS.of().set(self._watch.broken)
-        INDEX_FOREIGN.of().set(self._watch.foreign)
-        now = self._clock.monotonic()
+        UNWRITTEN.of().set(self.pipeline.finisher.unwritten)
+        WITHOUT_REDIS.of().set(self.rows.slots)
+        BROKEN_SLOTS.of().set(self.watch.broken)
+        INDEX_FOREIGN.of().set(self.watch.foreign)
+        now = self.tools.clock.monotonic()
         if any(running for running, _ in load.values()) or not any(waiting for _, waiting in load.values()):
             self._runs_at = now
-        busy = {loop.name: loop.busy_seconds(now) for loop in self._loops}
-        busy["main"] = max(now - self._turn_at() - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
+        busy = {loop.name: loop.busy_seconds(now) for loop in self.loops}
+        busy["main"] = max(now - self.turn_at() - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
         busy["handlers"] = now - self._runs_at  # tasks wait for one, and none runs
         for name, seconds in busy.items():
             LOOP_BUSY.of(name).set(seconds)

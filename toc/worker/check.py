@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from functools import partial
 
 from toc.loop import Reactor
-from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock
+from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, STALE, StepTimer
 from toc.store.servers.shards import Answers, Trouble
-from toc.store.store import Store
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import Entry
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.take.early import EarlyEntries
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
-BEHIND_TOLD_SECONDS = 10.0
+BEHIND_SECONDS = 10.0
 """Seconds between two lines that this clock is behind Redis's while tasks start late by it."""
 
 RETRY_MS = 500
@@ -49,9 +49,7 @@ FORGET_UNREAD_SECONDS = 30.0
 class Checker:
     """The row check. Any thread may call ``check``; that of ``reactor`` does all else, in ``run_once``."""
 
-    store: Store
-    clock: Clock
-    inflight: Inflight
+    tools: Tools
     finisher: Finisher
     dispatcher: Starts
     quarantine: Quarantine
@@ -60,7 +58,7 @@ class Checker:
     reactor: Reactor
 
     def __post_init__(self) -> None:
-        self.reader = self.store.tries_reader(self.reactor)
+        self.reader = self.tools.store.tries_reader(self.reactor)
         self._unchecked: deque[list[Entry]] = deque()
         """Entries whose rows are to be read."""
         self._again: deque[tuple[float, list[Entry]]] = deque()
@@ -70,8 +68,7 @@ class Checker:
         """How many threads ask for leases."""
         self._unread_since = self._unread_at = float("-inf")
         """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
-        self._behind_told_until = float("-inf")
-        """Until then it was told that this clock is behind Redis's (monotonic)."""
+        self._tells_behind = RateLimit(self.tools.clock, BEHIND_SECONDS)
         self._leaving = False
         self._lock = threading.Lock()
         self._read_step = StepTimer("read")
@@ -98,13 +95,13 @@ class Checker:
     def run_once(self) -> float:
         """Ask for rows, and decide about entries whose rows have been read. Returns when there is more to do
         (monotonic)."""
-        while self._again and self._again[0][0] <= self.clock.monotonic():
+        while self._again and self._again[0][0] <= self.tools.clock.monotonic():
             self._unchecked.append(self._again.popleft()[1])
         while self._unchecked:
             self._read(self._unchecked.popleft())
         at = self.reader.run_once()
         if self._again:
-            at = min(at, time.monotonic() + self._again[0][0] - self.clock.monotonic())
+            at = min(at, time.monotonic() + self._again[0][0] - self.tools.clock.monotonic())
         return at
 
     def _read(self, entries: list[Entry]) -> None:
@@ -113,7 +110,7 @@ class Checker:
             self.finisher.give_back_unread(entries)
             return
         began = time.monotonic()
-        by_id = {entry.job_id: entry for entry in entries if self.inflight.get(entry.job_id) is entry}
+        by_id = {entry.job_id: entry for entry in entries if self.tools.inflight.get(entry.job_id) is entry}
 
         def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
             some = [by_id[job_id] for job_id in job_ids]
@@ -127,7 +124,7 @@ class Checker:
         self.reader.ask(by_id, take)
 
     def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
-        now = self.clock.now_ms()
+        now = self.tools.clock.now_ms()
         ready: list[Entry] = []
         leased: list[Entry] = []
         soon: list[Entry] = []
@@ -170,9 +167,8 @@ class Checker:
         if expired:
             self.finisher.expire(self._written_soon(expired))
         skew = max((entry.taken for entry in entries), default=now) - now
-        if not behind and skew > MAX_CLOCK_SKEW_MS and self.clock.monotonic() >= self._behind_told_until:
+        if not behind and skew > MAX_CLOCK_SKEW_MS and self._tells_behind():
             # All waited for this clock before they were taken: they are late, and nothing else would say why.
-            self._behind_told_until = self.clock.monotonic() + BEHIND_TOLD_SECONDS
             log.error("clock_behind_redis", tasks=len(entries), milliseconds=skew)
         if behind:
             log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
@@ -184,7 +180,7 @@ class Checker:
         if leased or self.leases.must_cover(ready):
             with self._lock:
                 self._judging += 1
-            self.store.run_detached(partial(self._ask_for_leases, leased, ready))
+            self.tools.store.run_detached(partial(self._ask_for_leases, leased, ready))
         else:
             self.start(ready)
 
@@ -197,7 +193,7 @@ class Checker:
         if self._leaving:
             self.finisher.give_back_unread(waiting)
         elif waiting:
-            self._again.append((self.clock.monotonic() + RETRY_MS / 1000, waiting))
+            self._again.append((self.tools.clock.monotonic() + RETRY_MS / 1000, waiting))
         self.start(ready)
         with self._lock:
             self._judging -= 1
@@ -209,7 +205,7 @@ class Checker:
         The pause grows with the outage, as all due tasks of that server keep returning. When it is back, the
         sweep brings them in at once.
         """
-        now, at = self.clock.monotonic(), self.clock.now_ms()
+        now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
         if leased := [entry for entry in entries if entry.lease.possible]:
             # These are few. If the lease ran out, it would be taken for a crash.
             self._again.append((now + RETRY_MS / 1000, leased))
@@ -239,7 +235,7 @@ class Checker:
         """Those of the entries whose server keeps up with writing. Postpones the others."""
         if self.finisher.unwritten <= MAX_UNWRITTEN or not any(map(self.finisher.behind, entries)):
             return entries
-        at = self.clock.now_ms() + RETRY_MS
+        at = self.tools.clock.now_ms() + RETRY_MS
         self.finisher.put_away((entry, at) for entry in entries if self.finisher.behind(entry))
         return [entry for entry in entries if not self.finisher.behind(entry)]
 

@@ -81,16 +81,8 @@ class _Keeper(Keeper[_Life]):
         self, center: TimeoutCenter, threads: int, ready: threading.Event, stopping: threading.Event
     ) -> None:
         self._identity = center.store.identity.get()
-        super().__init__(
-            center.settings,
-            catalog=center.catalog,
-            topics_state=center.store.topics.state,
-            members=center.store.members,
-            workers=1,
-            topics=frozenset(center.handlers),
-            serves=frozenset({Delivery.HANDLER.value}),
-        )
-        self._center, self._threads, self._ready, self._stopping = center, threads, ready, stopping
+        super().__init__(center, center.settings, workers=1, serves=frozenset({Delivery.HANDLER.value}))
+        self._threads, self._ready, self._stopping = threads, ready, stopping
         self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
 
     def run(self) -> None:
@@ -107,7 +99,7 @@ class _Keeper(Keeper[_Life]):
                     self._stopping.wait(AGAIN_SECONDS)
         finally:
             self._slots.stop()
-            self._center.close()
+            self.center.close()
             self._selector.close()
             self._bell.close()
 
@@ -124,7 +116,7 @@ class _Keeper(Keeper[_Life]):
     def _spawn(self, index: int) -> None:
         name = self._slots.name(f"{self.settings.host}-embedded")
         try:
-            self._add(_Life(self._center, name, self._threads, self._identity))
+            self._add(_Life(self.center, name, self._threads, self._identity))
         except Exception as exc:  # a server is away, or nothing more can be opened
             log.warning("worker_not_started", error=str(exc))
             self._successors.start_in(index, RESTART_CAP_SECONDS)

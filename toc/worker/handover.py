@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from toc.coordination.assignment import TABLES
 from toc.index.wake import WakeListener
-from toc.model.clock import Clock
 from toc.model.topic import Slot
 from toc.worker.control import ControlPipe, pack
 from toc.worker.pipeline import Pipeline
 from toc.worker.reclaim import Reclaimer
-from toc.worker.slots import OwnedSlot, SlotBook
+from toc.worker.slots import OwnedSlot
 from toc.worker.table_services import TableServices
+from toc.worker.tools import Tools
 
 HAND_OVER_SECONDS = 0.5
 """How long a handover waits for running tries. Those that run longer end under our claim number."""
@@ -32,10 +32,9 @@ CLAIM_AGAIN_SECONDS = 0.5
 class Handover:
     """Takes and drops slots as the daemon says. Only the main thread calls it."""
 
-    book: SlotBook
+    tools: Tools
     link: ControlPipe
     listener: WakeListener
-    clock: Clock
     pipeline: Pipeline
     reclaimer: Reclaimer
     services: TableServices
@@ -52,23 +51,23 @@ class Handover:
     @property
     def under_way(self) -> bool:
         """Whether ``step`` has something to do soon."""
-        return bool(self._dropping or self._lingering or self.book.incomplete)
+        return bool(self._dropping or self._lingering or self.tools.book.incomplete)
 
     def take(self, given: set[Slot]) -> None:
         """Serve these slots and tables from now on. The next ``step`` claims the slots."""
         tables, slots = _apart(given)
         self.services.add(tables)
-        self.book.want(slots, self.clock.monotonic())
+        self.tools.book.want(slots, self.tools.clock.monotonic())
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:
         """Take nothing more from these and put back what has not started. Later steps send ``dropped``."""
         tables, slots = _apart(given)
         self.services.remove(tables)
-        dropped = self.book.give_up(slots)
-        self.listener.set_slots(self.book.owned)
+        dropped = self.tools.book.give_up(slots)
+        self.listener.set_slots(self.tools.book.owned)
         self.pipeline.withdraw(given)
-        self._dropping.append((self.clock.monotonic() + HAND_OVER_SECONDS, dropped))
+        self._dropping.append((self.tools.clock.monotonic() + HAND_OVER_SECONDS, dropped))
         rest = given - {owned.slot for owned in dropped}
         if rest:
             self.link.send("dropped", slots=pack(rest))
@@ -78,7 +77,7 @@ class Handover:
 
         Sends no message. Returns the slots, for ``SlotBook.hand_back`` once nothing runs here.
         """
-        owned = self.book.give_up(list(self.book.wanted))
+        owned = self.tools.book.give_up(list(self.tools.book.wanted))
         self.listener.set_slots(())
         self.pipeline.withdraw()
         return owned
@@ -89,12 +88,12 @@ class Handover:
         self._hand_over(now)
 
     def _claim(self, now: float) -> None:
-        if not self.book.incomplete or now - self._claimed_at < CLAIM_AGAIN_SECONDS:
+        if not self.tools.book.incomplete or now - self._claimed_at < CLAIM_AGAIN_SECONDS:
             return
         self._claimed_at = now
-        fresh = self.book.claim_missing()
+        fresh = self.tools.book.claim_missing()
         if fresh:
-            self.listener.set_slots(self.book.owned)
+            self.listener.set_slots(self.tools.book.owned)
             for owned in fresh:
                 self.pipeline.inbox.look_at(owned.slot, 0)
             met = {worker_id for owned in fresh for worker_id in owned.others.values()}
@@ -121,7 +120,7 @@ class Handover:
             self.link.send("dropped", slots=pack(owned.slot for owned in released))
             self._lingering += released
         if quiet and answered:
-            self.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
+            self.tools.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
             self._lingering = [owned for owned in self._lingering if owned.slot in busy]
 
 

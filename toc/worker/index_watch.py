@@ -40,13 +40,12 @@ from toc.index.calls import BySlot, IndexBroken
 from toc.index.messages import Generation
 from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
 from toc.loop import Loop
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
-from toc.worker.slots import SlotBook, SlotTurns
+from toc.worker.slots import SlotTurns
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -82,9 +81,7 @@ class IndexWatch:
     """
 
     queues: Queues
-    catalog: TopicCatalog
-    clock: Clock
-    book: SlotBook
+    tools: Tools
     on_loss: Callable[[], None]
     refilled: Callable[[], float]
     identity: str
@@ -156,23 +153,23 @@ class IndexWatch:
 
     def run_once(self) -> float:
         """One look. Returns the seconds until the next."""
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         if now >= self._own_at:
             self.ask_owner()
         if self.foreign:
             return PROBE_SECONDS
-        topics = frozenset(self.catalog.known())
+        topics = frozenset(self.tools.catalog.known())
         if topics != self._topics:  # the missing keys of one that was deleted are no loss of data
             self._topics, self._spread_at = topics, float("-inf")
-        owned = self.book.owned
+        owned = self.tools.book.owned
         unseen = any(slot not in self._seen and slot not in self._broken for slot in owned)
         anew = self._at_once or (unseen and not self._silent)
         self._at_once = False
-        period = look_seconds(len(self.book.wanted))
-        part = self._turns.part(self.book.wanted, now, period, PROBE_SECONDS, at_once=anew)
+        period = look_seconds(len(self.tools.book.wanted))
+        part = self._turns.part(self.tools.book.wanted, now, period, PROBE_SECONDS, at_once=anew)
         if anew or now >= self._spread_at:
-            every = set(chain.from_iterable(topic.slots() for topic in self.catalog.known().values()))
-            every.update(self.book.wanted)
+            every = set(chain.from_iterable(topic.slots() for topic in self.tools.catalog.known().values()))
+            every.update(self.tools.book.wanted)
             self._seen = {slot: seen for slot, seen in self._seen.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
             self._by_node = self._spread(every)
@@ -186,19 +183,19 @@ class IndexWatch:
         if loss:  # one node has lost data: which of our slots?
             self._judge(self.queues.generations(owned), now)
             # Claims may be lost with the rest.
-            self.book.renew([slot for slot in owned if slot in self._missing])
+            self.tools.book.renew([slot for slot in owned if slot in self._missing])
             self.on_loss()
         self._record(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
     def ask_owner(self) -> None:
         """Ask whose index this is. Called before anything is taken, and then repeatedly."""
-        self._own_at = self.clock.monotonic() + OWNER_REFRESH_SECONDS
+        self._own_at = self.tools.clock.monotonic() + OWNER_REFRESH_SECONDS
         try:
-            owner = self.queues.own(self.identity, self.name, self.book.worker_id)
+            owner = self.queues.own(self.identity, self.name, self.tools.book.worker_id)
         except IndexUnavailable:
             return  # keep the last answer
-        self.book.alive = owner.alive
+        self.tools.book.alive = owner.alive
         foreign = owner.identity != self.identity
         if foreign and not self.foreign:
             why = (
@@ -221,12 +218,12 @@ class IndexWatch:
     def leave(self) -> None:
         """Say that this worker ends in good order."""
         with suppress(IndexUnavailable):
-            self.queues.own(self.identity, self.name, self.book.worker_id, leaves=True)
+            self.queues.own(self.identity, self.name, self.tools.book.worker_id, leaves=True)
 
     def _ask(self, samples: Sequence[Slot], more: Sequence[Slot]) -> BySlot[Generation]:
         """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
         found = self.queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         self._silent = False
         out: dict[object, IndexUnavailable] = {}
         for slot in samples:
@@ -275,7 +272,7 @@ class IndexWatch:
 
     def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
         """Record slots with a key that toc did not write. Returns those that have none any more."""
-        wanted, before = self.book.wanted, self._broken
+        wanted, before = self.tools.book.wanted, self._broken
         errors = {
             slot: answer
             for slot, answer in found.items()
@@ -301,7 +298,7 @@ class IndexWatch:
 
         Data of mended slots is lost, whatever their generation says.
         """
-        owned = self.book.owned
+        owned = self.tools.book.owned
         lost: list[Slot] = []
         known = False
         for slot, generation in found.items():
@@ -341,7 +338,7 @@ class IndexWatch:
 
     def _record(self, now: float) -> None:
         """Record the generation of slots that are whole again."""
-        owned = self.book.owned
+        owned = self.tools.book.owned
         refilled = self.refilled()
         whole = {
             slot: run_id
@@ -354,7 +351,7 @@ class IndexWatch:
         if not whole:
             return
         # If data was lost again while the key was missing anyway, our claims are lost as well.
-        again = self.book.renew(whole)
+        again = self.tools.book.renew(whole)
         for slot in again:
             self._missing[slot] = (self._missing[slot][0], now)
         if again:

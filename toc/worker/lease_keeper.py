@@ -14,18 +14,18 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from toc.loop import Loop
-from toc.model.clock import Clock, RateLimit
+from toc.model.clock import RateLimit
 from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
 from toc.observe.metrics import LEASED, TRIES
 from toc.store.servers.server import Locked
 from toc.store.servers.shards import Trouble
-from toc.store.store import Store
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.leases import RAN_OUT
-from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Inflight, Lease
+from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Lease
 from toc.worker.settle.finish import Finisher
 from toc.worker.settle.moves import tell_unwritten
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -42,16 +42,12 @@ COMPLAIN_SECONDS = 60.0
 class LeaseKeeper:
     """The loop that takes leases for held entries and renews them every third of prepare_timeout."""
 
-    def __init__(
-        self, *, store: Store, clock: Clock, inflight: Inflight, finisher: Finisher, max_crashes: int
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._inflight = inflight
+    def __init__(self, tools: Tools, finisher: Finisher, max_crashes: int) -> None:
+        self._tools = tools
         self._finisher = finisher
         self._max_crashes = max_crashes
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
-        servers = range(len(store.tables_of_server()))
+        self._complains = RateLimit(tools.clock, COMPLAIN_SECONDS)
+        servers = range(len(tools.store.tables_of_server()))
         self._asked: list[dict[Entry, None]] = [{} for _ in servers]
         """By server, the entries for which leases were requested, until they are no longer held and
         have no lease."""
@@ -75,7 +71,7 @@ class LeaseKeeper:
             self._looking[number] = False
 
     def _look(self, number: int) -> float:
-        now = self._clock.monotonic()
+        now = self._tools.clock.monotonic()
         self._release_gone(number)
         if number == 0:
             self._give_back_refused(now)
@@ -91,21 +87,21 @@ class LeaseKeeper:
             failed = self.take(due)
             if failed and self._complains():
                 _complain(failed)
-        return TICK_SECONDS if len(self._inflight) else IDLE_SECONDS
+        return TICK_SECONDS if len(self._tools.inflight) else IDLE_SECONDS
 
     def _held_of(self, number: int) -> list[Entry]:
         """The held entries whose rows are on this server."""
-        held = self._inflight.snapshot()
+        held = self._tools.inflight.snapshot()
         if len(self._asked) == 1:
             return held
-        return [entry for entry in held if self._store.server_of(entry.job_id) == number]
+        return [entry for entry in held if self._tools.store.server_of(entry.job_id) == number]
 
     def _release_gone(self, number: int) -> None:
         """Release leases requested for entries that left meanwhile: running out would look like a crash."""
         asked = self._asked[number]
         gone: dict[int, Entry] = {}
         for entry in list(asked):
-            held = self._inflight.get(entry.job_id)
+            held = self._tools.inflight.get(entry.job_id)
             if held is entry:
                 continue
             del asked[entry]
@@ -116,7 +112,7 @@ class LeaseKeeper:
                 asked[held] = None
         if not gone:
             return
-        failed = self._store.leases.release(gone)
+        failed = self._tools.store.leases.release(gone)
         for job_id, entry in gone.items():
             if job_id in failed:
                 asked[entry] = None
@@ -131,7 +127,7 @@ class LeaseKeeper:
 
         The finisher gives up the lease before it lets the entry go.
         """
-        refused = self._inflight.refused(now)
+        refused = self._tools.inflight.refused(now)
         if refused:
             self._finisher.give_back(refused)
 
@@ -142,13 +138,13 @@ class LeaseKeeper:
         Returns the job_ids whose result is unknown, with the reason. They may have a lease; it is
         requested again.
         """
-        asked = self._clock.monotonic()
+        asked = self._tools.clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
         before = {entry.job_id: entry.lease for entry in entries}
         for entry in entries:
             entry.lease = entry.lease._replace(possible=True)
-            self._asked[self._store.server_of(entry.job_id)][entry] = None
-        ours = self._store.leases.take(
+            self._asked[self._tools.store.server_of(entry.job_id)][entry] = None
+        ours = self._tools.store.leases.take(
             {entry.job_id: entry.topic.prepare_timeout for entry in entries},
             # The finisher may write the outcome at the same time: a lease after that would look like a crash.
             {entry.job_id: entry.row for entry in checked},
@@ -171,8 +167,8 @@ class LeaseKeeper:
 
     def must_cover(self, entries: Sequence[Entry]) -> bool:
         """Whether one of the entries may not start without a lease."""
-        now = self._clock.monotonic()
-        shared, long_ago = self._inflight.shared(now), now - LEASE_AFTER_SECONDS
+        now = self._tools.clock.monotonic()
+        shared, long_ago = self._tools.inflight.shared(now), now - LEASE_AFTER_SECONDS
         return any((shared or entry.held < long_ago) and not entry.lease.until for entry in entries)
 
     def cover(self, entries: Sequence[Entry]) -> Collection[int]:
@@ -183,8 +179,8 @@ class LeaseKeeper:
         Returns the job_ids for which other workers may own our slots and no answer came: checking those at
         once would only loop.
         """
-        now = self._clock.monotonic()
-        shared = self._inflight.shared(now)
+        now = self._tools.clock.monotonic()
+        shared = self._tools.inflight.shared(now)
         long_ago = now - LEASE_AFTER_SECONDS
         late = [
             entry
@@ -204,7 +200,7 @@ class LeaseKeeper:
         While the lease lasts the entry waits and nothing is charged: a worker that has lost Redis runs the
         task. If the holder is dead or let it run out, the try ended with its worker.
         """
-        now = self._clock.now_ms()
+        now = self._tools.clock.now_ms()
         # [rule: leased-elsewhere]
         waiting = [(entry, now + entry.row.lease) for entry in entries if entry.row.lease > 0]
         if waiting:
@@ -228,7 +224,7 @@ class LeaseKeeper:
 
     def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
         """Write crashes to the rows, and give the entries back as the rows then say."""
-        guards = self._store.crash([crash for _, crash in crashed])
+        guards = self._tools.store.crash([crash for _, crash in crashed])
         tell_unwritten(guards.unanswered)  # they are checked again when they come back
         for entry, crash in crashed:
             if guards.get(entry.job_id) is Guard.APPLIED:

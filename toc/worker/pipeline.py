@@ -13,49 +13,37 @@ where tasks may be due, ``let_go`` tells the adopter what did not start, ``press
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from toc.index.queues import Queues
 from toc.index.takes import Takes
 from toc.loop import Loop, Reactor, Wake
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
-from toc.model.handler import Handler
 from toc.model.topic import Slot
-from toc.store.store import Store
 from toc.worker.check import Checker
 from toc.worker.control import Suspect
-from toc.worker.entry import Inflight
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine
 from toc.worker.run.bodies import BodyReader
 from toc.worker.run.dispatch import Dispatcher
 from toc.worker.settle.finish import Finisher
-from toc.worker.slots import SlotBook
 from toc.worker.take.adopt import Adopter
 from toc.worker.take.agenda import Agenda
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import Inbox, LetGo, Pressure, Returned
+from toc.worker.take.feedback import Inbox, LetGo, Pressure
 from toc.worker.take.poll import Poller
+from toc.worker.tools import Tools
 
 
 class Pipeline:
     """The stages of one process, and the objects that they share.
 
-    ``on_room`` wake who takes by rows, by database server: like the poller, when there is room for more, and
-    when a task is due again. ``recycle`` asks, with a reason, for
-    a successor of this process; ``name_suspects`` tells the daemon which tasks may run only alone.
+    ``on_room`` wake who takes by rows, as the poller, when there is room for more. ``recycle`` asks, with a
+    reason, for a successor of this process; ``name_suspects`` tells the daemon which tasks run only alone.
     """
 
     def __init__(
         self,
+        tools: Tools,
         *,
-        store: Store,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        handlers: Mapping[str, Handler],
-        book: SlotBook,
         threads: int,
         async_limit: int,
         max_crashes: int,
@@ -64,28 +52,17 @@ class Pipeline:
         name_suspects: Callable[[Sequence[Suspect]], None],
     ) -> None:
         wake = Reactor()
-        takes = Takes(queues, wake)
+        takes = Takes(tools.queues, wake)
         self.inbox = Inbox(wake)
         self.let_go = LetGo(Wake())
         self.early = EarlyEntries(wake)
         self.pressure = Pressure()
-        self.inflight = Inflight()
-        self.returned = Returned(store.server_of, on_room)
-        self.finisher = Finisher(
-            store=store,
-            queues=queues,
-            inflight=self.inflight,
-            clock=clock,
-            pressure=self.pressure,
-            returned=self.returned.put,
-        )
-        self.bodies = BodyReader(store, self.finisher, self.inflight, clock)
+        self.inflight = tools.inflight
+        self.finisher = Finisher(tools=tools, pressure=self.pressure)
+        self.bodies = BodyReader(tools, self.finisher)
         self.dispatcher = Dispatcher(
-            handlers=handlers,
-            inflight=self.inflight,
+            tools=tools,
             finisher=self.finisher,
-            catalog=catalog,
-            clock=clock,
             threads=threads,
             async_limit=async_limit,
             early=self.early,
@@ -95,23 +72,14 @@ class Pipeline:
             recycle=recycle,
         )
         self.quarantine = Quarantine(
+            tools=tools,
             limit=max_crashes,
-            store=store,
             finisher=self.finisher,
-            clock=clock,
             name=name_suspects,
         )
-        self.leases = LeaseKeeper(
-            store=store,
-            clock=clock,
-            inflight=self.inflight,
-            finisher=self.finisher,
-            max_crashes=max_crashes,
-        )
+        self.leases = LeaseKeeper(tools, self.finisher, max_crashes)
         self.checker = Checker(
-            store=store,
-            clock=clock,
-            inflight=self.inflight,
+            tools=tools,
             finisher=self.finisher,
             dispatcher=self.dispatcher,
             quarantine=self.quarantine,
@@ -120,22 +88,13 @@ class Pipeline:
             reactor=wake,
         )
         self.adopter = Adopter(
-            queues=queues,
-            catalog=catalog,
-            clock=clock,
-            handlers=handlers,
-            book=book,
-            inflight=self.inflight,
+            tools=tools,
             finisher=self.finisher,
             checker=self.checker,
             let_go=self.let_go,
         )
         agenda = Agenda(
-            catalog=catalog,
-            clock=clock,
-            handlers=handlers,
-            book=book,
-            inflight=self.inflight,
+            tools=tools,
             let_go=self.let_go,
             finisher=self.finisher,
             dispatcher=self.dispatcher,
@@ -143,9 +102,8 @@ class Pipeline:
             takes=takes,
         )
         self.poller = Poller(
+            tools=tools,
             takes=takes,
-            clock=clock,
-            book=book,
             agenda=agenda,
             checker=self.checker,
             adopter=self.adopter,

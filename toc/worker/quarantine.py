@@ -21,29 +21,25 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from toc.index.queues import Queues
 from toc.loop import Loop
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.model.handler import Handler
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
-from toc.model.verdict import Failure, Place, belongs, entry_score, has_expired, is_suspect
+from toc.model.verdict import Failure, has_expired, is_suspect
 from toc.observe.metrics import QUARANTINED
-from toc.store.store import Store
 from toc.store.tasks.batch import Guard
 from toc.worker.control import Suspect
-from toc.worker.entry import NO_FENCE, Entry, Inflight
+from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import Finisher
 from toc.worker.settle.flush import IDLE_SECONDS
 from toc.worker.settle.moves import tell_unwritten
+from toc.worker.tools import Tools
 
 BATCH = 200
 """Most suspects that are put off together."""
@@ -66,9 +62,8 @@ class Quarantine:
     """The loop that puts suspects off and names them to the daemon. The row check admits them."""
 
     limit: int
-    store: Store
+    tools: Tools
     finisher: Finisher
-    clock: Clock
     name: Callable[[Sequence[Suspect]], None]
 
     def __post_init__(self) -> None:
@@ -94,9 +89,9 @@ class Quarantine:
         entries = [self._admitted.popleft() for _ in range(min(len(self._admitted), BATCH))]
         if not entries:
             return IDLE_SECONDS
-        now = self.clock.now_ms()
+        now = self.tools.clock.now_ms()
         rows = {entry: entry.row._replace(next_time=self._next_turn(now)) for entry in entries}
-        guards = self.store.fail([_change(entry.row, row) for entry, row in rows.items()])
+        guards = self.tools.store.fail([_change(entry.row, row) for entry, row in rows.items()])
         tell_unwritten(guards.unanswered)
         lost = [entry for entry in entries if guards.get(entry.job_id) is Guard.LOST]
         self.finisher.give_back_unread(lost)  # their rows have changed: they are checked anew
@@ -123,12 +118,7 @@ class RunsAlone:
     """
 
     limit: int
-    store: Store
-    queues: Queues
-    catalog: TopicCatalog
-    clock: Clock
-    handlers: Mapping[str, Handler]
-    inflight: Inflight
+    tools: Tools
     finisher: Finisher
     leases: LeaseKeeper
     dispatcher: Starts
@@ -149,10 +139,9 @@ class RunsAlone:
     def run_once(self) -> float:
         """Begin what was passed, or see whether it is over. Returns the seconds until the next call."""
         if self._entry is not None:
-            if self.inflight.get(self._entry.job_id) is not None or not self.finisher.idle:
+            if self.tools.inflight.get(self._entry.job_id) is not None or not self.finisher.idle:
                 return OVER_SECONDS
-            self._index(self._entry)
-            self._entry = None
+            self._entry = None  # what stands in the index is put right by the row check, when it comes due
         elif self._passed:
             suspect, how = self._passed.popleft()
             if (row := self._row(suspect)) is not None:
@@ -167,25 +156,26 @@ class RunsAlone:
         """Undo the count of the run, if it is among these, which are broken off."""
         entry = self._entry
         if entry is not None and entry in running:
-            row = entry.row._replace(crashes=entry.row.crashes - 1, next_time=self.clock.now_ms())
-            tell_unwritten(self.store.fail([_change(entry.row, row, BROKEN_OFF)]).unanswered)
+            row = entry.row._replace(crashes=entry.row.crashes - 1, next_time=self.tools.clock.now_ms())
+            tell_unwritten(self.tools.store.fail([_change(entry.row, row, BROKEN_OFF)]).unanswered)
 
     def _row(self, suspect: Suspect) -> TryRow | None:
         """Return the task's row if it is as its worker or the last run left it. Otherwise another worker
         takes the task up when the row says."""
-        row = self.store.read_tries([suspect.job_id]).get(suspect.job_id)
-        now = self.clock.now_ms()
+        row = self.tools.store.read_tries([suspect.job_id]).get(suspect.job_id)
+        now = self.tools.clock.now_ms()
         if row is None or row.status != TaskStatus.PENDING or _suspect(row, suspect.slot) != suspect:
             return None
         waits = row.lease > 0 or row.action_time > now or has_expired(row.expires_at, now)
-        return None if waits or suspect.slot.topic not in self.catalog.known() else row
+        return None if waits or suspect.slot.topic not in self.tools.catalog.known() else row
 
     def _begin(self, suspect: Suspect, row: TryRow, how: str) -> Entry:
         """Hold the task, and begin a run, or write that it is guilty."""
-        topic, handler = self.catalog.known()[suspect.slot.topic], self.handlers[suspect.slot.topic]
-        now, began = self.clock.now_ms(), self.clock.monotonic()
+        name = suspect.slot.topic
+        topic, handler = self.tools.catalog.known()[name], self.tools.handlers[name]
+        now, began = self.tools.clock.now_ms(), self.tools.clock.monotonic()
         entry = Entry(row.job_id, suspect.slot, NO_FENCE, topic, handler, now, began)
-        self.inflight.hold_if_free(entry)
+        self.tools.inflight.hold_if_free(entry)
         times = row.crashes
         if how:
             reason = f"its handler ended its process {times} times, the last time alone ({how})"
@@ -203,13 +193,13 @@ class RunsAlone:
 
     def _convict(self, entry: Entry, row: TryRow, reason: str) -> None:
         entry.row = row
-        if self.inflight.settle(entry):
+        if self.tools.inflight.settle(entry):
             self.finisher.ended(entry, Raised("ProcessEnded", reason, dead=True, crashed=True))
 
     def _ran_alone(self, entry: Entry) -> bool:
         """Whether its last crashes were runs alone. If not, the limit was lowered after they happened."""
         try:
-            whole = self.store.get(entry.job_id)
+            whole = self.tools.store.get(entry.job_id)
         except (StoreUnavailable, SchemaBehind):
             return False
         return whole is not None and whole.last_error == ALONE
@@ -220,31 +210,16 @@ class RunsAlone:
 
         In this order: the lease of a process that died with it ends when the run is charged.
         """
-        now = self.clock.now_ms()
+        now = self.tools.clock.now_ms()
         again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
-        guards = self.store.fail([_change(row, counted, ALONE)])
+        guards = self.tools.store.fail([_change(row, counted, ALONE)])
         tell_unwritten(guards.unanswered)
         applied = guards.get(entry.job_id) is Guard.APPLIED
         if applied:
             self.leases.take([entry])
         entry.row = counted._replace(next_time=min(row.next_time, now), lease=0)
         return applied and entry.lease.until > 0
-
-    def _index(self, entry: Entry) -> None:
-        """Put the index right: the entry waits where the task was put off to."""
-        rows = self.store.read_tries([entry.job_id])
-        row = rows.get(entry.job_id)
-        place = belongs(row)
-        if rows.unanswered:
-            return  # the sweep does it
-        if row is None or place is Place.NOWHERE:
-            self.queues.cancel_many({entry.job_id: entry.slot})
-        elif place is Place.DEAD_QUEUE:
-            self.queues.restore_dead({entry.slot: [(row.job_id, row.next_time)]})
-        else:
-            score = entry_score(entry.topic, row.next_time, row.attempts)
-            self.queues.add({entry.slot: [(row.job_id, score)]})
 
 
 def _suspect(row: TryRow, slot: Slot) -> Suspect:

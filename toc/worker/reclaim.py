@@ -14,10 +14,7 @@ from typing import NamedTuple
 
 from toc.failpoint import failpoint
 from toc.index.messages import ExpiredRequest
-from toc.index.queues import Queues
 from toc.loop import Loop
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import split
 from toc.model.task import TaskStatus, TryRow
@@ -26,12 +23,11 @@ from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
 from toc.store.servers.shards import Answers, Trouble
-from toc.store.store import Store
 from toc.store.tasks.batch import Guard
-from toc.worker.entry import Inflight
 from toc.worker.settle.moves import mark_begun
-from toc.worker.slots import OwnedSlot, SlotBook, SlotTurns, instant_of
+from toc.worker.slots import OwnedSlot, SlotTurns, instant_of
 from toc.worker.take.feedback import Inbox
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -70,12 +66,7 @@ class _Left(NamedTuple):
 class Reclaimer:
     """The loop that rolls back timed-out entries, and at once those of workers known to be dead."""
 
-    store: Store
-    queues: Queues
-    catalog: TopicCatalog
-    clock: Clock
-    book: SlotBook
-    inflight: Inflight
+    tools: Tools
     inbox: Inbox
     max_crashes: int
 
@@ -98,9 +89,9 @@ class Reclaimer:
 
     def run_once(self) -> float:
         """One look. Returns the seconds until the next."""
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         at_once, self._at_once = self._at_once, False
-        owned = self.book.owned  # not before: slots are claimed first, then look_now is called
+        owned = self.tools.book.owned  # not before: slots are claimed first, then look_now is called
         if slots := self._turns.part(
             owned, now, PEEK_SECONDS, TICK_SECONDS, least=PEEK_SLOTS, at_once=at_once
         ):
@@ -109,16 +100,16 @@ class Reclaimer:
             self._reclaim()
         if self._skip:
             return 0.0
-        return TICK_SECONDS - self.clock.now_ms() % 1000 / 1000 + self._offset
+        return TICK_SECONDS - self.tools.clock.now_ms() % 1000 / 1000 + self._offset
 
     def _peek(self, slots: Sequence[Slot]) -> None:
-        owned = self.book.owned
+        owned = self.tools.book.owned
         # Do not count entries that we have lost: each would hide one entry of another worker while
         # its try runs.
-        held = Counter(entry.slot for entry in self.inflight.snapshot() if entry.fenced)
-        now = self.clock.monotonic()
+        held = Counter(entry.slot for entry in self.tools.inflight.snapshot() if entry.fenced)
+        now = self.tools.clock.monotonic()
         idle: dict[Slot, list[int]] = {}
-        for slot, peek in self.queues.peek(slots).items():
+        for slot, peek in self.tools.queues.peek(slots).items():
             if isinstance(peek, IndexUnavailable) or slot not in owned:
                 continue
             one = owned[slot]
@@ -133,15 +124,16 @@ class Reclaimer:
                 continue
             self._to_reclaim.discard(slot)
             if one.others and one.empty_since is not None and now - one.empty_since >= EMPTY_SECONDS:
-                idle[slot] = [number for number, owner in one.others.items() if owner not in self.book.alive]
+                alive = self.tools.book.alive
+                idle[slot] = [number for number, owner in one.others.items() if owner not in alive]
                 one.others = {}
         if idle:
-            self.queues.unclaim(idle)
+            self.tools.queues.unclaim(idle)
 
     def _reclaim(self) -> None:
-        owned = self.book.owned
-        topics = self.catalog.known()
-        dead = self.book.dead
+        owned = self.tools.book.owned
+        topics = self.tools.catalog.known()
+        dead = self.tools.book.dead
         requests = [
             ExpiredRequest(
                 slot,
@@ -156,18 +148,19 @@ class Reclaimer:
         self._to_reclaim &= {request.slot for request in requests}
         found: dict[Slot, list[tuple[int, float]]] = {}
         oldest: dict[Slot, list[tuple[int, float]]] = {}
-        for slot, result in self.queues.expired(requests).items():
+        for slot, result in self.tools.queues.expired(requests).items():
             if isinstance(result, IndexUnavailable):
                 continue
             if len(result) >= RECLAIM_LIMIT:
                 oldest[slot] = result[:RECLAIM_LIMIT]
-            left = [pair for pair in result if self.inflight.get(pair[0]) is None]
+            left = [pair for pair in result if self.tools.inflight.get(pair[0]) is None]
             if left:
                 found[slot] = left
         unknown = self._roll_back(found, topics) if found else {}
         skipped, self._skip = self._skip, Counter()
+        held = self.tools.inflight.get
         for slot, pairs in oldest.items():
-            stay = sum(job_id in unknown or self.inflight.get(job_id) is not None for job_id, _ in pairs)
+            stay = sum(job_id in unknown or held(job_id) is not None for job_id, _ in pairs)
             if stay:
                 self._skip[slot] = skipped[slot] + stay
 
@@ -178,20 +171,20 @@ class Reclaimer:
 
         Returns why rows could not be read or written; their entries stay.
         """
-        rows = self.store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
-        now = self.clock.now_ms()
-        owned = self.book.owned
+        rows = self.tools.store.read_tries([job_id for pairs in found.values() for job_id, _ in pairs])
+        now = self.tools.clock.now_ms()
+        owned = self.tools.book.owned
         left: list[_Left] = []
         for slot, pairs in found.items():
             topic = topics[slot.topic]
-            dead = _numbers_of(self.book.dead, owned[slot]) if slot in owned else []
+            dead = _numbers_of(self.tools.book.dead, owned[slot]) if slot in owned else []
             for job_id, score in pairs:
                 row = rows.get(job_id)
                 _, remaining, claim = split(score)
                 crash = after_crash(row, topic, remaining, now, self.max_crashes, dead=claim in dead)
                 left.append(_Left(slot, topic, job_id, score, row, crash))
         crashes = [one.crash for one in left if one.crash is not None]
-        guards = self.store.crash(crashes) if crashes else Answers[Guard]()
+        guards = self.tools.store.crash(crashes) if crashes else Answers[Guard]()
         # A try of these tasks may have begun before their deadline changed, and nothing else
         # records that.
         moved = [
@@ -203,7 +196,7 @@ class Reclaimer:
             and one.row.version
             and one.topic.delivery is not Delivery.PULL  # a hand-out is on the row
         ]
-        unmarked = mark_begun(self.store, rows.values(), moved, BEFORE_MOVED)
+        unmarked = mark_begun(self.tools.store, rows.values(), moved, BEFORE_MOVED)
         # Rows that cannot be read or written now: a later look finds their entries again.
         unknown = rows.unanswered | guards.unanswered | unmarked
         if unknown:
@@ -244,9 +237,9 @@ class Reclaimer:
         if commits:
             self._drop(commits, orphans)
         if backs:
-            self.queues.rollback(backs)
+            self.tools.queues.rollback(backs)
         if buries:
-            self.queues.bury(buries)
+            self.tools.queues.bury(buries)
         for slot, given in backs.items():
             RECLAIMED.of(slot.topic).add(len(given))
         return sum(map(len, backs.values()))
@@ -254,7 +247,7 @@ class Reclaimer:
     def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], orphans: Collection[int]) -> None:
         """Remove entries of tasks that have ended or have no row. A task without a row is logged as
         an error."""
-        for slot, removed in self.queues.commit(entries).items():
+        for slot, removed in self.tools.queues.commit(entries).items():
             if isinstance(removed, IndexUnavailable):
                 continue
             for (job_id, _), was_there in zip(entries[slot], removed, strict=True):

@@ -34,13 +34,11 @@ class OwnedSlot:
     others: dict[int, str]
     """The numbers that other workers hold or held."""
     due: int = NEVER
+    """When its first entry is due, as far as known (ms)."""
+    look: int = NEVER
     """When the poller looks at it next (ms, this machine's clock)."""
     left: int = 0
     """How many due entries the last prepare left there."""
-    in_a_row: int = 0
-    """How many entries were taken there since it last ended a turn, or had no more."""
-    last_turn: int = 0
-    """The number of the last turn that it ended; 0 for none. Turns of all slots count together."""
     buried: int = 0
     """The size of its DeadQueue at the last peek."""
     empty_since: float | None = None

@@ -21,7 +21,7 @@ from toc.store.records.secretbox import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, Suspect, unpack
 from toc.worker.deliveries import Deliveries, WebhookHandlers
-from toc.worker.entry import Entry
+from toc.worker.entry import Entry, Inflight
 from toc.worker.guards.silence import BEAT_SECONDS
 from toc.worker.handover import Handover
 from toc.worker.index_watch import IndexWatch
@@ -32,6 +32,7 @@ from toc.worker.run.heartbeat import Heartbeat
 from toc.worker.slots import SlotBook
 from toc.worker.table_services import TableServices
 from toc.worker.take.by_rows import OWNED_SECONDS, RowTaker
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -73,13 +74,17 @@ class Worker:
         self.worker_id = worker_id
         self.book = SlotBook(queues, worker_id)
         wakes = [Wake() for _ in center.store.tables_of_server()]
-        self.pipeline = Pipeline(
+        tools = Tools(
             store=center.store,
             queues=queues,
             catalog=center.catalog,
             clock=clock,
             handlers=center.handlers,
             book=self.book,
+            inflight=Inflight(),
+        )
+        self.pipeline = Pipeline(
+            tools,
             threads=threads,
             async_limit=settings.async_limit,
             max_crashes=settings.max_crashes,
@@ -88,13 +93,8 @@ class Worker:
             name_suspects=lambda found: link.send("suspects", suspects=found),
         )
         self.alone = RunsAlone(
+            tools=tools,
             limit=settings.max_crashes,
-            store=center.store,
-            queues=queues,
-            catalog=center.catalog,
-            clock=clock,
-            handlers=center.handlers,
-            inflight=self.pipeline.inflight,
             finisher=self.pipeline.finisher,
             leases=self.pipeline.leases,
             dispatcher=self.pipeline.dispatcher,
@@ -104,38 +104,28 @@ class Worker:
         self._leases = center.store.leases
         self._leases.identify(worker_id)
         self.heartbeat = Heartbeat(
-            queues=queues,
-            clock=clock,
-            inflight=self.pipeline.inflight,
+            tools=tools,
             dispatcher=self.pipeline.dispatcher,
             finisher=self.pipeline.finisher,
             recycle=self._recycle,
         )
         self.reclaimer = Reclaimer(
-            store=center.store,
-            queues=queues,
-            catalog=center.catalog,
-            clock=clock,
-            book=self.book,
-            inflight=self.pipeline.inflight,
+            tools=tools,
             inbox=self.pipeline.inbox,
             max_crashes=settings.max_crashes,
         )
         self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
         self.services = TableServices(center, queues, self.pipeline.pressure)
         deliveries = Deliveries(
-            catalog=center.catalog,
-            handlers=center.handlers,
+            tools=tools,
             dispatcher=self.pipeline.dispatcher,
             webhooks=webhooks,
             look_at=self.pipeline.inbox.look_at,
         )
         self._catalog = Loop("catalog", deliveries.run_once)
         self.watch = IndexWatch(
+            tools=tools,
             queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
-            catalog=center.catalog,
-            clock=clock,
-            book=self.book,
             on_loss=self.services.refill,
             refilled=self.services.refilled,
             identity=identity or center.store.identity.get(),
@@ -144,18 +134,12 @@ class Worker:
             on_change=self._index_changed,
         )
         self.rows = RowTaker(
-            store=center.store,
-            catalog=center.catalog,
-            clock=clock,
-            handlers=center.handlers,
-            book=self.book,
-            inflight=self.pipeline.inflight,
+            tools=tools,
             finisher=self.pipeline.finisher,
             dispatcher=self.pipeline.dispatcher,
             leases=self.pipeline.leases,
             watch=self.watch if self._indexed else None,
             checker=self.pipeline.checker,
-            returned=self.pipeline.returned,
             wakes=wakes,
         )
         self._listener = center.queues.listener()
@@ -163,10 +147,9 @@ class Worker:
             "wake", lambda: self._listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
         )
         self.handover = Handover(
-            book=self.book,
+            tools=tools,
             link=link,
             listener=self._listener,
-            clock=clock,
             pipeline=self.pipeline,
             reclaimer=self.reclaimer,
             services=self.services,
@@ -184,9 +167,8 @@ class Worker:
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
         self.beat = Beat(
+            tools=tools,
             link=link,
-            store=center.store,
-            clock=clock,
             pipeline=self.pipeline,
             rows=self.rows,
             watch=self.watch,

@@ -12,7 +12,7 @@ __all__ = ["center"]
 
 
 def check(self: Checker, entries: list[Entry]) -> None:
-    rows = self.store.read_tries([entry.job_id for entry in entries])
+    rows = self.tools.store.read_tries([entry.job_id for entry in entries])
     for entry in entries:
         row = rows.get(entry.job_id)
         if row is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import groupby
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from structlog.testing import capture_logs
 
 from benchmarks.local import RedisServer
 from toc import TimeoutCenter
-from toc.index.messages import Prepared
 from toc.maintenance import dead_entries as deadqueues
 from toc.model.clock import Clock
 from toc.model.task import TryRow
@@ -22,7 +20,6 @@ from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
 from toc.worker.entry import LOST
 from toc.worker.slots import OwnedSlot, SlotBook
-from toc.worker.take.agenda import ENOUGH_UNWRITTEN, TAKE_LIMIT, TURN, Agenda
 
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"
@@ -153,56 +150,3 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
         entry.kept = LOST
     owner.reclaimer.run_once()
     assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
-
-
-class Unwritten:
-    """What the agenda sees of the finisher."""
-
-    backlog = 0
-
-
-def agenda_of(owner: WorkerAtRest, finisher: Any) -> Agenda:
-    return Agenda(
-        catalog=owner.center.catalog,
-        clock=owner.center.clock,
-        handlers=owner.center.handlers,
-        book=owner.book,
-        inflight=owner.inflight,
-        let_go=owner.let_go,
-        finisher=finisher,
-        dispatcher=owner.dispatcher,
-        pressure=owner.pipeline.pressure,
-        takes=owner.poller.takes,
-    )
-
-
-@pytest.mark.parametrize("put_off_every", [10**9, TURN + TURN // 2])
-def test_full_slots_of_a_topic_have_turns_and_none_waits_for_more_than_one_of_each(
-    owner: WorkerAtRest, put_off_every: int
-) -> None:
-    """Even if all are put off together, again and again, because too much has yet to be written."""
-    slots = [SLOT, Slot(TOPIC, 1), Slot(TOPIC, 2)]
-    owner.own(slots[1:])
-    finisher = Unwritten()
-    agenda = agenda_of(owner, finisher)
-    due = 1000
-    taken: list[Slot] = []
-    waits = 0
-    for slot in slots:
-        owner.book.owned[slot].left = 10 * TURN
-        agenda.look(owner.book.owned[slot], due)
-    for now in range(due, due + 100 * TURN):
-        agenda.hear({})
-        for request in agenda.choose(now):
-            member = owner.book.owned[request.slot]
-            taken += [member.slot] * request.limit
-            entries = [(job_id, 0.0) for job_id in range(request.limit)]
-            agenda.note_prepared(member, Prepared(entries, due, 10 * TURN, now), now)
-        behind = len(taken) // put_off_every > waits
-        finisher.backlog = ENOUGH_UNWRITTEN + 1 if behind else 0
-        waits += behind
-        if len(taken) > 9 * TURN:
-            break
-    turns = [(slot, len(list(some))) for slot, some in groupby(taken)]
-    assert {slot for slot, _ in turns[:3]} == {slot for slot, _ in turns[3:6]} == set(slots)
-    assert all(TURN <= length < TURN + TAKE_LIMIT for _, length in turns[:6])

@@ -15,14 +15,18 @@ from typing import Any, Generic, TypeVar
 
 from toc.config import Settings
 from toc.coordination.assignment import Member
-from toc.coordination.rows import Members
+from toc.coordination.coordinator import Coordinator
+from toc.coordination.presence import LocalNames
+from toc.coordination.rows import Members, RowsCoordinator
+from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.loop import Bell
-from toc.model.catalog import TopicCatalog
 from toc.observe.log import get_logger
+from toc.sdk.client import TimeoutCenter
 from toc.worker.control import texts, unpack
 from toc.worker.daemon.processes import Child
 from toc.worker.daemon.slots import WorkerSlots
 from toc.worker.daemon.successors import Successors
+from toc.worker.daemon.topics import Topics
 
 log = get_logger(__name__)
 
@@ -34,27 +38,29 @@ C = TypeVar("C", bound=Child)
 
 
 class Keeper(ABC, Generic[C]):
-    """Keeps ``workers`` workers running. ``topics`` are those for which the application has handlers,
-    ``serves`` the deliveries that they serve; ``metrics`` is the host:port of their metrics."""
+    """Keeps ``workers`` workers of a center running, by these settings. ``serves`` are the deliveries of the
+    topics that they serve; ``metrics`` is the host:port of their metrics."""
 
     def __init__(
         self,
+        center: TimeoutCenter,
         settings: Settings,
         *,
-        catalog: TopicCatalog,
-        topics_state: Callable[[], object],
-        members: Members,
         workers: int,
-        topics: frozenset[str],
         serves: frozenset[str],
         metrics: str | None = None,
     ) -> None:
+        self.center = center
         self.settings = settings
-        self._handled, self._serves, self._metrics = topics, serves, metrics
+        self._serves, self._metrics = serves, metrics
         self._bell = Bell()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
-        self._slots = WorkerSlots(settings, catalog, topics_state, members, self._bell)
+        self._slots = WorkerSlots(
+            _coordinator(settings, center.store.members, self._bell),
+            Topics(center.catalog, center.store.topics.state, tables=settings.tables, on_change=self._bell),
+            LocalNames.of(settings.host),
+        )
         self._children: dict[str, C] = {}
         self._successors = Successors(workers)
         self._stop_at: float | None = None
@@ -162,7 +168,7 @@ class Keeper(ABC, Generic[C]):
                 child.worker_id,
                 self.settings.host,
                 weight=self.settings.weight,
-                topics=self._handled,
+                topics=frozenset(self.center.handlers),
                 pid=child.pid,
                 metrics=self._metrics,
                 machine=socket.gethostname(),
@@ -174,3 +180,18 @@ class Keeper(ABC, Generic[C]):
                 lost_threads=child.lost_threads,
             )
         )
+
+
+def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
+    """Return the coordinator of these settings, which is not connected yet."""
+    if not settings.zookeeper:
+        return RowsCoordinator(
+            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
+        )
+    return ZooKeeperCoordinator(
+        settings.zookeeper,
+        cluster=settings.cluster,
+        host=settings.host,
+        session_timeout=settings.session_timeout,
+        on_change=on_change,
+    )

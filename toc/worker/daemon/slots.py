@@ -7,14 +7,10 @@ no longer desired      -> drop -> dropped -> release
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
-from toc.config import Settings
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
-from toc.coordination.rows import Members, RowsCoordinator
-from toc.coordination.zookeeper import ZooKeeperCoordinator
-from toc.model.catalog import TopicCatalog
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.worker.control import pack
@@ -28,23 +24,12 @@ NEVER = 1e9
 
 
 class WorkerSlots:
-    """The slots of a daemon's workers, and its place in the cluster. For the daemon's thread alone.
+    """The slots of a daemon's workers, and its place in the cluster. For the daemon's thread alone."""
 
-    ``topics_state`` returns another value when a topic has changed; ``on_change`` is called, from any thread,
-    when ``reconcile`` should be called soon.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        catalog: TopicCatalog,
-        topics_state: Callable[[], object],
-        members: Members,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._coordinator = _coordinator(settings, members, on_change)
-        self._topics = Topics(catalog, topics_state, tables=settings.tables, on_change=on_change)
-        self._names = LocalNames.of(settings.host)
+    def __init__(self, coordinator: Coordinator, topics: Topics, names: LocalNames) -> None:
+        self.coordinator = coordinator
+        self._topics = topics
+        self._names = names
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self.changed = True
@@ -62,32 +47,27 @@ class WorkerSlots:
         self.step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
 
-    @property
-    def coordinator(self) -> Coordinator:
-        """What assigns them."""
-        return self._coordinator
-
     def name(self, place: str) -> str:
         """Return a name for a new process of that place."""
         return self._names.name(place)
 
     def start(self) -> None:
         """Enter the cluster. Raises CoordinationUnavailable."""
-        self._coordinator.start()
-        self._coordinator.set_topics(*self._topics.assigned())
+        self.coordinator.start()
+        self.coordinator.set_topics(*self._topics.assigned())
         self._topics.loop.start()
 
     def stop(self) -> None:
         """Leave the cluster."""
         self._topics.loop.stop(1.0)
-        self._coordinator.stop()
+        self.coordinator.stop()
 
     def take_out(self, child: Child, *, known_dead: bool) -> None:
         """Take a process out of the cluster. ``known_dead``: it has ended, and not in good order."""
         if child.member:
             child.member = False
             self.changed = True
-            self._coordinator.leave(child.worker_id, known_dead=known_dead)
+            self.coordinator.leave(child.worker_id, known_dead=known_dead)
 
     def give_up(self, child: Child) -> None:
         """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
@@ -100,7 +80,7 @@ class WorkerSlots:
         self.changed = True
         child.held -= slots
         child.dropping -= slots
-        self._coordinator.release(child.worker_id, slots)
+        self.coordinator.release(child.worker_id, slots)
 
     def meet(self, workers: Iterable[str]) -> None:
         """Record workers that have claims in our slots and are none of ours."""
@@ -118,24 +98,24 @@ class WorkerSlots:
             self.changed = True
             log.warning("workers_proved_gone", workers=sorted(gone))
             for worker_id in gone:
-                self._coordinator.leave(worker_id, known_dead=True)
+                self.coordinator.leave(worker_id, known_dead=True)
 
     def reconcile(self, children: Collection[Child], *, stopping: bool) -> None:
         """Bring what workers hold in line with the assignment."""
         if not (self.changed or self.incomplete or time.monotonic() >= self.step_at):
             return
         self.changed = self.incomplete = False
-        due = self._coordinator.step()  # it reads changes, so it comes before desired()
+        due = self.coordinator.step()  # it reads changes, so it comes before desired()
         self.step_at = float("inf") if due is None else time.monotonic() + due
         if stopping:
             return
-        self._coordinator.set_topics(*self._topics.assigned())
-        dead = frozenset(self._coordinator.dead_workers())
+        self.coordinator.set_topics(*self._topics.assigned())
+        dead = frozenset(self.coordinator.dead_workers())
         if dead != self.dead:
             self.dead = dead
             for child in children:
                 child.link.send("dead", workers=sorted(dead))
-        desired, claimed = self._coordinator.desired(), self._coordinator.claimed()
+        desired, claimed = self.coordinator.desired(), self.coordinator.claimed()
         self.missing = set()
         for child in children:
             if not child.leaving:
@@ -145,7 +125,7 @@ class WorkerSlots:
     def assure(self, children: Collection[Child]) -> None:
         """Tell the workers until when they are sure of their slots. Call it after ``reconcile``, by which
         they know of those that others have taken over."""
-        until, senders = self._coordinator.sure_until(), self._coordinator.senders()
+        until, senders = self.coordinator.sure_until(), self.coordinator.senders()
         if until > self._sure_until or senders != self._senders:
             self._sure_until, self._senders = max(until, self._sure_until), senders
             for child in children:
@@ -160,14 +140,14 @@ class WorkerSlots:
         if lost:
             # The claims of these slots ended with a session. A slot that cannot be claimed again
             # has another owner by now.
-            want -= lost - self._coordinator.claim(child.worker_id, lost & want)
+            want -= lost - self.coordinator.claim(child.worker_id, lost & want)
         drop = child.held - want - child.dropping
         if drop:
             child.dropping |= drop
             child.link.send("drop", slots=pack(drop))
         missing = want - child.held
         if missing:
-            granted = self._coordinator.claim(child.worker_id, missing)
+            granted = self.coordinator.claim(child.worker_id, missing)
             if granted:
                 child.held |= granted
                 child.link.send("dead", workers=sorted(self.dead))
@@ -175,18 +155,3 @@ class WorkerSlots:
                 child.link.send("take", slots=pack(granted))
             self.missing |= missing - granted
             self.incomplete |= len(granted) < len(missing)
-
-
-def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
-    """Return the coordinator of these settings, which is not connected yet."""
-    if not settings.zookeeper:
-        return RowsCoordinator(
-            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
-        )
-    return ZooKeeperCoordinator(
-        settings.zookeeper,
-        cluster=settings.cluster,
-        host=settings.host,
-        session_timeout=settings.session_timeout,
-        on_change=on_change,
-    )

@@ -46,19 +46,7 @@ def run_daemon(
             catalog=center.catalog,
             handled=center.handlers,
         )
-        daemon = Daemon(
-            app,
-            settings,
-            catalog=center.catalog,
-            topics_state=center.store.topics.state,
-            identity=center.store.identity.get(),
-            lease_secret=center.store.identity.lease_secret(),
-            topics=frozenset(center.handlers),
-            monitor=monitor,
-            members=center.store.members,
-            beside=beside,
-            webhooks=webhooks,
-        )
+        daemon = Daemon(app, center, settings, monitor=monitor, beside=beside, webhooks=webhooks)
         watch_threads()
         return daemon.run()
     finally:

@@ -9,17 +9,16 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from toc.config import Settings
 from toc.coordination.assignment import TABLES
-from toc.coordination.rows import Members
-from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
+from toc.sdk.client import TimeoutCenter
 from toc.worker.control import Suspect
 from toc.worker.daemon.alone import Alone
 from toc.worker.daemon.keeper import TICK_SECONDS, Keeper
@@ -36,26 +35,18 @@ KILL_AFTER_SECONDS = 10.0
 
 
 class Daemon(Keeper[WorkerProcess]):
-    """Keeps the configured number of worker processes running.
+    """Keeps the configured number of worker processes running, which load ``app``.
 
-    ``topics_state`` returns another value when a topic has changed. ``identity`` is that of the task table,
-    ``lease_secret`` seals the leases of its consumers; ``topics`` are those that the application has handlers
-    for, ``members`` is the table of members, for a cluster without ZooKeeper. ``beside``: further processes.
-    ``webhooks``: whether the workers send webhooks.
+    ``beside``: further processes. ``webhooks``: whether the workers send webhooks.
     """
 
     def __init__(
         self,
         app: str,
+        center: TimeoutCenter,
         settings: Settings,
         *,
-        catalog: TopicCatalog,
-        topics_state: Callable[[], object],
-        identity: str,
-        lease_secret: bytes,
-        topics: frozenset[str],
         monitor: Monitor,
-        members: Members,
         beside: SideProcesses | None = None,
         webhooks: bool = False,
     ) -> None:
@@ -64,22 +55,19 @@ class Daemon(Keeper[WorkerProcess]):
         """How many processes there should be: the workers, and after them the processes of
         ``beside``."""
         super().__init__(
+            center,
             settings,
-            catalog=catalog,
-            topics_state=topics_state,
-            members=members,
             workers=self._processes,
-            topics=topics,
             serves=frozenset(served) | (beside.deliveries if beside else frozenset()),
             metrics=monitor.address,
         )
         self.app = app
-        self.catalog = catalog
-        self.identity = identity
-        self.lease_secret = lease_secret
         self.monitor = monitor
         self.beside = beside
         self.webhooks = webhooks
+        store = center.store
+        # The processes get these from us, because the server may be away when they start.
+        self._known = {"identity": store.identity.get(), "lease_secret": store.identity.lease_secret().hex()}
         self._reported_at = float("-inf")
         self._alone = Alone(Clock())
         self._signals = 0
@@ -200,13 +188,8 @@ class Daemon(Keeper[WorkerProcess]):
         try:
             with self.monitor.board(worker_id) as board:
                 command += ["--worker-id", worker_id, "--board", str(board)]
-                # The process gets these from us, because the server may be away when it starts.
-                topics = [topic.values() for topic in self.catalog.known().values()]
-                known = {
-                    "identity": self.identity,
-                    "lease_secret": self.lease_secret.hex(),
-                    "topics": topics,
-                }
+                topics = [topic.values() for topic in self.center.catalog.known().values()]
+                known = {**self._known, "topics": topics}
                 child = start(command, [board, *inherited], known, worker_id, index)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)

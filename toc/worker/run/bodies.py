@@ -16,17 +16,16 @@ from queue import Empty, SimpleQueue
 
 from toc.loop import Loop
 from toc.model.body import Body, Content
-from toc.model.clock import Clock
 from toc.model.errors import UnreadableTask
 from toc.model.raised import raised
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.store.servers.shards import Trouble
-from toc.store.store import Store
 from toc.store.tasks.bodies import BODY_BYTES
-from toc.worker.entry import Entry, Inflight, State
+from toc.worker.entry import Entry, State
 from toc.worker.settle.finish import Finisher
 from toc.worker.settle.flush import IDLE_SECONDS, RETRY_SECONDS
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -61,12 +60,10 @@ class _Request:
 class BodyReader:
     """Reads the bodies of tries that start. Thread-safe."""
 
-    def __init__(self, store: Store, finisher: Finisher, inflight: Inflight, clock: Clock) -> None:
-        self._store = store
+    def __init__(self, tools: Tools, finisher: Finisher) -> None:
+        self._tools = tools
         self._finisher = finisher
-        self._inflight = inflight
-        self._clock = clock
-        self._wanted: list[deque[tuple[Entry, _Request]]] = [deque() for _ in store.tables_of_server()]
+        self._wanted: list[deque[tuple[Entry, _Request]]] = [deque() for _ in tools.store.tables_of_server()]
         self.loops = [
             Loop(f"bodies-{number}", partial(self._read, wanted))
             for number, wanted in enumerate(self._wanted)
@@ -109,7 +106,7 @@ class BodyReader:
     def _ask(self, request: _Request) -> None:
         numbers = set()
         for entry in request.wanted:
-            number = self._store.server_of(entry.job_id) if len(self.loops) > 1 else 0
+            number = self._tools.store.server_of(entry.job_id) if len(self.loops) > 1 else 0
             self._wanted[number].append((entry, request))
             numbers.add(number)
         for number in numbers:
@@ -127,7 +124,7 @@ class BodyReader:
         if not part:
             return IDLE_SECONDS
         rows = {entry.job_id: entry.row.version for entry, _ in part}
-        answers = self._store.bodies.read(rows)
+        answers = self._tools.store.bodies.read(rows)
         for entry, request in part:
             content = answers.get(entry.job_id)
             request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if content is None else content
@@ -159,18 +156,18 @@ class BodyReader:
         # server.
         for number in range(len(self.loops)):
             lost, late = (
-                [entry for entry in part if self._store.server_of(entry.job_id) == number]
+                [entry for entry in part if self._tools.store.server_of(entry.job_id) == number]
                 for part in (gone, unread)
             )
             if lost or late:
-                self._store.run_detached(partial(self._give_up, lost, late))
+                self._tools.store.run_detached(partial(self._give_up, lost, late))
         return ready, bodies
 
     def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:
         """Settle or postpone entries whose handlers cannot be called without their bodies."""
-        gone = [entry for entry in gone if self._inflight.settle(entry)]
-        away = [entry for entry in unread if self._inflight.settle(entry)]
-        rows = self._store.read_tries([entry.job_id for entry in gone])
+        gone = [entry for entry in gone if self._tools.inflight.settle(entry)]
+        away = [entry for entry in unread if self._tools.inflight.settle(entry)]
+        rows = self._tools.store.read_tries([entry.job_id for entry in gone])
         for entry in gone:
             row = rows.get(entry.job_id)
             if entry.job_id in rows.unanswered:
@@ -183,6 +180,6 @@ class BodyReader:
                 self._finisher.settle_by_row([(entry, row)])
         if away:
             log.warning("bodies_not_read", tasks=len(away))
-            at = self._clock.now_ms() + int(RETRY_SECONDS * 1000)
+            at = self._tools.clock.now_ms() + int(RETRY_SECONDS * 1000)
             self._finisher.put_away((entry, at) for entry in away if not entry.lease.possible)
             self._finisher.give_back_until((entry, at) for entry in away if entry.lease.possible)

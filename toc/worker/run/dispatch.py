@@ -7,15 +7,13 @@ topic it may take: only what can start soon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import Entry
 from toc.worker.run.bodies import BodyReader
 from toc.worker.run.handler_calls import HandlerCalls
 from toc.worker.run.handler_loop import HandlerLoop
@@ -23,6 +21,7 @@ from toc.worker.run.handler_threads import HandlerThreads
 from toc.worker.settle.finish import Finisher
 from toc.worker.take.early import EarlyEntries
 from toc.worker.take.feedback import LetGo, WantedRoom
+from toc.worker.tools import Tools
 
 
 class Starts(Protocol):
@@ -45,11 +44,8 @@ class Dispatcher:
     A topic may limit how many of its handlers run at once (``concurrency``).
     """
 
-    handlers: Mapping[str, Handler]
-    inflight: Inflight
+    tools: Tools
     finisher: Finisher
-    catalog: TopicCatalog
-    clock: Clock
     threads: int
     async_limit: int
     early: EarlyEntries
@@ -61,19 +57,19 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._wanted = WantedRoom(self.room, self.on_room)
         calls = HandlerCalls(
-            inflight=self.inflight,
+            inflight=self.tools.inflight,
             finisher=self.finisher,
-            catalog=self.catalog,
-            clock=self.clock,
+            catalog=self.tools.catalog,
+            clock=self.tools.clock,
             early=self.early,
             let_go=self.let_go,
             bodies=self.bodies,
             wanted=self._wanted,
             recycle=self.recycle,
         )
-        plain = [topic for topic, handler in self.handlers.items() if not handler.is_async]
+        plain = [topic for topic, handler in self.tools.handlers.items() if not handler.is_async]
         self._threads = HandlerThreads(plain, self.threads, calls)
-        coroutines = [handler for handler in self.handlers.values() if handler.is_async]
+        coroutines = [handler for handler in self.tools.handlers.values() if handler.is_async]
         self._loop = HandlerLoop(coroutines, self.async_limit, calls)
 
     def start(self) -> None:

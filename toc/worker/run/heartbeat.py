@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from toc.index.queues import Queues
 from toc.loop import Loop
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.raised import overran
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import FENCES_LOST
-from toc.worker.entry import LOST, Entry, Inflight, State
+from toc.worker.entry import LOST, Entry, State
 from toc.worker.run.dispatch import Dispatcher
 from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
 from toc.worker.settle.finish import Finisher
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -32,9 +31,7 @@ class Heartbeat:
     before that, so that the process takes nothing more.
     """
 
-    queues: Queues
-    clock: Clock
-    inflight: Inflight
+    tools: Tools
     dispatcher: Dispatcher
     finisher: Finisher
     recycle: Callable[[str], None]
@@ -44,9 +41,9 @@ class Heartbeat:
 
     def run_once(self) -> float:
         """Extend entries, end overlong tries. Returns the seconds until the next look."""
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         aging: dict[Slot, list[Entry]] = {}
-        for entry in self.inflight.snapshot():
+        for entry in self.tools.inflight.snapshot():
             if entry.fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
             if entry.state is State.RUNS and now - entry.started > entry.topic.max_runtime:
@@ -57,7 +54,7 @@ class Heartbeat:
 
     def _extend(self, aging: dict[Slot, list[Entry]], now: float) -> None:
         sent = {slot: [(e.job_id, e.fence) for e in entries] for slot, entries in aging.items()}
-        results = self.queues.extend(sent)
+        results = self.tools.queues.extend(sent)
         failures: list[IndexUnavailable] = []
         for slot, entries in aging.items():
             matched = results[slot]
@@ -69,7 +66,7 @@ class Heartbeat:
                     continue  # taken again meanwhile: it runs on under another fencing token
                 if match:
                     entry.kept = now if entry.fenced else LOST
-                elif self.inflight.get(entry.job_id) is entry:
+                elif self.tools.inflight.get(entry.job_id) is entry:
                     # Timed out by another worker, or lost. A success still counts; a failure will not.
                     entry.kept = LOST
                     FENCES_LOST.of(entry.topic.name).add()
@@ -84,5 +81,5 @@ class Heartbeat:
             return
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
         self.recycle("a handler ran longer than max_runtime")
-        if self.inflight.settle(entry):
+        if self.tools.inflight.settle(entry):
             self.finisher.ended(entry, overran(entry.topic.max_runtime))

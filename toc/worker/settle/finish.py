@@ -6,20 +6,18 @@ Each database server has a Flusher with its own thread, so its tries wait for no
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from toc.index.queues import Queues
 from toc.loop import Loop
-from toc.model.clock import Clock
 from toc.model.raised import EXPIRED, Raised
 from toc.model.task import TryRow
 from toc.model.verdict import Place
-from toc.store.store import Store
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import Entry
 from toc.worker.settle.flush import Flusher
 from toc.worker.settle.moves import EntryMover, Move, move_by_row, tell_unwritten
 from toc.worker.take.feedback import Pressure
+from toc.worker.tools import Tools
 
 MAX_UNWRITTEN = 5000
 """Ended tries of one database server that are not yet written, above which no task of that server starts.
@@ -55,19 +53,15 @@ class PutAway:
 class Finisher:
     """Takes ended tries and returned entries from all threads. Each database server has its own Flusher."""
 
-    store: Store
-    queues: Queues
-    inflight: Inflight
-    clock: Clock
+    tools: Tools
     pressure: Pressure
-    returned: Callable[[Entry, int, int], None] = lambda *_: None
 
     def __post_init__(self) -> None:
         self.away = PutAway()
-        mover = EntryMover(self.store, self.queues, self.inflight, self.clock, self.returned)
+        mover = EntryMover(self.tools)
         self.flushers = [
-            Flusher(f"finish-{number}", self.store, mover, self.clock, self.pressure)
-            for number in range(len(self.store.tables_of_server()))
+            Flusher(f"finish-{number}", self.tools, mover, self.pressure)
+            for number in range(len(self.tools.store.tables_of_server()))
         ]
 
     @property
@@ -78,17 +72,17 @@ class Finisher:
     def _of(self, entry: Entry) -> Flusher:
         if len(self.flushers) == 1:
             return self.flushers[0]
-        return self.flushers[self.store.server_of(entry.job_id)]
+        return self.flushers[self.tools.store.server_of(entry.job_id)]
 
     def ended(self, entry: Entry, error: Raised | None) -> None:
         """Record that a try ended. None: success. Only the caller that settled the entry calls this."""
-        entry.ended = self.clock.monotonic()
+        entry.ended = self.tools.clock.monotonic()
         self._of(entry).ended(entry, error)
 
     def expire(self, entries: Iterable[Entry]) -> None:
         """End tasks that have expired: no try of them runs here, and none starts."""
         for entry in entries:
-            if self.inflight.settle(entry):
+            if self.tools.inflight.settle(entry):
                 self.ended(entry, EXPIRED)
 
     def give_back(self, entries: Iterable[Entry]) -> None:
@@ -104,7 +98,7 @@ class Finisher:
         """
         # [rule: mark-tried]
         begun = [entry.job_id for entry in entries]
-        tell_unwritten(self.store.mark_begun(begun, "its worker stopped before it had ended"))
+        tell_unwritten(self.tools.store.mark_begun(begun, "its worker stopped before it had ended"))
         self.give_back(entries)
 
     def give_back_unread(self, entries: Iterable[Entry]) -> None:
@@ -159,15 +153,15 @@ class Finisher:
     @property
     def idle(self) -> bool:
         """Whether everything handed in has been written."""
-        return not self.inflight.moving and all(flusher.idle for flusher in self.flushers)
+        return not self.tools.inflight.moving and all(flusher.idle for flusher in self.flushers)
 
     def stop(self, seconds: float) -> None:
         """Let the current flushes end, for at most this many seconds in all."""
-        until = self.clock.monotonic() + seconds
+        until = self.tools.clock.monotonic() + seconds
         for flusher in self.flushers:
             flusher.loop.stop(0)
         for flusher in self.flushers:
-            flusher.loop.stop(max(until - self.clock.monotonic(), 0))
+            flusher.loop.stop(max(until - self.tools.clock.monotonic(), 0))
 
 
 def _back(entry: Entry, score: float) -> Move:

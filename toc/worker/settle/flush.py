@@ -15,19 +15,18 @@ from typing import Any
 
 from toc.failpoint import failpoint
 from toc.loop import Loop
-from toc.model.clock import Clock
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.servers.shards import Answers
-from toc.store.store import Store
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.plan import TRIED_BEFORE
 from toc.worker.entry import NO_LEASE, Entry
 from toc.worker.settle.moves import EntryMover, Move, mark_begun, move_by_row, tell_unwritten
 from toc.worker.take.feedback import Pressure
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -58,9 +57,8 @@ class Flusher:
     """The loop that writes the tries of one database server and moves their entries."""
 
     name: str
-    store: Store
+    tools: Tools
     mover: EntryMover
-    clock: Clock
     pressure: Pressure
 
     def __post_init__(self) -> None:
@@ -138,8 +136,8 @@ class Flusher:
         self._begin()
         try:
             gather = GATHER_BUSY_SECONDS if self.pressure.backlogged else GATHER_SECONDS
-            self.loop.pause(self._flushed_at + gather - self.clock.monotonic())
-            self._flushed_at = self.clock.monotonic()
+            self.loop.pause(self._flushed_at + gather - self.tools.clock.monotonic())
+            self._flushed_at = self.tools.clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             if self._unwritten and self._flushed_at >= self._again_at:
                 batch = self._unwritten[:FLUSH_LIMIT] + batch
@@ -152,7 +150,7 @@ class Flusher:
                 failpoint("finish.rows-written")
                 if unwritten:
                     self._unwritten += unwritten
-                    self._again_at = self.clock.monotonic() + RETRY_SECONDS
+                    self._again_at = self.tools.clock.monotonic() + RETRY_SECONDS
                 failed += self.mover.make(moves)
             self._moves += failed
             if self._ended or self._moves:
@@ -169,7 +167,7 @@ class Flusher:
         Tries are counted in the metrics only once they are written.
         """
         self._outcomes.clear()
-        began, now = self.clock.monotonic(), self.clock.now_ms()
+        began, now = self.tools.clock.monotonic(), self.tools.clock.now_ms()
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
         ends = {entry.job_id: after_failure(entry.row, entry.topic, error, now) for entry, error in failed}
@@ -194,7 +192,7 @@ class Flusher:
             else:
                 applied = guards[job_id] is Guard.APPLIED
                 moves.append(self._failed(entry, error, ends[job_id], now, applied=applied, rows=rows))
-        self._step.took(self.clock.monotonic() - began, len(written))
+        self._step.took(self.tools.clock.monotonic() - began, len(written))
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
         return moves, unwritten
@@ -202,11 +200,12 @@ class Flusher:
     def _write_successes(self, done: Sequence[Entry]) -> Answers[Finish]:
         tries = [(entry.job_id, entry.row.version) for entry in done]
         sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
-        return self.store.finish(tries, sent) if tries else Answers()
+        return self.tools.store.finish(tries, sent) if tries else Answers()
 
     def _write_failures(self, ends: Iterable[Outcome]) -> Answers[Guard]:
         guards = Answers[Guard]()
-        for dead, write in ((False, self.store.fail), (True, self.store.die)):  # [rule: dead-first]
+        store = self.tools.store
+        for dead, write in ((False, store.fail), (True, store.die)):  # [rule: dead-first]
             if changes := [end.failure for end in ends if end.dead is dead]:
                 found = write(changes)
                 guards = Answers(guards | found, guards.unanswered | found.unanswered)
@@ -223,8 +222,8 @@ class Flusher:
         """
         if not overtaken and not refused:
             return Answers(), ()
-        rows = self.store.read_tries([entry.job_id for entry in overtaken + refused])
-        now = self.clock.monotonic()
+        rows = self.tools.store.read_tries([entry.job_id for entry in overtaken + refused])
+        now = self.tools.clock.monotonic()
         waiting = {
             entry.job_id
             for entry in refused
@@ -233,7 +232,7 @@ class Flusher:
         }
         begun = [row for row in rows.values() if row.job_id not in waiting]
         moved = [row.job_id for row in begun if row.status == TaskStatus.PENDING]
-        rows.unanswered |= mark_begun(self.store, begun, moved, TRIED_BEFORE)
+        rows.unanswered |= mark_begun(self.tools.store, begun, moved, TRIED_BEFORE)
         return rows, waiting
 
     def _measure(self, entries: Iterable[Entry]) -> None:
@@ -242,7 +241,7 @@ class Flusher:
         for entry in entries:
             if entry.started:  # not set if a suspect's last run ended unseen
                 by_topic[entry.topic.name].append(entry)
-        wall = self.clock.time() - self.clock.monotonic()
+        wall = self.tools.clock.time() - self.tools.clock.monotonic()
         for topic, some in by_topic.items():
             LATENESS.of(topic).observe([entry.started + wall - entry.row.next_time / 1000 for entry in some])
             RUNTIME.of(topic).observe([entry.ended - entry.started for entry in some])

@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toc.index.queues import Queues
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import due_ms
 from toc.model.task import TaskStatus, TryRow
@@ -18,7 +16,8 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
-from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Inflight
+from toc.worker.entry import NO_LEASE, Entry
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -41,24 +40,10 @@ def move_by_row(entry: Entry, row: TryRow | None) -> Move:
 
 
 class EntryMover:
-    """Makes moves in Redis. Thread-safe.
+    """Makes moves in Redis. Thread-safe."""
 
-    ``returned`` is told of tasks without an entry that are due again, when, and what time it is (both ms).
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        queues: Queues,
-        inflight: Inflight,
-        clock: Clock,
-        returned: Callable[[Entry, int, int], None] = lambda *_: None,
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._inflight = inflight
-        self._clock = clock
-        self._returned = returned
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._step = StepTimer("commit")
 
     def make(self, moves: Sequence[Move]) -> list[Move]:
@@ -68,29 +53,25 @@ class EntryMover:
         """
         if not moves:
             return []
-        began = self._clock.monotonic()
+        began = self._tools.clock.monotonic()
         leased = []
         for move in moves:
             entry = move.entry
             if move.to is not Place.STORE_QUEUE:
                 entry.lease = NO_LEASE  # the row has ended, or is gone
-            elif entry.lease.possible and self._inflight.get(entry.job_id) is entry:
+            elif entry.lease.possible and self._tools.inflight.get(entry.job_id) is entry:
                 leased.append(entry)
         self._release(leased)  # while they are held: later, the lease could be one that was taken anew
-        going = self._inflight.depart(move.entry for move in moves)
+        going = self._tools.inflight.depart(move.entry for move in moves)
         try:
             departed = set(going)
-            now = self._clock.now_ms()
-            for move in moves:
-                if move.entry.fence == NO_FENCE and move.to is Place.STORE_QUEUE:
-                    self._returned(move.entry, due_ms(move.score), now)
             return self._send([move for move in moves if move.entry in departed])
         finally:
-            self._inflight.arrived(going)
-            self._step.took(self._clock.monotonic() - began, len(moves))
+            self._tools.inflight.arrived(going)
+            self._step.took(self._tools.clock.monotonic() - began, len(moves))
 
     def _send(self, moves: Iterable[Move]) -> list[Move]:
-        now, queues = self._clock.now_ms(), self._queues
+        now, queues = self._tools.clock.now_ms(), self._tools.queues
         commit: defaultdict[Slot, list[Move]] = defaultdict(list)
         back: defaultdict[Slot, list[Move]] = defaultdict(list)
         bury: defaultdict[Slot, list[Move]] = defaultdict(list)
@@ -112,7 +93,7 @@ class EntryMover:
         """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
         if not entries:
             return
-        failed = self._store.leases.release([entry.job_id for entry in entries])
+        failed = self._tools.store.leases.release([entry.job_id for entry in entries])
         tell_unwritten(failed)
         for entry in entries:
             # The next holder asks again.  [rule: lease-released]

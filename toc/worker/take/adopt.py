@@ -16,20 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from toc.index.messages import ExpiredRequest
-from toc.index.queues import Queues
 from toc.loop import Loop
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
-from toc.model.handler import Handler
 from toc.model.scores import fence_of, split
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.worker.check import Checker
-from toc.worker.entry import Entry, Held, Inflight
+from toc.worker.entry import Entry, Held
 from toc.worker.settle.finish import Finisher
-from toc.worker.slots import SlotBook
 from toc.worker.take.feedback import LetGo
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -48,12 +44,7 @@ AFTER_LOST_SECONDS = (0.0, 1.0, 4.0)
 class Adopter:
     """The loop that finds entries that are not held. The poller also uses ``hold`` and ``ours``."""
 
-    queues: Queues
-    catalog: TopicCatalog
-    clock: Clock
-    handlers: Mapping[str, Handler]
-    book: SlotBook
-    inflight: Inflight
+    tools: Tools
     finisher: Finisher
     checker: Checker
     let_go: LetGo
@@ -88,14 +79,14 @@ class Adopter:
 
     def hold(self, slot: Slot, entries: Iterable[tuple[int, float]], taken: int, kept: float) -> list[Entry]:
         """Hold entries given as (job_id, fence), known to exist since ``kept``. Returns those to check."""
-        topic = self.catalog.known().get(slot.topic)
+        topic = self.tools.catalog.known().get(slot.topic)
         if topic is None:  # removed meanwhile: they time out, and remain if it comes back
             return []
-        handler = self.handlers[topic.name]
+        handler = self.tools.handlers[topic.name]
         held: list[Entry] = []
         for job_id, fence in entries:
             entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
-            what = self.inflight.hold(entry)
+            what = self.tools.inflight.hold(entry)
             if what is Held.NEW:
                 held.append(entry)
             elif what is Held.MOVING:
@@ -107,7 +98,7 @@ class Adopter:
     def ours(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return those to check of entries under our claim. Those in slots that we no longer own go back:
         otherwise they would time out, which costs a try."""
-        owned = self.book.owned if self._taking else {}
+        owned = self.tools.book.owned if self._taking else {}
         if all(entry.slot in owned for entry in entries):
             return list(entries)
         self.finisher.give_back_unread(entry for entry in entries if entry.slot not in owned)
@@ -125,16 +116,16 @@ class Adopter:
         self.let_go.taken_up()
         self._busy = False
         with self._lock:
-            return max(self._looks[0][0] - self.clock.monotonic(), 0.0) if self._looks else IDLE_SECONDS
+            return max(self._looks[0][0] - self.tools.clock.monotonic(), 0.0) if self._looks else IDLE_SECONDS
 
     def _look_in(self, seconds: float, slot: Slot, claim: int) -> None:
         with self._lock:
-            heapq.heappush(self._looks, (self.clock.monotonic() + seconds, slot, claim))
+            heapq.heappush(self._looks, (self.tools.clock.monotonic() + seconds, slot, claim))
         self.loop.wake()
 
     def _looks_due(self) -> dict[Slot, set[int]]:
         """The slots, with claim numbers, to look at by now."""
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         claims: dict[Slot, set[int]] = {}
         with self._lock:
             while self._looks and self._looks[0][0] <= now:
@@ -144,7 +135,7 @@ class Adopter:
 
     def _find(self, claims: Mapping[Slot, set[int]], found: dict[Slot, dict[int, float]]) -> None:
         """Add what is prepared under these claim numbers to ``found``."""
-        results = self.queues.expired(
+        results = self.tools.queues.expired(
             [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
         )
         for slot, result in results.items():
@@ -161,10 +152,11 @@ class Adopter:
 
         Each gets a heartbeat first, since it may be old.
         """
-        now, kept = self.clock.now_ms(), self.clock.monotonic()
+        now, kept = self.tools.clock.now_ms(), self.tools.clock.monotonic()
         held: dict[Slot, list[Entry]] = {}
         for slot, fences in found.items():
-            free = [(job_id, fence) for job_id, fence in fences.items() if self.inflight.get(job_id) is None]
+            held_now = self.tools.inflight.get
+            free = [(job_id, fence) for job_id, fence in fences.items() if held_now(job_id) is None]
             # Hold an entry before checking that it still exists, not after. If a prepare takes the
             # id meanwhile, the poller's entry replaces this one. If the entry is moved away
             # meanwhile, its token does not match.
@@ -172,13 +164,13 @@ class Adopter:
                 held[slot] = entries
         asked = {slot: [(entry.job_id, entry.fence) for entry in some] for slot, some in held.items()}
         adopted: list[Entry] = []
-        for slot, matched in self.queues.extend(asked).items():  # [rule: adopted-alive]
+        for slot, matched in self.tools.queues.extend(asked).items():  # [rule: adopted-alive]
             if isinstance(matched, IndexUnavailable):
-                self.inflight.drop(held[slot])
+                self.tools.inflight.drop(held[slot])
                 for claim in {split(entry.fence).claim for entry in held[slot]}:
                     self._look_in(RETRY_SECONDS, slot, claim)
                 continue
-            self.inflight.drop(e for e, match in zip(held[slot], matched, strict=True) if not match)
+            self.tools.inflight.drop(e for e, match in zip(held[slot], matched, strict=True) if not match)
             adopted += [e for e, match in zip(held[slot], matched, strict=True) if match]
         if adopted:
             log.info("entries_adopted", tasks=len(adopted))

@@ -3,9 +3,8 @@
 A slot is due when its first entry is, as far as the worker knows: each prepare reports the next due
 time of its slot, and wake-up messages or the slow peek of the reclaimer report entries that became
 due earlier. Of the due slots, those that wait longest come first, as far as their topic has room.
-The others wait until the dispatcher reports room. A slot with more due entries is served again
-until it has given TURN entries in a row. So the tasks that are taken, and end, within some
-milliseconds lie in few tables.
+The others wait until the dispatcher reports room. A slot with more due entries is served again while
+no other has waited longer. So the tasks that are taken, and end, within some milliseconds lie in few tables.
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from operator import attrgetter
 
 from toc.index.connections import RedisNode
 from toc.index.messages import Prepared, PrepareRequest
 from toc.index.takes import Takes
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
-from toc.model.handler import Handler
 from toc.model.topic import Slot
-from toc.worker.entry import Inflight
 from toc.worker.run.dispatch import Dispatcher
 from toc.worker.run.handler_threads import MAX_WAITING
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.slots import NEVER, OwnedSlot, SlotBook, instant_of
+from toc.worker.slots import NEVER, OwnedSlot, instant_of
 from toc.worker.take.feedback import LetGo, Pressure
-from toc.worker.take.resume_rate import ResumeRate
+from toc.worker.take.resume_rate import PACE_MS, ResumeRate
+from toc.worker.tools import Tools
 
 TAKE_LIMIT = 200
 """Most entries that one prepare takes from one slot. Bounds how long the script blocks the server."""
@@ -45,26 +40,19 @@ MAX_UNSTARTED = 2 * MAX_WAITING
 """While more entries of a topic than this were taken and have not started, no more of it are taken.
 All of them count, not only those in its line: if rows or leases come slowly, most are in the row
 check or wait to be adopted, while the line is empty and has room."""
-TURN = 1000
-"""Entries that are taken from a slot in a row while it has more and other slots of its topic wait."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
 
-_LONGEST = attrgetter("due", "last_turn")
-"""Sorts slots: first the one that has waited longest. Slots that were put off together are due at
-the same time; then the one whose last turn is longest ago comes first."""
+_LONGEST = attrgetter("due")
+"""Sorts slots: first the one that has waited longest."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Agenda:
     """The due times of this worker's slots. Only the poller's thread uses it."""
 
-    catalog: TopicCatalog
-    clock: Clock
-    handlers: Mapping[str, Handler]
-    book: SlotBook
-    inflight: Inflight
+    tools: Tools
     let_go: LetGo
     finisher: Finisher
     dispatcher: Dispatcher
@@ -73,18 +61,17 @@ class Agenda:
 
     def __post_init__(self) -> None:
         self._due: list[tuple[int, Slot]] = []
-        """Heap of (due, slot). Stale pairs are skipped when they reach the top."""
+        """Heap of (when to look, slot). Stale pairs are skipped when they reach the top."""
         self._no_room: dict[Slot, int] = {}
         """Due slots without room, with the due time of each. Those that wait longest are served first."""
         self._held_up: dict[RedisNode | None, dict[Slot, int]] = {}
         """Due slots whose node has yet to answer a prepare, with the due time of each."""
-        self._resume = ResumeRate(self.clock)
-        self._turns = count(1)
+        self._resume = ResumeRate(self.tools.clock)
 
     def hear(self, news: Mapping[Slot, int]) -> None:
         """Begin a round: schedule looks at slots that may hold a due entry, at those that had no room in the
         last round, and at those whose node has answered since."""
-        owned = self.book.owned
+        owned = self.tools.book.owned
         if not (news or self._no_room or self._held_up):
             return
         looks = [news, self._no_room]
@@ -97,22 +84,24 @@ class Agenda:
                 if slot in owned:
                     self.look(owned[slot], due)
 
-    def look(self, owned: OwnedSlot, due: int) -> None:
-        """Schedule a look at a slot for ``due`` (ms), unless an earlier one is scheduled."""
-        if due < owned.due:
-            owned.due = due
-            heapq.heappush(self._due, (owned.due, owned.slot))
-            if len(self._due) > 2 * len(self.book.owned) + 64:  # drop stale pairs that lie far ahead
-                self._due = [(o.due, o.slot) for o in self.book.owned.values() if o.due < NEVER]
+    def look(self, owned: OwnedSlot, due: int, at: int = 0) -> None:
+        """Schedule a look at a slot, with an entry due at ``due``, for then, but not before ``at`` (both ms);
+        unless an earlier one is scheduled."""
+        at = due if due > at else at
+        if at < owned.look:
+            owned.due, owned.look = due, at
+            heapq.heappush(self._due, (at, owned.slot))
+            if len(self._due) > 2 * len(self.tools.book.owned) + 64:  # drop stale pairs that lie far ahead
+                self._due = [(o.look, o.slot) for o in self.tools.book.owned.values() if o.look < NEVER]
                 heapq.heapify(self._due)
 
     def next_due(self) -> int:
-        """When the next slot is due (ms), or NEVER if no due time is known."""
+        """When to look at the next slot (ms), or NEVER if no due time is known."""
         while self._due:
-            due, slot = self._due[0]
-            owned = self.book.owned.get(slot)
-            if owned is not None and owned.due == due:
-                return due
+            at, slot = self._due[0]
+            owned = self.tools.book.owned.get(slot)
+            if owned is not None and owned.look == at:
+                return at
             heapq.heappop(self._due)
         return NEVER
 
@@ -122,27 +111,34 @@ class Agenda:
         if not self._due or self._due[0][0] > now:
             self.pressure.backlogged = bool(self._held_up) and self.pressure.backlogged
             return requests
-        topics = self.catalog.known()
+        topics = self.tools.catalog.known()
         unwritten = self.finisher.backlog
         for name, members in self._remove_due(now).items():
             if self._is_behind(name, members, unwritten):
                 self._put_off(members, now + BEHIND_LOOK_MS)
                 continue
-            topic, handler = topics.get(name), self.handlers.get(name)
+            topic, handler = topics.get(name), self.tools.handlers.get(name)
             if topic is None or handler is None or not handler.serves(topic):
                 self._put_off(members, now + PAUSED_LOOK_MS)
                 continue
             room = min(self.dispatcher.room(name), ROUND_LIMIT)
-            if topic.resume_rate:
-                mine = sum(slot.topic == name for slot in self.book.owned)
-                members, room, waiting, wait = self._resume.admit(topic, members, room, mine)
-                self._put_off(waiting, now + wait)
+            limited = sum(member.due < topic.resumed_at for member in members) if topic.resume_rate else 0
+            first = 0
+            if limited:  # the first ones: one of them, which holds the oldest, is taken from at a time
+                owned = sum(slot.topic == name for slot in self.tools.book.owned)
+                tokens = self._resume.tokens(topic, owned)
+                first = min(tokens, 1)
+                self._put_off(members[first:limited], now + PACE_MS)
+                members = members[:first] + members[limited:]
+                room = min(room, tokens) if tokens else room
             chosen = share(members[: ROUND_SLOTS - len(requests)], room)
             if len(chosen) < len(members):
                 self._no_room.update((member.slot, member.due) for member in members[len(chosen) :])
                 self.dispatcher.want_room(name)
+            if first and chosen:
+                self._resume.took(topic, chosen[0][1])
             for member in members:
-                member.due = NEVER  # until a due time is known
+                member.look = NEVER  # until a due time is known
             requests += [
                 PrepareRequest(member.slot, limit, topic.retries, member.claim) for member, limit in chosen
             ]
@@ -152,16 +148,16 @@ class Agenda:
 
     def _remove_due(self, now: int) -> dict[str, list[OwnedSlot]]:
         """Remove the slots that are due from the heap. Returns those of each topic, the longest due first."""
-        owned = self.book.owned
+        owned = self.tools.book.owned
         due_slots: dict[str, dict[Slot, OwnedSlot]] = {}
         while self._due and self._due[0][0] <= now:
-            due, slot = heapq.heappop(self._due)
+            at, slot = heapq.heappop(self._due)
             member = owned.get(slot)
-            if member is None or member.due != due:
+            if member is None or member.look != at:
                 continue
             if self.takes.under_way and (node := self.takes.node(slot)) in self.takes.under_way:
-                self._held_up.setdefault(node, {})[slot] = due
-                member.due = NEVER
+                self._held_up.setdefault(node, {})[slot] = member.due
+                member.look = NEVER
             else:
                 due_slots.setdefault(slot.topic, {})[slot] = member  # once: a stale pair may say the same
         return {topic: sorted(members.values(), key=_LONGEST) for topic, members in due_slots.items()}
@@ -170,30 +166,24 @@ class Agenda:
         """Whether enough was taken: many ended tries wait to be written, or many entries to start."""
         if unwritten > ENOUGH_UNWRITTEN and (unwritten > MAX_UNWRITTEN or any(one.left for one in members)):
             return True
-        return self.inflight.waiting(topic) + self.let_go.waiting(topic) > MAX_UNSTARTED
+        return self.tools.inflight.waiting(topic) + self.let_go.waiting(topic) > MAX_UNSTARTED
 
     def _put_off(self, members: Iterable[OwnedSlot], until: int) -> None:
-        """Look at slots that were due at ``until`` (ms) instead."""
+        """Look at slots that are due at ``until`` (ms) instead."""
         for member in members:
-            member.due = NEVER
-            self.look(member, until)
+            member.look = NEVER
+            self.look(member, member.due, until)
 
     def note_prepared(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
         """Schedule the next look at a slot from which a prepare has taken ``result``."""
-        taken = len(result.entries)
         owned.left = result.left
-        owned.in_a_row = (owned.in_a_row + taken) if result.left else 0
-        if owned.slot.topic in self._resume.topics:
-            self._resume.took(owned.slot, taken, result.next_due)
         if result.next_due is None:
             return
         due = instant_of(result.next_due)
         if result.redis_now_ms < due <= now:  # Redis's clock is behind ours and says not yet
-            due += now - result.redis_now_ms
-        elif due <= now and owned.in_a_row >= TURN:
-            due = now  # it comes after the slots that wait
-            owned.in_a_row, owned.last_turn = 0, next(self._turns)
-        self.look(owned, due)
+            self.look(owned, due, due + now - result.redis_now_ms)
+        else:
+            self.look(owned, due)
 
 
 def share(members: list[OwnedSlot], room: int) -> list[tuple[OwnedSlot, int]]:

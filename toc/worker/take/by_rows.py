@@ -10,7 +10,7 @@ The owner does this, not the sweeper of the table: its app handles the topic, an
 holds what was prepared before the outage, so it knows what not to take.
 
     same row check, dispatcher and finisher; without a fencing token there is no move in Redis
-    a failed try: its row says when it is due again; if soon, no look is needed (``Returned``)
+    a failed try: its row says when it is due again; the next look finds it
     the index is back: looks continue for a moment beside the poller, until the sweep has caught up
 
 If the poller prepares such a task later, ``Inflight`` finds its id. Other workers find the lease or the ended
@@ -28,24 +28,19 @@ from functools import partial
 from itertools import chain, islice
 
 from toc.loop import Loop, Wake
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
-from toc.model.handler import Handler
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.observe.metrics import WITHOUT_INDEX
 from toc.store.servers.shards import Trouble
-from toc.store.store import Store
 from toc.store.tasks.scan import Position
 from toc.worker.check import Checker
-from toc.worker.entry import NO_FENCE, Entry, Inflight
+from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.index_watch import IndexWatch
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.slots import SlotBook
-from toc.worker.take.feedback import DueTask, Returned
-from toc.worker.take.resume_rate import PACE_MS, Backlog
+from toc.worker.take.resume_rate import PACE_MS, ResumeRate
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -74,6 +69,9 @@ MAX_TAKEN = 500
 RETRY_SECONDS = 5.0
 """Pause before a database server that failed is queried again."""
 START = Position(0)
+
+DueTask = tuple[int, int, Slot]
+"""When a task is due (ms), its job_id, its slot."""
 
 
 class _Due:
@@ -145,28 +143,21 @@ class RowTaker:
     ``watch`` tells the slots for which no index answers; None: there is no index.
     """
 
-    store: Store
-    catalog: TopicCatalog
-    clock: Clock
-    handlers: Mapping[str, Handler]
-    book: SlotBook
-    inflight: Inflight
+    tools: Tools
     finisher: Finisher
     dispatcher: Starts
     leases: LeaseKeeper
     watch: IndexWatch | None
     checker: Checker
-    returned: Returned
     wakes: Sequence[Wake]
 
     def __post_init__(self) -> None:
-        self._tables_of_server = self.store.tables_of_server()
+        self._tables_of_server = self.tools.store.tables_of_server()
         self._lost: dict[Slot, float] = {}
         """Slots whose index is out of reach, with the time until which they are served here (monotonic)."""
-        self._resumed: dict[str, Backlog] = {}
-        """The topics that were resumed at a rate."""
         self._lock = threading.Lock()
-        """Held to change either."""
+        """Held to change them."""
+        self._resume = ResumeRate(self.tools.clock)
         self._plans = [_Plan() for _ in self._tables_of_server]
         self._taking = True
         self.loops = [
@@ -214,16 +205,13 @@ class RowTaker:
             plan.looking = False
 
     def _run_once(self, server: int, plan: _Plan) -> float:
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         slots = self._slots(now)
-        returned = self.returned.take(server)
         if not slots or not self._taking or self._is_shared():  # [rule: takes-alone]
             self.finisher.give_back_unread(plan.unsure)
             plan.due, plan.unsure, plan.heads = {}, [], {}
             plan.anew, plan.look_at = True, float("-inf")
             return IDLE_SECONDS
-        for row in returned:
-            plan.due.setdefault(row[2].topic, _Due()).add(row)
         if now < plan.failed_until:
             return plan.failed_until - now
         if now >= plan.look_at and not self._look(server, plan, slots):
@@ -234,17 +222,17 @@ class RowTaker:
         if any(len(plan.due.get(name, ())) < ENOUGH // 2 for name in plan.full):
             plan.anew, plan.look_at, plan.full = True, float("-inf"), set()
         plan.heads = {name: rows.first for name, rows in plan.due.items() if rows}
-        return max(min(wait, plan.look_at - self.clock.monotonic()), 0.0)
+        return max(min(wait, plan.look_at - self.tools.clock.monotonic()), 0.0)
 
     def _is_shared(self) -> bool:
         """Whether others may take what is ours by the index, without a lease."""
-        return self.watch is not None and self.inflight.shared(self.clock.monotonic())
+        return self.watch is not None and self.tools.inflight.shared(self.tools.clock.monotonic())
 
     # --- what is due
 
     def _slots(self, now: float) -> Collection[Slot]:
         """Our slots, if there is no index; or those whose node is out of reach, or was until a moment ago."""
-        wanted = self.book.wanted
+        wanted = self.tools.book.wanted
         if self.watch is None:
             return wanted
         with self._lock:
@@ -256,17 +244,17 @@ class RowTaker:
 
     def _served(self, names: Iterable[str]) -> dict[str, Topic]:
         """Those of the topics whose tasks may start here."""
-        known = self.catalog.known()
-        pairs = ((known.get(name), self.handlers.get(name)) for name in names)
+        known = self.tools.catalog.known()
+        pairs = ((known.get(name), self.tools.handlers.get(name)) for name in names)
         return {topic.name: topic for topic, handler in pairs if topic and handler and handler.serves(topic)}
 
     def _look(self, server: int, plan: _Plan, slots: Collection[Slot]) -> bool:
         """Read what comes due in some of a server's tables: a page of each. A round reads all. False if the
         server did not answer."""
-        began = self.clock.monotonic()
+        began = self.tools.clock.monotonic()
         if plan.anew or not plan.left:
             plan.anew, plan.began = False, began
-            plan.until_ms = self.clock.now_ms() + int(AHEAD * 1000 * plan.period)
+            plan.until_ms = self.tools.clock.now_ms() + int(AHEAD * 1000 * plan.period)
             plan.left = dict.fromkeys(self._tables_of_server[server], START)
             plan.at_once = TABLES if plan.rows > PAGE else len(plan.left)
             plan.rows, plan.full = 0, set()
@@ -277,20 +265,20 @@ class RowTaker:
         for table in starts:
             del plan.left[table]
         if topics:
-            where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.store.leases.untaken()}"
-            pages = self.store.scans.page(starts, plan.until_ms, PAGE, where=where)
+            where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.tools.store.leases.untaken()}"
+            pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered)
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
-            locked = self.store.scans.locked(row.job_id for row in found)
+            locked = self.tools.store.scans.locked(row.job_id for row in found)
             for row in found:
                 plan.rows += 1
                 slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
                 if slot in slots and row.job_id not in locked:
                     plan.due.setdefault(slot.topic, _Due()).add((row.next_time, row.job_id, slot))
-        now = self.clock.monotonic()
+        now = self.tools.clock.monotonic()
         if plan.left:  # rests for as long as it has read: what is due meanwhile is taken
             plan.look_at = now + now - began
         else:
@@ -299,7 +287,7 @@ class RowTaker:
         return True
 
     def _failed(self, plan: _Plan, errors: Mapping[int, Trouble]) -> None:
-        plan.failed_until = self.clock.monotonic() + RETRY_SECONDS
+        plan.failed_until = self.tools.clock.monotonic() + RETRY_SECONDS
         log.warning("rows_not_taken", error=str(next(iter(errors.values()))))
 
     # --- take
@@ -312,7 +300,7 @@ class RowTaker:
         wait = LOOK_SECONDS
         for name, topic in self._served(list(plan.due)).items():
             rows = plan.due[name]
-            if rows and rows.first <= self.clock.now_ms():
+            if rows and rows.first <= self.tools.clock.now_ms():
                 room = min(self.dispatcher.room(name), MAX_TAKEN - len(entries))
                 if room <= 0:
                     self.dispatcher.want_room(name)
@@ -321,55 +309,46 @@ class RowTaker:
                 wait = PACE_MS / 1000 if not chosen else wait
                 entries += chosen
             if rows:
-                wait = min(wait, max(rows.first / 1000 - self.clock.time(), GATHER_SECONDS))
+                wait = min(wait, max(rows.first / 1000 - self.tools.clock.time(), GATHER_SECONDS))
         if entries:
-            plan.taken_at = self.clock.monotonic()
+            plan.taken_at = self.tools.clock.monotonic()
             self._start(plan, entries)
         return wait
 
     def _choose(self, topic: Topic, rows: _Due, slots: Collection[Slot], room: int) -> list[Entry]:
         """Hold those of a topic's rows that are due, those that have waited longest first."""
-        now, at = self.clock.monotonic(), self.clock.now_ms()
+        now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
         limited = topic.resume_rate > 0 and rows.first < topic.resumed_at
-        tokens = self._tokens(topic, slots, now) if limited else room
+        owned = sum(slot.topic == topic.name for slot in slots) if limited else 0
+        tokens = self._resume.tokens(topic, owned) if limited else room
         chosen: list[Entry] = []
         while rows and rows.first <= at and len(chosen) < min(room, tokens):
             _, job_id, slot = rows.pop()
-            entry = Entry(job_id, slot, NO_FENCE, topic, self.handlers[topic.name], at, now)
-            if slot in slots and self.inflight.hold_if_free(entry):
+            entry = Entry(job_id, slot, NO_FENCE, topic, self.tools.handlers[topic.name], at, now)
+            if slot in slots and self.tools.inflight.hold_if_free(entry):
                 chosen.append(entry)
         if limited:
-            with self._lock:
-                self._resumed[topic.name].tokens -= len(chosen)
+            self._resume.took(topic, len(chosen))
         return chosen
-
-    def _tokens(self, topic: Topic, slots: Collection[Slot], now: float) -> int:
-        """How many tasks of a topic that was resumed at a rate may be taken now."""
-        with self._lock:
-            backlog = self._resumed.get(topic.name)
-            if backlog is None or backlog.resumed_at != topic.resumed_at:
-                backlog = self._resumed[topic.name] = Backlog(topic.resumed_at, now)
-            owned = sum(slot.topic == topic.name for slot in slots)
-            return int(backlog.refill(topic.resume_rate * owned / topic.slot_amount, now))
 
     def _start(self, plan: _Plan, entries: list[Entry]) -> None:
         """Lease the rows of entries that are held and due, and have those checked."""
         if self._is_shared():  # learned during this look
             self.finisher.give_back_unread(entries)
             return
-        failed = self.leases.take(entries, due_by=self.clock.now_ms())  # [rule: taken-by-lease]
+        failed = self.leases.take(entries, due_by=self.tools.clock.now_ms())  # [rule: taken-by-lease]
         if failed:
             plan.unsure = [entry for entry in entries if entry.job_id in failed]
             entries = [entry for entry in entries if entry.job_id not in failed]
             self._failed(plan, failed)
         # A slot may have been handed over meanwhile, and where there is an index its new owner may run what
         # has no lease yet.
-        wanted = self.book.wanted
+        wanted = self.tools.book.wanted
         self.finisher.give_back_unread(entry for entry in entries if entry.slot not in wanted)
         entries = [entry for entry in entries if entry.slot in wanted]
         leased = [entry for entry in entries if entry.lease.until]
         if len(leased) < len(entries):
-            plan.look_at = min(plan.look_at, self.clock.monotonic() + SOON_SECONDS)
+            plan.look_at = min(plan.look_at, self.tools.clock.monotonic() + SOON_SECONDS)
         if self.watch is not None:
             for topic_name, count in Counter(entry.topic.name for entry in leased).items():
                 WITHOUT_INDEX.of(topic_name).add(count)

@@ -6,17 +6,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
 
 from toc.loop import Wake
 from toc.model.topic import Slot
 from toc.worker.entry import NO_FENCE, Entry
-
-AHEAD_MS = 1200
-"""What is due later than this is read from its table in time."""
-
-DueTask = tuple[int, int, Slot]
-"""When a task is due (ms), its job_id, its slot."""
 
 
 class Inbox:
@@ -48,28 +41,6 @@ class Inbox:
         with self._lock:
             due, self._due = self._due, {}
         return due
-
-
-class Returned:
-    """Tasks that were taken by their rows and are due again before the tables are read again. Thread-safe;
-    ``wakes`` wake who takes by rows, by database server."""
-
-    def __init__(self, server_of: Callable[[int], int], wakes: Sequence[Wake]) -> None:
-        self._server_of = server_of
-        self._wakes = wakes
-        self._tasks: list[SimpleQueue[DueTask]] = [SimpleQueue() for _ in wakes]
-
-    def put(self, entry: Entry, due: int, now: int) -> None:
-        """Report a task that has gone back to its row, due at ``due`` (ms)."""
-        if due - now < AHEAD_MS:
-            server = self._server_of(entry.job_id)
-            self._tasks[server].put((due, entry.job_id, entry.slot))
-            self._wakes[server]()
-
-    def take(self, server: int) -> list[DueTask]:
-        """Return what was reported of a server's tasks since the last call: when due, job_id, slot."""
-        tasks = self._tasks[server]
-        return [tasks.get_nowait() for _ in range(tasks.qsize())]
 
 
 class LetGo:

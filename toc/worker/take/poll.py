@@ -19,17 +19,17 @@ from toc.failpoint import failpoint
 from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.takes import Takes
 from toc.loop import Loop, Reactor
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.worker.check import Checker
 from toc.worker.entry import Entry
-from toc.worker.slots import NEVER, SlotBook
+from toc.worker.slots import NEVER
 from toc.worker.take.adopt import Adopter
 from toc.worker.take.agenda import Agenda
 from toc.worker.take.early import EarlyEntries
 from toc.worker.take.feedback import Inbox
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -47,8 +47,7 @@ class Poller:
     """The loop that takes tasks. It alone prepares. Other threads report slots and due times to its inbox."""
 
     takes: Takes
-    clock: Clock
-    book: SlotBook
+    tools: Tools
     agenda: Agenda
     checker: Checker
     adopter: Adopter
@@ -84,7 +83,7 @@ class Poller:
         with self._between:
             self.reactor.hear()
             self._accept()
-            now = self.clock.now_ms()
+            now = self.tools.clock.now_ms()
             if early := self.early.release(now):
                 self.checker.start(early)
             self.agenda.hear(self.inbox.take_due())
@@ -100,7 +99,7 @@ class Poller:
         due = self.agenda.next_due() if self._taking else NEVER
         due = min(due, self.early.next_due())
         # Computed from the exact clock: the sleep ends when the due millisecond begins, or just after.
-        wait = due / 1000 - self.clock.time()
+        wait = due / 1000 - self.tools.clock.time()
         if wait > LONG_SLEEP_SECONDS:
             wait -= STIR_SECONDS
         return min(max(wait, 0.0), IDLE_SECONDS)
@@ -114,10 +113,10 @@ class Poller:
         answers = self.takes.answers()
         if not answers:
             return
-        now, at = self.clock.now_ms(), self.clock.monotonic()
+        now, at = self.tools.clock.now_ms(), self.tools.clock.monotonic()
         seconds = 0.0
         for request, result, began in answers:
-            owned = self.book.owned.get(request.slot)
+            owned = self.tools.book.owned.get(request.slot)
             if not isinstance(result, IndexUnavailable):
                 seconds = time.monotonic() - began
                 taken += self.adopter.hold(request.slot, result.entries, result.redis_now_ms, at - seconds)
