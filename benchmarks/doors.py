@@ -33,7 +33,7 @@ from benchmarks import processes, stats, webhooks
 from benchmarks.catalog import ENTRIES
 from benchmarks.environment import python_of
 from benchmarks.local import MariaDB, RedisServer
-from toc import NewTask, Settings, TimeoutCenter, Topic
+from toc import AsyncTimeoutCenter, NewTask, Settings, TimeoutCenter, Topic
 from toc.dev.local.process import until
 from toc.model.access import Role
 from toc.model.topic import Delivery
@@ -47,6 +47,9 @@ OTHERS = 2000
 """Pulls that wait for a topic of which nothing comes due."""
 PAIRS = 256
 """Connections that pull and ack one by one."""
+IN_FLIGHT = 256
+"""Submits of the asynchronous SDK at once."""
+IMPORT = "import time; a = time.perf_counter(); from toc import TimeoutCenter; print(time.perf_counter() - a)"
 BULLMQ = Path(__file__).parent / "peers" / "bullmq"
 
 
@@ -111,6 +114,22 @@ async def closed(
     await asyncio.gather(*map(work, clients))
     for client in clients:
         client.transport.close()
+    return took
+
+
+async def awaited(settings: Settings, seconds: float) -> list[float]:
+    """As many submits by the asynchronous SDK, each followed by the next."""
+    took: list[float] = []
+
+    async def work() -> None:
+        while (began := time.perf_counter()) < end:
+            await center.submit("bench", biz_id=random.randrange(10**9), delay=3600, attribute={"n": 1})
+            took.append(time.perf_counter() - began)
+
+    async with AsyncTimeoutCenter(settings) as center:
+        await center.submit("bench", biz_id=1, delay=3600)
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
     return took
 
 
@@ -292,7 +311,8 @@ class Stage:
         """The processor seconds used so far, by who used them."""
         http = [pid for pid in processes.tree(self.gateway.pid) if _is_http(pid)]
         mariadb = processes.tree(self.pids()["mariadb"])
-        return {"gateway": processes.cpu_seconds(http), "mariadb": processes.cpu_seconds(mariadb)}
+        used = {"gateway": processes.cpu_seconds(http), "mariadb": processes.cpu_seconds(mariadb)}
+        return used | {"client": time.process_time()}
 
     def pids(self) -> dict[str, int]:
         """The servers' pids."""
@@ -404,6 +424,7 @@ def measure(stage: Stage, seconds: float, only: str) -> dict[str, Any]:
             port, 16, many, lambda: pull("pulled", 100, 1.0), ack, mark
         ),
         "2,000 idle pulls": idle,
+        "async SDK": lambda: awaited(stage.center.settings, seconds),
     }
     first = {"pull and ack": few, "pull and ack in hundreds": many}
     found: dict[str, Any] = {}
@@ -425,6 +446,9 @@ def measure(stage: Stage, seconds: float, only: str) -> dict[str, Any]:
                 "p99 ms": 1000 * stats.percentile(took, 0.99),
                 **{f"{who} us": 1e6 * (after[who] - before[who]) / len(took) for who in after},
             }
+    if "import toc".startswith(only):
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+        found["import toc"] = {"seconds": float(done.stdout)}
     return found
 
 
