@@ -142,6 +142,8 @@ class Settings(BaseSettings):
     quarters of them."""
     async_limit: int = Field(4000, ge=1, le=100_000, description="1 to 100000")
     """Coroutines of ``async def`` handlers that each worker process runs at once, per topic."""
+    topic_drift: Literal["warn", "refuse"] = "warn"
+    """Whether a worker starts whose application declares topics otherwise than they are."""
     max_crashes: int = Field(3, ge=1, le=100, description="1 to 100")
     """Tries in a row that may end with their worker before the task runs alone."""
     shutdown_deadline: float = Field(30.0, ge=0, le=86_400, description="seconds, 0 or more")
@@ -272,7 +274,7 @@ class Settings(BaseSettings):
         Allow(entries)
         return entries
 
-    @field_validator("log_level", "log_format", mode="before")
+    @field_validator("log_level", "log_format", "topic_drift", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value

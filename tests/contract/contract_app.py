@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from toc import Dead, Retry, Task, TimeoutCenter
 
 center = TimeoutCenter()
+around: ContextVar[list[int | str]] = ContextVar("around")
 _directory = Path(os.environ["TOC_TEST_HISTORY"])
 _history = os.open(_directory / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
@@ -24,7 +28,7 @@ class Unspeakable(Exception):
         raise RuntimeError("not even this")
 
 
-def record(task: Task) -> None:
+def record(task: Task, **more: object) -> None:
     line = {
         "job_id": task.job_id,
         "attempt": task.attempt,
@@ -36,7 +40,7 @@ def record(task: Task) -> None:
         "topic": task.topic,
         "version": task.version,
         "attribute": task.attribute,
-    }
+    } | more
     os.write(_history, (json.dumps(line) + "\n").encode())
 
 
@@ -85,6 +89,30 @@ async def one_async(task: Task) -> None:
 for name in ("c.plain", "c.now", "c.thrice", "c.once", "c.most", "c.silent"):
     center.handler(name)(one)
 center.handler("c.async")(one_async)
+
+
+@dataclass
+class Order:
+    number: int
+    note: str = ""
+
+
+@center.middleware
+def noted(tasks: list[Task]) -> Iterator[None]:
+    token = around.set([task.biz_id for task in tasks])
+    yield
+    around.reset(token)
+
+
+@center.on_dead
+def died(task: Task, reason: str) -> None:
+    record(task, reason=reason)
+
+
+@center.handler("c.typed")
+async def typed(order: Order, task: Task) -> Dead | None:
+    record(task, number=order.number, note=len(order.note), around=around.get())
+    return Dead("returned") if order.note == "dead" else None
 
 
 @center.handler("c.batch", batch=20)

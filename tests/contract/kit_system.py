@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class KitContract:
             assert spec is not None
             assert spec.loader is not None
             self._app = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = self._app  # dataclasses look there
             spec.loader.exec_module(self._app)
         self.kit.use(self._app.center)
         self._thread.start()

@@ -30,6 +30,7 @@ TOPICS: dict[str, list[str]] = {
     "c.async": ["--biz-type", "6", "--slots", "2", "--retries", "2", "--backoff", "immediate"],
     "c.batch": ["--biz-type", "7", "--slots", "1", "--retries", "2", "--backoff", "immediate"],
     "c.batch-whole": ["--biz-type", "8", "--slots", "1", "--retries", "2", "--backoff", "immediate"],
+    "c.typed": ["--biz-type", "11", "--slots", "1", "--retries", "2", "--backoff", "immediate"],
     "c.expires": ["--biz-type", "10", "--slots", "1", "--expires-in", "2h"],
     "c.silent": ["--biz-type", "9", "--slots", "1", "--retries", "3", "--prepare-timeout", "3"],
 }

@@ -96,9 +96,9 @@ def test_handlers_are_refused_that_are_registered_twice_or_cannot_be_called(cont
         with pytest.raises(TocError):
             center.handler("h.batch", batch=size)(one)  # type: ignore[arg-type]
     with pytest.raises(TocError):
-        center.handler("h.two")(5)  # type: ignore[type-var]
+        center.handler("h.two")(5)  # type: ignore[arg-type]
     with pytest.raises(TocError):
-        center.handler("h.three")(lambda: None)
+        center.handler("h.three")(lambda: None)  # type: ignore[arg-type, misc]
 
 
 def _refused(done: Any, code: int | None = None) -> None:

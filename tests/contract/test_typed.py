@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -45,3 +46,38 @@ def test_an_occurrence_of_a_schedule_expires_as_its_topic_says(each: Contract) -
     task = each.wait(lambda: each.center.find(biz_id="typed-expiry"), "an occurrence is a task")[0]
     assert task.expires_at == task.action_time + timedelta(hours=2)
     each.center.schedules.delete("typed-expiry")
+
+
+def test_a_typed_handler_gets_the_attribute_or_the_body_within_the_middleware(each: Contract) -> None:
+    center = each.center
+    short = center.submit("c.typed", biz_id=201, delay=0.1, attribute={"number": 7})
+    long = json.dumps({"number": 8, "note": "x" * 5000}).encode()
+    whole = center.submit(
+        "c.typed", biz_id=202, delay=0.1, body=long, content_type="application/json", tries=1
+    )
+    for job_id, expected in ((short, [7, 0, [201]]), (whole, [8, 5000, [202]])):
+        each.wait_status(job_id, 2)
+        (start,) = each.history(job_id)
+        assert [start["number"], start["note"], start["around"]] == expected
+
+
+def test_a_returned_dead_ends_the_task_and_the_hook_is_told_once(each: Contract) -> None:
+    job_id = each.center.submit("c.typed", biz_id=203, delay=0.1, attribute={"number": 1, "note": "dead"})
+    each.wait_status(job_id, 4)
+    each.wait(lambda: len(each.history(job_id)) == 2, "the hook was told")
+    start, told = each.history(job_id)
+    assert (start["status"], told["status"], told["reason"]) == (0, 4, "returned")
+
+
+def test_a_payload_that_does_not_fit_is_given_back_uncharged_and_shown(each: Contract) -> None:
+    job_id = each.center.submit("c.typed", biz_id=204, delay=0.1, attribute={"number": "canary"})
+    each.wait(lambda: each.row(job_id)["last_error"], "it was given back")
+    row = each.row(job_id)
+    assert (row["status"], row["attempts"], row["crashes"]) == (0, 0, 0)
+    assert row["next_time"] > row["action_time"]
+    assert "number: Input should be a valid integer" in row["last_error"]
+    assert "canary" not in row["last_error"]
+    assert each.history(job_id) == []
+    shown = json.loads(each.toc("get", str(job_id), "--json").stdout)
+    assert shown["last_error"] == row["last_error"]
+    each.center.cancel(job_id)

@@ -20,11 +20,11 @@ from harness.system import buried
 
 from benchmarks.local import RedisServer
 from benchmarks.private import free_port
-from toc.cli.dev import _create_topics
 from toc.cli.main import main
 from toc.config import Settings
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import from_ms, to_ms
+from toc.model.errors import TopicDrift
 from toc.model.task import CancelOutcome, NewTask, TaskStatus
 from toc.model.topic import Topic
 from toc.model.verdict import Failure
@@ -34,6 +34,7 @@ from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
 from toc.store.tasks.pulls import HandOut
+from toc.worker.app import check_drift
 
 CANARY = "hunter2canary"
 
@@ -481,15 +482,58 @@ def test_a_task_table_that_redis_remembers_is_not_made_anew_in_silence(
     toc.ok("db", "upgrade")
 
 
-def test_dev_gives_a_new_topic_no_number_that_a_deleted_one_had(
+DECLARES = """
+import toc
+center = toc.TimeoutCenter()
+center.handler('sync.made')(print)
+center.handler('{topic}', retries=9, backoff_cap="5m")(print)
+center.topic('sync.small', slots=2)
+center.topic('sync.pulled', delivery="pull")
+center.topic('sync.taken', biz_type=1)
+"""
+
+
+def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     toc: Toc, topic: str, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, gone = center.store, Topic("gone", 1, 1, paused=True)
     store.topics.create(gone)
     assert store.topics.close("gone", 0)
     assert store.topics.retire(gone, 1)
-    lines = "import toc", "center = toc.TimeoutCenter()", "center.handler('made')(print)"
-    (tmp_path / "app_of_dev.py").write_text("\n".join(lines))
+    for number, name in ((2, "sync.small"), (3, "sync.pulled")):
+        store.topics.create(Topic(name, number, 4))
+    (tmp_path / "app_of_sync.py").write_text(DECLARES.format(topic=topic))
     monkeypatch.syspath_prepend(str(tmp_path))
-    _create_topics("app_of_dev:center")
-    assert {each["name"]: each["biz_type"] for each in toc.json("topic", "list")} == {topic: 7, "made": 2}
+    before = store.topics.list()
+    outcomes = {
+        "sync.made": "create",
+        topic: "alter",
+        **dict.fromkeys(("sync.small", "sync.pulled", "sync.taken"), "refused"),
+    }
+    for dry_run in (True, False):
+        words = ["topic", "sync", "--app", "app_of_sync:center", *(["--dry-run"] if dry_run else [])]
+        assert toc(*words).code == 1
+        refused = toc.err
+        for error in ("sync.small: InvalidTopic: ", "sync.pulled: TopicInUse: ", "sync.taken: TopicExists: "):
+            assert error in refused
+        if dry_run:
+            toc("topic", "sync", "--app", "app_of_sync:center", "--dry-run", "--json")
+            steps = {step["topic"]: step for step in json.loads(toc.out)}
+            assert {name: step["action"] for name, step in steps.items()} == outcomes
+            assert steps[topic]["changes"]["retries"] == {"was": 16, "is": 9}
+            assert store.topics.list() == before
+    made, altered = store.topics.get("sync.made"), store.topics.get(topic)
+    assert made is not None
+    assert made.biz_type > 10**8
+    assert altered is not None
+    assert (altered.retries, altered.backoff_cap, altered.biz_type) == (9, 300, 7)
+    assert store.topics.get("sync.taken") is None
+    actions = {row["action"] for row in toc.json("audit") if row["outcome"] == "done"}
+    assert actions == {"topic.alter", "topic.create"}
+    store.topics.alter("sync.small", slot_amount=8)
+    center.topic("sync.small", slots=4)
+    center.catalog.refresh()
+    check_drift(center)
+    center.settings = center.settings.model_copy(update={"topic_drift": "refuse"})
+    with pytest.raises(TopicDrift, match=r"sync\.small': slot_amount is 8, declared 4"):
+        check_drift(center)

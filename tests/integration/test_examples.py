@@ -228,6 +228,7 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
                     "member.remind": "timed",
                     "order.audit": "instant",
                     "invoice.send": "timed",
+                    "invoice.remind": "timed",
                     "feed.poll": "timed",
                 }.items(),
                 start=2,
@@ -247,4 +248,6 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
         "order.confirm",
         "member.remind",
         "report.make",
+        "invoice.remind",
+        "order.audit-late",
     }

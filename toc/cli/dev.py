@@ -21,7 +21,6 @@ from toc.cli.values import load_settings, who
 from toc.cli.worker import check_webhooks
 from toc.model.access import Role
 from toc.model.errors import ConfigError
-from toc.model.topic import Topic, check_native
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -110,8 +109,8 @@ def dev(
 
     Prints the settings for your application and for other toc commands; if the extra `gateway` is
     installed, the address of an HTTP gateway, a token for it, and the ports of the other protocols. If the
-    extra `webhooks` is installed, it sends webhooks, also to http://127.0.0.1:8080. Creates the topics that
-    the app handles and that do not exist yet. One machine, one disk: not for production.
+    extra `webhooks` is installed, it sends webhooks, also to http://127.0.0.1:8080. Brings the
+    topics to what the app declares, as `toc topic sync` does. One machine, one disk: not for production.
 
     Examples: toc dev --app shop.deadlines:center
               toc dev --app shop.deadlines:center --redis
@@ -133,7 +132,7 @@ def dev(
             print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
             end_if_lost()
             if app is not None:
-                _create_topics(app)
+                _sync_topics(app)
             beside = _gateway(settings)
             if app is None:
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
@@ -198,16 +197,11 @@ def _gateway(settings: Settings) -> SideProcesses | None:
     return with_dialects(beside, dict.fromkeys(DIALECTS, f"{LOOPBACK}:0"), [], [])
 
 
-def _create_topics(app: str) -> None:
-    from toc.worker.app import load_app
+def _sync_topics(app: str) -> None:
+    from toc.cli.topic import synced
 
-    center = load_app(app)
-    known = {topic.name: topic for topic in center.store.topics.list()}
-    numbers = {topic.biz_type for topic in known.values()} | set(center.store.topics.retired())
-    for name in sorted(set(center.handlers) - set(known)):
-        number = next(n for n in range(1, len(numbers) + 2) if n not in numbers)
-        numbers.add(number)
-        check_native(name)
-        center.store.topics.create(Topic(name, number, 4))
-        say(f"created topic {name} (biz_type {number}, 4 slots)")
-    center.close()
+    for step in synced(app):
+        if step.refused:
+            say(f"topic {step.topic} stays as it is: {step.refused}")
+        elif step.action != "none":
+            say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.told()}")

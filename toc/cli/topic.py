@@ -1,13 +1,20 @@
-"""toc topic create | list | show | alter | pause | resume | delete"""
+"""toc topic create | list | show | alter | sync | pause | resume | delete"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from toc.cli.operations import command, commands
-from toc.cli.output import show, show_one
+from toc.cli.operations import act, command, commands
+from toc.cli.options import Json, flag, option
+from toc.cli.output import print_json, say, show, show_one
+from toc.cli.values import load_settings
 from toc.operate.operation import Record
 from toc.operate.operations import topics
+
+if TYPE_CHECKING:
+    from toc.operate.topic_sync import Step
 
 app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
 
@@ -36,6 +43,43 @@ def _show_list(record: Record, *, as_json: bool) -> None:
 def _show_altered(record: Record, *, as_json: bool) -> None:
     """Example: toc topic alter order.close --slots 16 --backoff-cap 5m"""
     show_one(record, as_json=as_json)
+
+
+@app.command()
+def sync(
+    app: str = option("MODULE:NAME", "Your TimeoutCenter: shop.deadlines:center.", default=...),
+    dry_run: bool = flag("--dry-run", "Change nothing; show what would change, and what would be refused."),
+    as_json: Json = False,
+) -> None:
+    """Create the topics that code declares, and alter what it names and what differs. Deletes none.
+
+    Exits with 1 if something was refused.
+
+    Example: toc topic sync --app shop.deadlines:center --dry-run
+    """
+    steps = synced(app, dry_run=dry_run)
+    if as_json:
+        print_json([step.record() for step in steps])
+    else:
+        lines = [{"topic": step.topic, "action": step.outcome, "changes": step.told()} for step in steps]
+        show(lines, as_json=False, empty="the app declares and handles no topic")
+        for step in steps:
+            if step.refused:
+                say(f"{step.topic}: {step.refused}")
+    if any(step.refused for step in steps):
+        raise typer.Exit(1)
+
+
+def synced(app: str, *, dry_run: bool = False) -> list[Step]:
+    """Bring the topics to what an application declares, unless it is a ``dry_run``."""
+    from toc.operate.topic_sync import plan, sync_topics
+    from toc.worker.app import load_app
+
+    load_settings(daemon=not dry_run)
+    with load_app(app) as center:
+        if dry_run:
+            return plan(center, center.declared())
+        return sync_topics(center, center.declared(), lambda what, **values: act(what, center, **values))
 
 
 commands(app, topics.show_topic, topics.pause, topics.resume)

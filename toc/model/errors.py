@@ -167,7 +167,15 @@ class DuplicateHandler(InvalidInput):
 
 
 class InvalidHandler(InvalidInput):
-    """A handler that cannot be called with one argument."""
+    """A handler, or another function given to a center, whose parameters cannot be what it would get."""
+
+
+class InvalidPayload(InvalidInput):
+    """A payload that does not fit the first parameter of its topic's handler."""
+
+
+class TopicDrift(InvalidInput):
+    """Topics differ from what code declares (with TOC_TOPIC_DRIFT=refuse)."""
 
 
 class AppNotFound(InvalidInput):

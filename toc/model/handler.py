@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toc.model.errors import InvalidHandler
@@ -31,22 +31,35 @@ class Handler:
     is_async: bool
     delivery: Delivery = Delivery.HANDLER
     waiting_remotely: Callable[[], int] | None = None
+    made_of: object = None
+    """What the application holds in its stead."""
 
     def serves(self, topic: Topic) -> bool:
         """Whether tasks of ``topic`` may start here: it is not paused, and they are delivered this way."""
         return not topic.paused and topic.delivery is self.delivery
 
     @classmethod
-    def of(cls, topic: str, call: object, batch: int | None) -> Handler:
-        """Describe ``call``. Raises InvalidHandler if it cannot be called with one argument."""
+    def of(cls, topic: str, call: object, batch: int | None, *, typed: bool = False) -> Handler:
+        """Describe ``call``. Raises InvalidHandler unless it can be called with one argument; if it is
+        ``typed``, that is a payload, and a second one may be its task."""
         if not callable(call):
             raise InvalidHandler(f"the handler of {topic!r} is a {type(call).__name__}, not a function")
         if batch is not None and not is_whole(batch, 1, 1000):
             raise InvalidHandler(f"batch must be a whole number from 1 to 1000, not {batch!r}")
         try:
-            inspect.signature(call).bind(None)
+            found = inspect.signature(call)
+            try:
+                found.bind(None)
+            except TypeError:
+                if not typed:
+                    raise
+                found.bind(None, None)
         except TypeError as exc:
             takes = "a list of tasks" if batch else "a task"
+            if typed:
+                raise InvalidHandler(
+                    f"the handler of {topic!r} must take a payload, and {takes} or nothing else"
+                ) from exc
             raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its only argument") from exc
         except ValueError:
             pass  # built-ins may have no signature
@@ -54,3 +67,7 @@ class Handler:
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise InvalidHandler(f"the handler of {topic!r} is a generator; it must return, not yield")
         return cls(topic, call, batch, is_async)
+
+    def calling(self, call: Callable[..., Any], made_of: object) -> Handler:
+        """Return the same with another function."""
+        return replace(self, call=call, made_of=made_of)

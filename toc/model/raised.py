@@ -53,6 +53,8 @@ class Raised(NamedTuple):
     """No try was started, as the task had expired."""
     until: int | None = None
     """The try did not take place (``Postponed``): the task waits until then (ms)."""
+    misfit: bool = False
+    """It did not because of the task's payload (``Misfit``), which the row tells."""
     sent: Sent | None = None
     """The request that the try made, if it was a webhook's."""
     at: str = ""
@@ -81,6 +83,10 @@ class Postponed(Exception):
         self.until = until
 
 
+class Misfit(Postponed):
+    """The payload does not fit this version of the handler; another one may run elsewhere."""
+
+
 class Undelivered(Exception):
     """A webhook's request failed. The text is what its receiver answered, or why there was no answer.
 
@@ -99,8 +105,10 @@ def raised(error: BaseException) -> Raised:
     does."""
     # Nothing asks the exception itself, not even isinstance: its attributes may be properties that raise.
     kind = type(error)
-    if kind is Postponed:
-        return Raised("Postponed", str(error), until=error.until)  # type: ignore[attr-defined]
+    if kind is Postponed or kind is Misfit:
+        assert isinstance(error, Postponed)  # noqa: S101 - toc's own
+        text, misfit = str(error)[:MAX_ERROR_CHARS], kind is Misfit
+        return Raised(kind.__name__, text, until=error.until, misfit=misfit)
     if kind is Undelivered:
         assert isinstance(error, Undelivered)  # noqa: S101 - toc's own
         return Raised(

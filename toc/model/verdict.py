@@ -179,7 +179,8 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     A task whose next try would be due after it has expired is dead at once.
 
     A postponed try did not take place: it uses up nothing, and the row keeps its crash count, because
-    (attempts, crashes, version) must not repeat. A task that expires meanwhile is checked then.
+    (attempts, crashes, version) must not repeat. A task that expires meanwhile is checked then. Only a
+    payload that does not fit becomes the row's error.
     """
     if raised.expired:
         return Outcome(after_expiry(row, now), dead=True)
@@ -187,7 +188,11 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         until = min(raised.until, row.expires_at + 1) if row.expires_at else raised.until
         return Outcome(
             Failure.of(
-                row, attempts=row.attempts, crashes=row.crashes, next_time=max(now, until, row.action_time)
+                row,
+                attempts=row.attempts,
+                crashes=row.crashes,
+                next_time=max(now, until, row.action_time),
+                error=raised.text if raised.misfit else None,
             ),
             dead=False,
         )

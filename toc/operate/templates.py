@@ -14,7 +14,7 @@ from toc.sdk.client import TimeoutCenter
 log = get_logger(__name__)
 
 DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
-"""The range from which the biz_type of a topic is drawn that a template creates. Two draws seldom
+"""The range from which the biz_type of a topic is drawn that a template or code creates. Two draws seldom
 clash. The biz_type of another topic, even of a deleted one, is refused."""
 
 _REPEATS = 20
@@ -52,6 +52,11 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
     raise StoreUnavailable(f"topic {name!r} could not be created: too many are created at once; try again")
 
 
+def drawn_type() -> int:
+    """Return a biz_type that very probably no topic has had."""
+    return secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM
+
+
 def _create(center: TimeoutCenter, name: str, template: Template, known: dict[str, Topic]) -> Topic | None:
     """Create a topic by a template. None: another program was faster, or a number was taken; look again.
 
@@ -62,7 +67,7 @@ def _create(center: TimeoutCenter, name: str, template: Template, known: dict[st
             f"topic {name!r} was not created: template {template.pattern!r} already has as many topics as "
             f"it allows ({template.most_topics}); `toc template alter` raises that"
         )
-    topic = template.topic(name, secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM)
+    topic = template.topic(name, drawn_type())
     try:
         return topic if center.store.topics.add(topic) else None
     except TopicExists:

@@ -21,11 +21,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from toc.model.catalog import NOTICED_SECONDS
-from toc.model.errors import IndexUnavailable, TocError, TopicInUse
+from toc.model.errors import IndexUnavailable, TocError, TopicExists, TopicInUse
 from toc.model.task import TaskStatus
 from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic
 from toc.operate import admin, bulk
 from toc.sdk.client import TimeoutCenter
+from toc.store.records.topics import altered
 from toc.store.store import Store
 from toc.store.tasks.batch import OpenTasks
 from toc.store.tasks.select import Selection
@@ -139,6 +140,25 @@ def alter_topic(
     return admin.alter_topic(center.store, name, rest) if rest else topic
 
 
+def check_new(center: TimeoutCenter, topic: Topic, *, typed: bool) -> None:
+    """Raise what creating a topic would raise now; ``typed``: its biz_type is wanted, not to be drawn."""
+    if topic.target:
+        center.store.targets.check_usable(topic.target, topic.name)
+    taken = {other.biz_type for other in center.store.topics.list()} | set(center.store.topics.retired())
+    if typed and topic.biz_type in taken:
+        raise TopicExists(f"biz_type {topic.biz_type} is, or was, that of another topic; `toc topic list`")
+
+
+def check_change(center: TimeoutCenter, topic: Topic, changes: Mapping[str, Any]) -> None:
+    """Raise what ``alter_topic`` would raise now, except that tasks of a paused topic may run."""
+    rest = {name: value for name, value in changes.items() if name != "delivery"}
+    altered(topic, rest)
+    if rest.get("target"):
+        center.store.targets.check_usable(rest["target"], topic.name)
+    if "delivery" in changes:
+        _check_paused(topic, "its delivery")
+
+
 def delete_topic(
     center: TimeoutCenter, name: str, *, purge: bool = False, progress: Progress = lambda _text: None
 ) -> Use:
@@ -182,9 +202,15 @@ def delete_topic(
 def _paused(store: Store, name: str, what: str) -> tuple[Topic, int]:
     """Return a topic and its version. Raises TopicInUse unless it is paused, and UnknownTopic."""
     topic, version = store.topics.get_with_version(name)
-    if not topic.paused:
-        raise TopicInUse(f"topic {name!r} is not paused: `toc topic pause {name}` first, then change {what}")
+    _check_paused(topic, what)
     return topic, version
+
+
+def _check_paused(topic: Topic, what: str) -> None:
+    if not topic.paused:
+        raise TopicInUse(
+            f"topic {topic.name!r} is not paused: `toc topic pause {topic.name}` first, then change {what}"
+        )
 
 
 def _end_tasks(center: TimeoutCenter, topic: Topic) -> Iterator[bulk.BulkStep]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.fork import call_in_children
-from toc.model.handler import Handler
 from toc.model.task import NewTask, Put, Request, Task, TaskRow
 from toc.observe.log import get_logger
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
+from toc.sdk.handlers import Registry
 from toc.sdk.schedules import Schedules
 from toc.sdk.targets import Targets
 from toc.store.servers.threads import Threads
@@ -103,7 +103,7 @@ class AsyncTargets:
     reseal = awaitable(Targets.reseal)
 
 
-class AsyncTimeoutCenter:
+class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
     """One application's access to the timeout center from asyncio: a TimeoutCenter whose calls are awaited.
 
     It may be made anywhere and used on several event loops; it connects on first use. Close it on the loop
@@ -118,6 +118,8 @@ class AsyncTimeoutCenter:
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
         self.sync = TimeoutCenter(settings, clock=clock)
         """The same center for code that is not asynchronous, such as plain handlers."""
+        self.handlers, self.topics, self.hooks = self.sync.handlers, self.sync.topics, self.sync.hooks
+        self.handled = self.sync.handled
         self.schedules = AsyncSchedules(self.sync.schedules, self._run_on)
         self.targets = AsyncTargets(self.sync.targets, self._run_on)
         self._run = partial(self._run_on, self.sync)
@@ -151,12 +153,6 @@ class AsyncTimeoutCenter:
         """The settings. Raises ConfigError, which names each that is wrong."""
         return self.sync.settings
 
-    @property
-    def handlers(self) -> dict[str, Handler]:
-        """The handlers by topic."""
-        return self.sync.handlers
-
-    handler = same(TimeoutCenter.handler)
     schedule = same(TimeoutCenter.schedule)
     worker = same(TimeoutCenter.worker)
 

@@ -17,9 +17,9 @@ from weakref import WeakSet
 from toc.failpoint import failpoint
 from toc.model.body import Body
 from toc.model.clock import Clock
+from toc.model.declaration import Declaration
 from toc.model.duration import Duration
 from toc.model.errors import (
-    DuplicateHandler,
     InvalidInput,
     NotCommitted,
     NotInstalled,
@@ -43,9 +43,11 @@ from toc.model.task import (
     TaskRow,
     TaskStatus,
 )
-from toc.model.topic import Topic, check_topic_name
+from toc.model.topic import Topic
 from toc.observe.log import get_logger
 from toc.sdk.changes import CallersWork, Change, Changes, InTransaction
+from toc.sdk.handlers import Registry
+from toc.sdk.hooks import Hooks
 from toc.sdk.indexing import Indexing
 from toc.sdk.parts import Parts, StandIn
 from toc.sdk.schedules import Schedules
@@ -87,7 +89,7 @@ def all_centers() -> list[TimeoutCenter]:
     return list(_centers)
 
 
-class TimeoutCenter(Parts):
+class TimeoutCenter(Parts, Registry[int]):
     """One application's access to the timeout center. Thread-safe and fork-safe; connects on first use.
 
     ``settings`` default to the TOC_* variables and toc.toml, which are read at the first use: making a center
@@ -96,11 +98,16 @@ class TimeoutCenter(Parts):
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
         self.handlers: dict[str, Handler] = {}
+        self.topics: dict[str, Declaration] = {}
+        self.hooks = Hooks(
+            look_up=self.get, now_ms=lambda: self.clock.now_ms(), inline=lambda: self.stands_in is not None
+        )
         self._indexing = Indexing(self)
         self._changes = Changes(lambda: self.store, self._indexing, lambda: self.clock)
         self._after_commit = AfterCommit(self._committed)
         self.schedules = Schedules(self)
         """Schedules: each submits a task at each of its times."""
+        self.handled = self.schedules.handles
         super().__init__(settings, clock)
         _centers.add(self)
         if _stand_in is not None:
@@ -118,23 +125,6 @@ class TimeoutCenter(Parts):
         self.close()
 
     # --- handlers
-
-    def handler(self, topic: str, *, batch: int | None = None) -> Callable[[F], F]:
-        """Register the decorated function (``def`` or ``async def``) as the handler of ``topic``.
-
-        With ``batch=N`` the function takes a list of at most N tasks and may return ``{job_id: exception or
-        None}``. Raises InvalidTopic, InvalidHandler or DuplicateHandler.
-        """
-        check_topic_name(topic)
-        if topic in self.handlers:
-            raise DuplicateHandler(f"topic {topic!r} already has a handler; a topic can have only one")
-
-        def register(function: F) -> F:
-            self.handlers[topic] = Handler.of(topic, function, batch)
-            self.schedules.handled.append((topic, function))
-            return function
-
-        return register
 
     def worker(self, *, threads: int = 4) -> EmbeddedWorker:
         """Return a worker that runs the handlers in this process: ``with center.worker():``, or ``async
@@ -549,6 +539,7 @@ def apart(center: TimeoutCenter) -> TimeoutCenter:
     """
     other = TimeoutCenter(center.settings, clock=center.clock)
     other.handlers, other.tracing, other._queues = center.handlers, center.tracing, center.queues
+    other.topics, other.hooks = center.topics, center.hooks
     other.schedules.declared, other.schedules.handled = center.schedules.declared, center.schedules.handled
     return other
 

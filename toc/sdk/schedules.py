@@ -115,8 +115,12 @@ class Schedules:
         self._center = center
         self.declared: list[Declared] = []
         """What ``@center.schedule`` declares."""
-        self.handled: list[tuple[str, Callable[..., Any]]] = []
+        self.handled: list[tuple[str, object]] = []
         """The topics with their handlers, as registered."""
+
+    def handles(self, topic: str, function: object) -> None:
+        """Learn that a function is the handler of a topic."""
+        self.handled.append((topic, function))
 
     @property
     def _store(self) -> Store:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from toc.config import Settings
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import from_ms
+from toc.model.declaration import NEW_SLOTS
 from toc.model.duration import Duration, seconds_of
 from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
@@ -19,13 +20,14 @@ from toc.model.topic import Topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter, stand_in
+from toc.sdk.handlers import Handled
 from toc.sdk.indexing import Indexing
 from toc.sdk.parts import StandIn, open_queues
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
 from toc.testing.expected import Expected, describe, nearest_first
-from toc.testing.running import SLOTS, Running, new_type
+from toc.testing.running import Running, new_type
 from toc.testing.transactions import Transactions
 
 URL = "sqlite:////toc.testing"
@@ -88,7 +90,7 @@ class Toc:
         if name in known:
             topic = self._store.topics.alter(name, **policies)
         else:
-            topic = Topic(name, new_type(known.values()), **{"slot_amount": SLOTS, **policies})
+            topic = Topic(name, new_type(known.values()), **{"slot_amount": NEW_SLOTS, **policies})
             self._store.topics.create(topic)
         self.center.catalog.refresh()
         return topic
@@ -169,16 +171,28 @@ class Toc:
         """Do as ``run_due``, and await handlers that are coroutines."""
         return await self._running.arun(self._clock.now_ms())
 
-    def run(self, handler: Callable[..., Any] | str, *, biz_id: int | str = 1, **fields: Any) -> Task:
+    def run(
+        self, handler: Callable[..., Any] | str, *payload: Any, biz_id: int | str = 1, **fields: Any
+    ) -> Task:
         """Submit a task, run this handler (or that of a topic) with it alone, and return the task as it is
         then.
 
-        ``fields`` are those of ``submit``, such as ``attribute``. Raises what the handler raises.
+        A typed handler takes its payload. ``fields`` are those of ``submit``, such as ``attribute``.
+        Raises what the handler raises.
         """
-        topics = [name for name, one in self._running.handlers().items() if handler in (name, one.call)]
+        made_of = {name: one.made_of for name, one in self._running.handlers().items()}
+        topics = [
+            name
+            for name, one in made_of.items()
+            if handler in (name, one) or (isinstance(one, Handled) and one.function == handler)
+        ]
         if len(topics) != 1:
             raise InvalidInput(f"{handler!r} is not the handler of one topic but of {topics or 'none'}")
         topic = topics[0]
+        if payload:
+            one = made_of[topic]
+            assert isinstance(one, Handled)  # noqa: S101 - a center's handler
+            fields |= one.fields(*payload)
         due = from_ms(self._clock.now_ms() + 1)
         job_id = self.center.submit(topic, biz_id=biz_id, action_time=due, **fields)
         self._running.run(self._clock.now_ms() + 1, job_id)

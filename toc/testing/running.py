@@ -26,7 +26,6 @@ MAX_CALLS = 10_000
 """Most handler calls of one run: a task that submits itself again for ever ends there."""
 MAX_IDLE = 1000
 """Most turns without a call."""
-SLOTS = 4
 Outcome = tuple[bool, Any]
 """Whether a handler returned, and what it returned or raised."""
 Steps = Generator[Call, Outcome, int]
@@ -122,21 +121,22 @@ class Running:
         return found
 
     def topics(self) -> list[Topic]:
-        """The topics, after making those of handlers that are new."""
+        """The topics, after making those that are handled or declared, and new."""
         topics = self._store.topics.list()
-        handled = {name for center in self._centers for name in center.handlers}
-        new = tuple(sorted(handled - {topic.name for topic in topics}))
+        declared = {one.name: one for center in self._centers for one in center.declared()}
+        new = [declared[name] for name in sorted(declared.keys() - {topic.name for topic in topics})]
         if not new:
             return topics
         fresh = not self._database.written
-        if fresh and (content := _made.get(new)) is not None:
+        key = tuple(map(repr, new))
+        if fresh and (content := _made.get(key)) is not None:
             self._database.load(content)  # as in the test before
             return self._store.topics.list()
-        for name in new:
-            topics.append(Topic(name, new_type(topics), SLOTS))
+        for one in new:
+            topics.append(one.topic(new_type(topics)))
             self._store.topics.create(topics[-1])
         if fresh:
-            _made[new] = self._database.content()
+            _made[key] = self._database.content()
         return topics
 
     # --- steps
@@ -151,8 +151,12 @@ class Running:
             self._lives.append(f"toc-testing-{secrets.token_hex(4)}")
             self._store.leases.identify(self._lives[-1])
             self._store.leases.set_dead(self._lives[:-1])
-            self._worker = Worker(self.center, self._clock, handlers)
+            self._worker = Worker(self.center, self._clock, handlers, self._died)
         return self._worker
+
+    def _died(self, job_id: int, reason: str) -> None:
+        for center in self._centers:
+            center.hooks.died(job_id, reason)
 
     def _end_worker(self) -> None:
         worker, self._worker = self._worker, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -59,7 +59,13 @@ class Call:
 class Worker:
     """One life of the test's worker. What it holds when it is killed is found by its leases, as anywhere."""
 
-    def __init__(self, center: TimeoutCenter, clock: VirtualClock, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self,
+        center: TimeoutCenter,
+        clock: VirtualClock,
+        handlers: Mapping[str, Handler],
+        died: Callable[[int, str], None],
+    ) -> None:
         store, catalog, queues = center.store, center.catalog, center.queues
         self._center, self._clock, self.handlers = center, clock, dict(handlers)
         self._waiting: deque[Entry] = deque()
@@ -75,6 +81,7 @@ class Worker:
             handlers=self.handlers,
             book=self._book,
             inflight=inflight,
+            died=died,
         )
         self._finisher = finisher = Finisher(tools=tools, pressure=Pressure())
         self._bodies = BodyReader(tools, finisher)

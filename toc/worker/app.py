@@ -6,7 +6,8 @@ import importlib
 import os
 import sys
 
-from toc.model.errors import AppNotFound, UnknownTopic
+from toc.model.declaration import drift
+from toc.model.errors import AppNotFound, TopicDrift, UnknownTopic
 from toc.model.raised import raised, where
 from toc.observe.log import get_logger
 from toc.sdk.async_client import AsyncTimeoutCenter
@@ -95,6 +96,22 @@ def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:
         log.error("topics_missing", topics=", ".join(missing))
     elif missing:
         raise UnknownTopic(
-            f"the app handles {', '.join(missing)}, which the topic table does not have; create each with "
-            f"`toc topic create NAME --biz-type N --slots N`"
+            f"the app handles {', '.join(missing)}, which the topic table does not have; `toc topic sync` "
+            "creates them, or `toc topic create NAME --biz-type N --slots N` each"
+        )
+
+
+def check_drift(center: TimeoutCenter) -> None:
+    """Warn of topics that differ from what the application declares.
+
+    Raises TopicDrift if the settings refuse that.
+    """
+    found = drift(center.topics.values(), center.catalog.known())
+    for name, how in found.items():
+        log.warning("topic_drift", topic=name, differs=how)
+    if found and center.settings.topic_drift == "refuse":
+        name, how = next(iter(found.items()))
+        raise TopicDrift(
+            f"{len(found)} topics differ from what the app declares, such as {name!r}: {how}; `toc topic "
+            "sync` alters them, and with TOC_TOPIC_DRIFT=warn a worker starts nevertheless"
         )

@@ -32,6 +32,8 @@ from toc.worker.worker import Worker
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How often threads may switch. Python's default of 5 ms is more than a task may be late."""
+FLUSH_SECONDS = 2.0
+"""How long hooks that are still to be told may take at the end."""
 TIMER_SLACK = Path("/proc/self/timerslack_ns")
 """How much later than asked the kernel may end a sleep, to wake up less often: by default 50 us."""
 
@@ -93,6 +95,7 @@ def main() -> None:
         worker.run()
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads of the application; ours would continue
+    center.hooks.flush(FLUSH_SECONDS)
     if center.tracing is not None:
         center.tracing.flush()
     presence.close()

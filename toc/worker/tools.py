@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from toc.index.queues import Queues
@@ -24,3 +25,5 @@ class Tools:
     handlers: dict[str, Handler]
     book: SlotBook
     inflight: Inflight
+    died: Callable[[int, str], None]
+    """Called with the job_id and the reason once a row says that its task is dead."""

@@ -80,6 +80,7 @@ class Worker:
             catalog=center.catalog,
             clock=clock,
             handlers=center.handlers,
+            died=center.hooks.died,
             book=self.book,
             inflight=Inflight(),
         )

@@ -72,20 +72,9 @@ class TopicTable(NamedTable[Topic]):
         Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
         cannot change.
         """
-        for field in changes:
-            if field not in _FIELDS or field in _FIXED:
-                raise InvalidTopic(f"{field} of a topic cannot be changed", field)
         for _ in range(REPEATS):
             topic, version = self.get_with_version(name)
-            if topic.closed and changes.get("closed", True):
-                raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")
-            changed = Topic.of(topic.values() | changes)
-            if changed.slot_amount < topic.slot_amount:
-                raise InvalidTopic(
-                    f"slot_amount of {name!r} is {topic.slot_amount} and only grows: tasks stay in the slots "
-                    "in which they were submitted",
-                    "slot_amount",
-                )
+            changed = altered(topic, changes)
             values = changed.values()
             if self._update(self._at(name, version), **{field: values[field] for field in changes}):
                 return changed
@@ -134,3 +123,22 @@ class TopicTable(NamedTable[Topic]):
 
     def _unknown(self, name: object) -> UnknownTopic:
         return UnknownTopic(f"there is no topic {name!r}", str(name))
+
+
+def altered(topic: Topic, changes: Mapping[str, Any]) -> Topic:
+    """Return a topic with other policies. Raises TopicClosed, and InvalidTopic for a value out of range or a
+    field that cannot change."""
+    for field in changes:
+        if field not in _FIELDS or field in _FIXED:
+            raise InvalidTopic(f"{field} of a topic cannot be changed", field)
+    name = topic.name
+    if topic.closed and changes.get("closed", True):
+        raise TopicClosed(f"topic {name!r} is being deleted; `toc topic resume {name}` stops that")
+    changed = Topic.of({**topic.values(), **changes})
+    if changed.slot_amount < topic.slot_amount:
+        raise InvalidTopic(
+            f"slot_amount of {name!r} is {topic.slot_amount} and only grows: tasks stay in the slots "
+            "in which they were submitted",
+            "slot_amount",
+        )
+    return changed

@@ -11,7 +11,7 @@ from toc.model.topic import Delivery
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
-from toc.worker.app import NO_HANDLERS, check_topics, load_app
+from toc.worker.app import NO_HANDLERS, check_drift, check_topics, load_app
 from toc.worker.daemon.monitor import LOOK_TIMEOUT_SECONDS, Monitor
 from toc.worker.daemon.processes import SideProcesses
 from toc.worker.daemon.supervisor import Daemon
@@ -64,8 +64,8 @@ def _check_settings(app: str, theirs: Settings, ours: Settings) -> None:
 
 
 def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
-    """Raise a TocError unless a worker can run here: SchemaBehind, ConfigError, UnknownTopic, UnfitServer,
-    Unavailable; and AppNotFound if there are no ``handlers`` although there should be."""
+    """Raise a TocError unless a worker can run here: SchemaBehind, ConfigError, UnknownTopic, TopicDrift,
+    UnfitServer, Unavailable; and AppNotFound if there are no ``handlers`` although there should be."""
     center.store.check()
     if center.queues.present and not center.store.identity.indexed():
         raise ConfigError(
@@ -74,6 +74,7 @@ def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
         )
     if handlers:
         check_topics(center)
+        check_drift(center)
     else:
         center.catalog.refresh()
     for name, topic in center.catalog.known().items():

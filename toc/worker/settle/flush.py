@@ -272,6 +272,8 @@ class Flusher:
             EXPIRED_TASKS.of(topic).add()
             log.info("task_expired", job_id=entry.job_id, topic=topic, started=failure.started)
         if error.expired and applied:
+            if failure.started:
+                self.tools.died(entry.job_id, "it has expired")
             return Move(entry, Place.DEAD_QUEUE if failure.started else Place.NOWHERE)
         if error.expired:
             # The row is checked again once Redis's clock has reached this host's, which may be ahead.
@@ -282,6 +284,7 @@ class Flusher:
         if end.dead:
             self._outcomes[topic, "dead"] += 1
             log.warning("task_dead", attempts=failure.new_attempts, **_about(entry, error))
+            self.tools.died(entry.job_id, error.text)
             return Move(entry, Place.DEAD_QUEUE)
         self._note_retry(entry, error, failure, now)
         entry.lease = NO_LEASE  # the row has none any more
@@ -293,7 +296,10 @@ class Flusher:
         about = _about(entry, error)
         if error.until is not None:
             self._outcomes[entry.topic.name, "postponed"] += 1
-            log.debug("try_postponed", reason=error.text, **about)
+            if error.misfit:
+                log.warning("payload_not_read", again_in_seconds=(failure.next_time - now) / 1000, **about)
+            else:
+                log.debug("try_postponed", reason=error.text, **about)
         elif error.disturbed:
             self._outcomes[entry.topic.name, "crashed"] += 1
             log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)

@@ -1,0 +1,315 @@
+"""Handlers that take a payload, in the kit; and what a typing mistake is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypedDict
+
+from toc import Dead, Retry, Task, TaskStatus, TimeoutCenter
+from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload, InvalidTopic
+from toc.model.raised import Misfit
+from toc.testing import Toc
+
+
+class CloseOrder(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    order: int
+    total: Decimal
+    placed: datetime | None = None
+
+
+@dataclass
+class Remind:
+    member: int
+    text: str = ""
+
+
+class Ship(TypedDict):
+    order: int
+    lines: list[str]
+
+
+class BuyTask(BaseModel):
+    what: str
+
+
+class Unfinished(BaseModel):
+    later: NotYet  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.fixture
+def center(toc: Toc) -> TimeoutCenter:
+    found = TimeoutCenter()
+    toc.use(found)
+    return found
+
+
+CLOSE = CloseOrder(order=42, total=Decimal("9.90"), placed=datetime(2030, 1, 31, 12, tzinfo=UTC))
+
+
+def test_a_handler_gets_the_payload_that_was_submitted_and_can_be_called_as_before(
+    toc: Toc, center: TimeoutCenter
+) -> None:
+    got: list[Any] = []
+
+    @center.handler("p.model")
+    def close(order: CloseOrder, task: Task) -> str:
+        """Close it."""
+        got.append((order, task.biz_id))
+        return "closed"
+
+    @center.handler("p.dataclass")
+    async def remind(what: Remind) -> str:
+        got.append(what)
+        return "reminded"
+
+    @center.handler("p.dict")
+    def ship(what: Ship) -> None:
+        got.append(what)
+
+    @center.handler("p.named-task")
+    def buy(what: BuyTask) -> None:
+        got.append(what)
+
+    close.submit(CLOSE, biz_id=42, delay="30m")
+    remind.submit(Remind(7), biz_id=7, delay="31m")
+    ship.submit({"order": 1, "lines": ["a"]}, biz_id=1, delay="32m")
+    buy.submit(BuyTask(what="tea"), biz_id=1, delay="33m")
+    task = toc.assert_submitted("p.model", biz_id=42, due_in="30m", attribute={"total": "9.90"})
+    assert close.payload(task) == CLOSE
+    assert toc.advance("1h") == 4
+    assert got == [(CLOSE, 42), Remind(7), {"order": 1, "lines": ["a"]}, BuyTask(what="tea")]
+    assert (close(CLOSE, task), asyncio.run(remind(Remind(8)))) == ("closed", "reminded")
+    assert (close.__name__, close.__doc__, close.topic) == ("close", "Close it.", "p.model")
+    assert toc.run(close, CLOSE).status is TaskStatus.PROCESSED
+    assert toc.run("p.dataclass", Remind(9)).status is TaskStatus.PROCESSED
+
+
+def test_a_payload_longer_than_an_attribute_is_the_body(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[Remind] = []
+
+    @center.handler("p.long")
+    def remind(what: Remind) -> None:
+        got.append(what)
+
+    long = Remind(1, "wörd" * 2000)
+    remind.submit(long, biz_id=1, delay=1)
+    (task,) = toc.tasks()
+    assert (task.attribute, task.content_type) == ({}, "application/json")
+    assert remind.payload(task) == long
+    toc.advance(1)
+    assert got == [long]
+
+
+@pytest.mark.parametrize("payload", [Remind("no"), {"member": 1}, None, 5, CLOSE])  # type: ignore[arg-type]
+def test_what_does_not_fit_is_refused_at_submit(toc: Toc, center: TimeoutCenter, payload: Any) -> None:
+    @center.handler("p.refused")
+    def remind(what: Remind) -> None: ...
+
+    with pytest.raises(InvalidPayload, match="does not fit Remind"):
+        remind.submit(payload, biz_id=1, delay=1)
+    with pytest.raises(InvalidPayload, match="one payload"):
+        remind.submit(biz_id=1, delay=1)  # type: ignore[call-arg]
+    assert toc.tasks() == []
+
+
+def test_a_handler_of_tasks_submits_an_attribute(toc: Toc, center: TimeoutCenter) -> None:
+    @center.handler("p.task")
+    def plain(task: Task) -> None: ...
+
+    plain.submit(biz_id=1, delay=1, attribute={"a": 1})
+    toc.assert_submitted("p.task", attribute={"a": 1})
+    with pytest.raises(InvalidPayload, match="attribute="):
+        plain.submit(toc.tasks()[0], biz_id=1)
+
+
+def test_a_payload_of_another_version_is_given_back_for_an_hour_then_dead(
+    toc: Toc, center: TimeoutCenter
+) -> None:
+    @center.handler("p.version")
+    def close(order: CloseOrder) -> None: ...
+
+    job_id = toc.center.submit("p.version", biz_id=1, delay=60, attribute={"order": "secret"})
+    with pytest.raises(Misfit, match="total: Field required") as told:
+        toc.advance("2h")
+    assert "secret" not in str(told.value)
+    looks = 1
+    while toc.tasks(status=TaskStatus.PENDING):
+        task = toc.center.get(job_id)
+        assert task is not None
+        assert (task.status, task.attempt) == (TaskStatus.PENDING, 1)
+        looks += 1
+        with suppress(Misfit):
+            toc.advance("2h")
+    assert 60 <= looks <= 80
+    task = toc.center.get(job_id)
+    assert task is not None
+    assert task.status is TaskStatus.DEAD
+    row = toc.center.store.get(job_id)
+    assert row is not None
+    assert row.last_error is not None
+    assert "for an hour" in row.last_error
+
+
+def test_in_a_batch_only_those_fail_that_do_not_fit(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[Any] = []
+
+    @center.handler("p.batch", batch=10)
+    def remind(what: list[Remind], tasks: list[Task]) -> dict[int, Exception | None]:
+        got.extend(what)
+        if what[0].text == "raise":
+            raise ValueError(what[0].text)
+        return {tasks[0].job_id: Retry("1h")}
+
+    for text in ("", "raise"):
+        good = [remind.submit(Remind(n, text), biz_id=n, delay=1, tries=2) for n in range(2)]
+        bad = toc.center.submit("p.batch", biz_id=9, delay=1, attribute={"member": []})
+        with pytest.raises((Misfit, ValueError)):
+            toc.advance(1)
+        tasks = [toc.center.get(job_id) for job_id in (*good, bad)]
+        attempts = [task.attempt for task in tasks if task is not None]
+        assert attempts == [2, 2 if text else 1, 1]
+        toc.center.cancel(bad)
+        for job_id in good:
+            toc.center.cancel(job_id)
+    assert len(got) == 4
+
+
+def test_a_returned_retry_or_dead_counts_as_raised(toc: Toc, center: TimeoutCenter) -> None:
+    @center.handler("p.retry")
+    def retry(task: Task) -> Retry | None:
+        return Retry("10m") if task.attempt == 1 else None
+
+    @center.handler("p.dead")
+    async def dead(_task: Task) -> Dead:
+        return Dead("never")
+
+    task = toc.run(retry)
+    assert (task.attempt, task.status) == (2, TaskStatus.PENDING)
+    assert toc.run(dead).status is TaskStatus.DEAD
+    assert toc.advance("10m") == 1
+
+
+def no_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def a_number(order: int) -> None: ...
+def one_of_many(order: CloseOrder) -> None: ...
+def three(order: CloseOrder, task: Task, more: int) -> None: ...
+def unfinished(order: Unfinished) -> None: ...
+def unusable(order: list[CloseOrder]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "batch", "told"),
+    [
+        (no_type, None, "Nowhere, cannot be found"),
+        (a_number, None, "its first parameter is a int"),
+        (one_of_many, 5, r"list\[CloseOrder\]"),
+        (three, None, "must take a payload, and a task or nothing else"),
+        (unfinished, None, "its payload Unfinished cannot be used"),
+        (unusable, None, "lists need batch=N"),
+    ],
+)
+def test_a_typing_mistake_is_told_when_the_handler_is_registered(
+    function: Any, batch: Any, told: str
+) -> None:
+    with pytest.raises(InvalidHandler, match=told):
+        TimeoutCenter().handler("p.mistake", batch=batch)(function)
+
+
+def test_policies_are_checked_where_they_are_declared(toc: Toc, center: TimeoutCenter) -> None:
+    @center.handler("p.policies", retries=1, max_runtime="5m", expires_in=timedelta(hours=1))
+    def once(_task: Task) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        toc.run(once)
+    assert [task.status for task in toc.tasks()] == [TaskStatus.DEAD]
+    topic = toc.center.catalog.get("p.policies")
+    assert (topic.retries, topic.max_runtime, topic.expires_in) == (1, 300, 3600)
+    with pytest.raises(InvalidTopic, match="'retry' is none of"):
+        center.topic("p.other", retry=5)  # type: ignore[call-arg]
+    with pytest.raises(InvalidTopic, match="power of two"):
+        center.topic("p.other", slots=3)
+    with pytest.raises(DuplicateHandler, match="declared already"):
+        center.topic("p.policies", retries=5)
+    center.topic("p.pulled", delivery="pull", slots=8)
+    assert toc.center.submit("p.pulled", biz_id=1, delay=1)
+
+
+def test_middleware_surrounds_tries_in_its_order(toc: Toc, center: TimeoutCenter) -> None:
+    seen: list[str] = []
+
+    @center.middleware
+    def outer(tasks: list[Task]) -> Iterator[None]:
+        seen.append(f"outer {len(tasks)}")
+        try:
+            yield
+        except Retry:
+            seen.append("outer saw a retry")
+            raise
+        finally:
+            seen.append("outer ends")
+
+    @center.middleware
+    async def inner(_tasks: list[Task]) -> AsyncIterator[None]:
+        seen.append("inner")
+        yield
+        seen.append("inner ends")
+
+    @center.handler("p.sync")
+    def plain(_task: Task) -> Retry:
+        seen.append("plain")
+        return Retry(1)
+
+    @center.handler("p.async")
+    async def coroutine(_task: Task) -> None:
+        seen.append("coroutine")
+
+    toc.run(plain)
+    toc.run(coroutine)
+    first = ["outer 1", "plain", "outer saw a retry", "outer ends"]
+    assert seen == [*first, "outer 1", "inner", "coroutine", "inner ends", "outer ends"]
+    with pytest.raises(InvalidHandler, match="generator"):
+        center.middleware(lambda _: None)  # type: ignore[type-var]
+
+
+def test_hooks_are_told_and_their_failures_harm_nothing(toc: Toc, center: TimeoutCenter) -> None:
+    dead: list[tuple[object, TaskStatus, str]] = []
+    late: list[tuple[int | str, timedelta]] = []
+
+    @center.on_dead
+    def broken(_task: Task, _reason: str) -> None:
+        raise SystemExit
+
+    @center.on_dead
+    def told(task: Task, reason: str) -> None:
+        dead.append((task.biz_id, task.status, reason))
+
+    @center.on_late("1m")
+    def slow(task: Task, late_by: timedelta) -> None:
+        late.append((task.biz_id, late_by))
+
+    @center.handler("p.dies")
+    def dies(_task: Task) -> Dead:
+        return Dead("no use")
+
+    dies.submit(biz_id=5, delay=60)
+    toc.topic("p.dies", paused=True)
+    toc.advance("10m")
+    toc.topic("p.dies", paused=False)
+    toc.run_due()
+    assert dead == [(5, TaskStatus.DEAD, "no use")]
+    assert late == [(5, timedelta(minutes=9))]
+    for wrong in (lambda: None, asyncio.sleep):
+        with pytest.raises(InvalidHandler):
+            center.on_dead(wrong)  # type: ignore[type-var]

@@ -1,0 +1,101 @@
+"""Payload: what a typed handler takes instead of a Task, and how a task carries it.
+
+a pydantic model, a dataclass or a TypedDict     its JSON object is the attribute; the body, as
+                                                 application/json, if it is too long for that
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from typing_extensions import is_typeddict
+
+from toc.model.clock import to_ms
+from toc.model.documents import parse_object
+from toc.model.errors import InvalidAttribute, InvalidHandler, InvalidPayload
+from toc.model.raised import Misfit
+from toc.model.task import Dead, Task, encode_attribute
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+JSON = "application/json"
+PATIENCE_MS = 3_600_000
+"""How long after its due time a task is given back whose payload does not fit this version of its handler: as
+long as a rolling deploy may take."""
+AGAIN_MS, MOST_MS = 1000, 60_000
+"""When it is looked at again: after as long as it is late already, at least and at most this."""
+SHOWN = 3
+"""How many of the fields that do not fit are told."""
+
+
+def is_payload(kind: object) -> bool:
+    """Whether a parameter of this type takes a payload."""
+    if not isinstance(kind, type):
+        return False
+    return hasattr(kind, "__pydantic_validator__") or dataclasses.is_dataclass(kind) or is_typeddict(kind)
+
+
+class Payload(Generic[T]):
+    """The payload of one handler. Raises InvalidHandler for a type of which JSON cannot be made."""
+
+    def __init__(self, kind: type[T], of: str) -> None:
+        from pydantic import TypeAdapter  # for those who have typed handlers
+        from pydantic.errors import PydanticUserError
+
+        self._name = kind.__name__
+        self._adapter: TypeAdapter[T]
+        try:
+            self._adapter = TypeAdapter(kind)
+            self._adapter.rebuild()  # a model that names what is not defined yet is found now
+        except (PydanticUserError, NameError) as exc:
+            why = str(exc).splitlines()[0]
+            raise InvalidHandler(f"{of}: its payload {self._name} cannot be used: {why}") from exc
+
+    def fields(self, payload: T) -> dict[str, Any]:
+        """Return the arguments of a submit that carry a payload. Raises InvalidPayload unless the
+        handler could read it."""
+        try:
+            text = self._adapter.dump_json(payload, by_alias=True, round_trip=True, warnings="error")
+            self._adapter.validate_json(text)
+            attribute = parse_object(text, most=len(text) + 1)
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise InvalidPayload(f"the payload does not fit {self._name}: {_told(exc)}") from exc
+        try:
+            encode_attribute(attribute)
+        except InvalidAttribute:  # it is too long
+            return {"body": text, "content_type": JSON}
+        return {"attribute": attribute}
+
+    def read(self, task: Task) -> T:
+        """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""
+        try:
+            if not task.attribute and (task.content_type or "").startswith(JSON):
+                return self._adapter.validate_json(task.body or b"")
+            return self._adapter.validate_json(encode_attribute(task.attribute))
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise InvalidPayload(f"the payload does not fit {self._name}: {_told(exc)}") from exc
+
+    def read_in_time(self, task: Task, now_ms: int) -> T:
+        """Return the payload for a try. Raises Misfit within PATIENCE_MS of the due time, as another version
+        of the handler may run elsewhere; then Dead."""
+        try:
+            return self.read(task)
+        except InvalidPayload as exc:
+            late = now_ms - to_ms(task.action_time)
+            if late < PATIENCE_MS:
+                raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), str(exc)) from exc
+            raise Dead(f"{exc}, for an hour") from exc
+
+
+def _told(error: Exception) -> str:
+    """What does not fit, without values unless the caller has just given them."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).split())
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    parts = [f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in found[:SHOWN]]
+    return "; ".join(parts) + (f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else "")

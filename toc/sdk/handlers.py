@@ -1,0 +1,373 @@
+"""Handlers as applications register them: topic, policies, payload and function in one place.
+
+The decorated function becomes a ``Handled``: it can be called as before, and submits tasks to itself. What a
+worker calls (``model.handler.Handler``) reads the payload, enters the middleware, calls the function, and
+raises what that returns as ``Retry`` or ``Dead``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from datetime import datetime
+from functools import update_wrapper
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from typing_extensions import TypedDict, Unpack
+
+from toc.model.declaration import Declaration, Policies
+from toc.model.duration import Duration, seconds_of
+from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload
+from toc.model.handler import Handler
+from toc.model.payload import Payload, is_payload
+from toc.model.raised import Misfit
+from toc.model.task import Dead, Retry, Task
+from toc.model.topic import check_topic_name
+from toc.sdk.hooks import Hooks, Middleware, OnDead, OnLate
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+M = TypeVar("M", bound=Middleware)
+D = TypeVar("D", bound=OnDead)
+L = TypeVar("L", bound=OnLate)
+_A_TASK = re.compile(r"\bTask\b")
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What ``submit`` of a handler passes on to that of its center."""
+
+    delay: Duration
+    action_time: datetime
+    dedup_key: str
+    slot_basis: str
+    session: Session | AsyncSession | None
+    connection: Connection | AsyncConnection | None
+    tries: int
+    expires_at: datetime | None
+    expires_in: Duration
+    on_conflict: str
+    past: str
+
+
+class Handled(Generic[T, P, R, S_co]):
+    """A function that is the handler of ``topic``, and can be called as it was."""
+
+    __name__: str
+
+    def __init__(
+        self, topic: str, function: Callable[P, R], payload: Payload[T] | None, submit: Callable[..., S_co]
+    ) -> None:
+        self.topic = topic
+        self.function = function
+        self._payload = payload
+        self._submit = submit
+        update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+    @overload
+    def submit(
+        self: Handled[Task, P, R, S_co],
+        *,
+        biz_id: int | str,
+        attribute: Mapping[str, Any] | None = ...,
+        body: bytes | None = ...,
+        content_type: str | None = ...,
+        **options: Unpack[SubmitOptions],
+    ) -> S_co: ...
+    @overload
+    def submit(self, payload: T, *, biz_id: int | str, **options: Unpack[SubmitOptions]) -> S_co: ...
+    def submit(self, *payload: Any, biz_id: int | str, **options: Any) -> S_co:
+        """Store a task for this handler and return its job_id; ``options`` are those of ``center.submit``.
+
+        Raises what that raises, and InvalidPayload before anything is written.
+        """
+        return self._submit(self.topic, biz_id=biz_id, **self.fields(*payload), **options)
+
+    def fields(self, *payload: Any) -> dict[str, Any]:
+        """Return the arguments of ``center.submit`` that carry a payload. Raises InvalidPayload."""
+        if len(payload) != (self._payload is not None):
+            takes = "an attribute=, no payload" if self._payload is None else "one payload"
+            raise InvalidPayload(f"submit of the handler of {self.topic!r} takes {takes}")
+        return {} if self._payload is None else self._payload.fields(payload[0])
+
+    def payload(self, task: Task) -> T:
+        """Return the payload of a task of this topic. Raises InvalidPayload."""
+        if self._payload is None:
+            raise InvalidPayload(f"the handler of {self.topic!r} takes the task itself")
+        return self._payload.read(task)
+
+
+class Registers(Protocol[S_co]):
+    """Makes a handler of a function."""
+
+    def __call__(self, function: Callable[Concatenate[T, P], R], /) -> Handled[T, Concatenate[T, P], R, S_co]:
+        """Take one that takes a payload, perhaps with its Task, or a Task."""
+
+
+class RegistersBatch(Protocol[S_co]):
+    """Makes a handler of a function that takes lists."""
+
+    def __call__(
+        self, function: Callable[Concatenate[list[T], P], R], /
+    ) -> Handled[T, Concatenate[list[T], P], R, S_co]:
+        """Take one that takes lists of payloads, perhaps with their Tasks, or of Tasks."""
+
+
+class Registry(Generic[S_co]):
+    """What an application registers with a center: handlers, topics, middleware and hooks."""
+
+    handlers: dict[str, Handler]
+    topics: dict[str, Declaration]
+    """The topics that code declares, with and without a handler."""
+    hooks: Hooks
+    handled: Callable[[str, object], None]
+    """Told of each handler."""
+
+    def submit(self, *args: Any, **fields: Any) -> S_co:
+        """Store a task."""
+        raise NotImplementedError
+
+    @overload
+    def handler(self, topic: str, *, batch: None = ..., **policies: Unpack[Policies]) -> Registers[S_co]: ...
+    @overload
+    def handler(self, topic: str, *, batch: int, **policies: Unpack[Policies]) -> RegistersBatch[S_co]: ...
+    def handler(self, topic: str, *, batch: int | None = None, **policies: Any) -> Any:
+        """Register the decorated function (``def`` or ``async def``) as the handler of ``topic``.
+
+        Its first parameter is the Task, or a payload: a pydantic model, a dataclass or a TypedDict, which
+        ``submit`` of the decorated function takes. Then a second one gets the Task. With ``batch=N`` it takes
+        lists of at most N and may return ``{job_id: exception or None}``. A returned ``Retry`` or ``Dead``
+        counts as raised. ``policies`` declare the topic: see ``topic``.
+
+        Raises InvalidTopic, InvalidHandler or DuplicateHandler.
+        """
+        check_topic_name(topic)
+        if topic in self.handlers:
+            raise DuplicateHandler(f"topic {topic!r} already has a handler; a topic can have only one")
+        if policies:
+            self.topic(topic, **policies)
+
+        def register(function: Callable[..., Any]) -> Handled[Any, ..., Any, S_co]:
+            payload = _payload(topic, function, batch)
+            one = Handled(topic, function, payload, self.submit)
+            handler = Handler.of(topic, function, batch, typed=payload is not None)
+            self.handlers[topic] = handler.calling(_Calls(handler, payload, self.hooks).call(), one)
+            for known_as in (function, one):
+                self.handled(topic, known_as)
+            return one
+
+        return register
+
+    def topic(self, name: str, **policies: Unpack[Policies]) -> None:
+        """Declare a topic: ``toc topic sync`` creates it, or alters what is named here. Raises InvalidTopic,
+        and DuplicateHandler if it is declared already."""
+        if name in self.topics:
+            raise DuplicateHandler(f"topic {name!r} is declared already, here or by its handler")
+        self.topics[name] = Declaration.of(name, policies)
+
+    def declared(self) -> list[Declaration]:
+        """Return the declared topics, and those of handlers that say nothing of them."""
+        return [
+            self.topics.get(name) or Declaration(name, {}) for name in sorted({*self.topics, *self.handlers})
+        ]
+
+    def middleware(self, function: M) -> M:
+        """Have a generator function surround each try: it takes the list of the call's tasks, and yields
+        once, where the handler runs; what that raises is raised there.
+
+        The first that is registered is the outermost. Async generators surround coroutines alone; plain ones
+        surround both. Raises InvalidHandler.
+        """
+        self.hooks.add_middleware(function)
+        return function
+
+    def on_dead(self, function: D) -> D:
+        """Have a function called with the task and the reason after a worker has made it dead: at most once
+        for each death, in a thread of its own. Its failures are logged. Raises InvalidHandler."""
+        self.hooks.add_on_dead(function)
+        return function
+
+    def on_late(self, after: Duration) -> Callable[[L], L]:
+        """Have a function called with the task and a timedelta if its first try starts ``after`` its
+        action_time or later, as ``on_dead`` is called. Raises InvalidDelay, InvalidHandler."""
+        after_ms = round(seconds_of(after) * 1000)
+
+        def register(function: L) -> L:
+            self.hooks.add_on_late(after_ms, function)
+            return function
+
+        return register
+
+
+class _Calls:
+    """Makes the function that a worker calls."""
+
+    def __init__(self, handler: Handler, payload: Payload[Any] | None, hooks: Hooks) -> None:
+        self._function, self._payload, self._hooks = handler.call, payload, hooks
+        self._batch, self._is_async = handler.batch is not None, handler.is_async
+        self._with_task = payload is not None and _required(handler.call) > 1
+
+    def call(self) -> Callable[..., Any]:
+        """Return it: of a task or a list of them, a coroutine function if the handler is one."""
+        function, hooks = self._function, self._hooks
+        if self._is_async:
+
+            async def acall(given: Any) -> Any:
+                tasks, arguments, misfits = self._begin(given)
+                if misfits and not tasks:
+                    return misfits
+                try:
+                    async with AsyncExitStack() as stack:
+                        await hooks.enter_async(stack, tasks)
+                        outcome = _returned(await function(*arguments))
+                except BaseException as exc:
+                    return _failed(exc, tasks, misfits)
+                return _both(outcome, misfits)
+
+            return acall
+
+        def call(given: Any) -> Any:
+            tasks, arguments, misfits = self._begin(given)
+            if misfits and not tasks:
+                return misfits
+            try:
+                with ExitStack() as stack:
+                    hooks.enter(stack, tasks)
+                    outcome = _returned(function(*arguments))
+            except BaseException as exc:
+                return _failed(exc, tasks, misfits)
+            return _both(outcome, misfits)
+
+        return call
+
+    def _begin(self, given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
+        """Return the tasks that can run, the arguments of the function, and which payloads do not fit.
+
+        Raises Misfit or Dead if that of the only task does not.
+        """
+        tasks: list[Task] = given if self._batch else [given]
+        if self._hooks.any_late:
+            self._hooks.began(tasks)
+        if self._payload is None:
+            return tasks, (given,), {}
+        now = self._hooks.now_ms()
+        if not self._batch:
+            payload = self._payload.read_in_time(given, now)
+            return tasks, (payload, given) if self._with_task else (payload,), {}
+        fit: list[Task] = []
+        payloads: list[Any] = []
+        misfits: dict[int, BaseException] = {}
+        for task in tasks:
+            try:
+                payloads.append(self._payload.read_in_time(task, now))
+                fit.append(task)
+            except (Misfit, Dead) as exc:
+                misfits[task.job_id] = exc
+        return fit, (payloads, fit) if self._with_task else (payloads,), misfits
+
+
+def _returned(outcome: Any) -> Any:
+    """Raise what a handler returned as its failure."""
+    if isinstance(outcome, (Retry, Dead)):
+        raise outcome
+    return outcome
+
+
+def _failed(
+    error: BaseException, tasks: Sequence[Task], misfits: dict[int, BaseException]
+) -> dict[int, BaseException]:
+    """Raise the error of a call, unless others of its batch were not in it."""
+    if not misfits:
+        raise error
+    return {**dict.fromkeys((task.job_id for task in tasks), error), **misfits}
+
+
+def _both(outcome: Any, misfits: dict[int, BaseException]) -> Any:
+    if not misfits:
+        return outcome
+    return {**outcome, **misfits} if isinstance(outcome, Mapping) else misfits
+
+
+def _required(function: Callable[..., Any]) -> int:
+    """How many arguments it must get."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(function).parameters.values()
+    return sum(one.kind in kinds and one.default is one.empty for one in found)
+
+
+def _payload(topic: str, function: Any, batch: int | None) -> Payload[Any] | None:
+    """Return the payload that the first parameter of a function is annotated with; None for a Task.
+
+    Raises InvalidHandler.
+    """
+    of = f"the handler of {topic!r}"
+    kind = _first_annotation(of, function)
+    if get_origin(kind) is not None:
+        within = get_args(kind)[:1]
+        if batch is None and (Task in within or any(map(is_payload, get_args(kind)))):
+            raise InvalidHandler(f"{of}: its first parameter is {kind}; lists need batch=N")
+        kind = within[0] if within else None
+    elif is_payload(kind) and batch is not None:
+        raise InvalidHandler(f"{of}: with batch= its first parameter is a list[{kind.__name__}]")
+    if is_payload(kind):
+        return Payload(kind, of)
+    if isinstance(kind, type) and not issubclass(Task, kind):
+        raise InvalidHandler(
+            f"{of}: its first parameter is a {kind.__name__}; it can be a Task, a pydantic model, a "
+            "dataclass or a TypedDict, and with batch= a list of those"
+        )
+    return None
+
+
+def _first_annotation(of: str, function: Any) -> Any:
+    """Return the type of a function's first parameter; None without one."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # not a function, which is refused later, or a built-in
+        return None
+    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+        return None
+    annotation = parameters[0].annotation
+    if not isinstance(annotation, str):
+        return annotation
+    plain = inspect.unwrap(function)
+    found = getattr(plain, "__globals__", None) or getattr(type(plain).__call__, "__globals__", {})
+
+    def one() -> None: ...
+
+    one.__annotations__ = {"first": annotation}
+    try:
+        return get_type_hints(one, globalns=found)["first"]
+    except Exception as exc:
+        if _A_TASK.search(annotation):
+            return None  # its module may import it for types alone
+        raise InvalidHandler(
+            f"{of}: the type of its first parameter, {annotation}, cannot be found ({exc}); import it, or "
+            "define it, at the top of the module"
+        ) from exc

@@ -1,0 +1,189 @@
+"""What an application has done around tries, and beside them: middleware, ``on_dead``, ``on_late``.
+
+Middleware runs where the handler runs. The others are told by a thread of their own, one call after the
+other, so that none holds up a task; what is told when too much waits is dropped, and counted in the log.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from datetime import timedelta
+from functools import partial
+from queue import Empty, Full, Queue
+from typing import Any
+
+from toc.model.clock import to_ms
+from toc.model.errors import InvalidHandler
+from toc.model.fork import call_in_children
+from toc.model.raised import raised, where
+from toc.model.task import Task
+from toc.observe.log import get_logger
+
+log = get_logger(__name__)
+
+Middleware = Callable[[list[Task]], Iterator[None]] | Callable[[list[Task]], AsyncIterator[None]]
+OnDead = Callable[[Task, str], object]
+OnLate = Callable[[Task, timedelta], object]
+MOST_WAITING = 1000
+LOOK_SECONDS = 0.01
+IDLE_SECONDS = 5.0
+"""How long the thread waits for more before it ends."""
+
+
+class Hooks:
+    """The hooks of a center. ``look_up`` returns a task, ``now_ms`` the time; ``inline``: no thread."""
+
+    def __init__(
+        self,
+        look_up: Callable[[int], Task | None],
+        now_ms: Callable[[], int],
+        inline: Callable[[], bool],
+    ) -> None:
+        self._look_up, self.now_ms, self._inline = look_up, now_ms, inline
+        self._sync: list[Callable[[list[Task]], AbstractContextManager[Any]] | None] = []
+        """The middlewares in their order; None for those that coroutines alone can enter."""
+        self._async: list[
+            Callable[[list[Task]], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+        ] = []
+        self._on_dead: list[OnDead] = []
+        self._on_late: list[tuple[int, OnLate]] = []
+        self._new_queue()
+        call_in_children(self._new_queue)
+
+    def _new_queue(self) -> None:
+        self._waiting: Queue[Callable[[], object]] = Queue(MOST_WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._dropped = 0
+
+    # --- what the application registers
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Have it surround tries. Raises InvalidHandler unless it is a generator function."""
+        if inspect.isasyncgenfunction(middleware):
+            self._sync.append(None)
+            self._async.append(asynccontextmanager(middleware))
+        elif inspect.isgeneratorfunction(middleware):
+            self._sync.append(contextmanager(middleware))
+            self._async.append(contextmanager(middleware))
+        else:
+            raise InvalidHandler(
+                f"middleware {_name(middleware)} must be a generator function that takes a list of tasks and "
+                "yields once, where the handler runs"
+            )
+
+    def add_on_dead(self, hook: OnDead) -> None:
+        """Have it told of deaths. Raises InvalidHandler."""
+        self._on_dead.append(_checked(hook, "a task and the reason"))
+
+    def add_on_late(self, after_ms: int, hook: OnLate) -> None:
+        """Have it told of first tries that start so late. Raises InvalidHandler."""
+        self._on_late.append((after_ms, _checked(hook, "a task and how late it is")))
+
+    # --- around a try
+
+    def enter(self, stack: ExitStack, tasks: list[Task]) -> None:
+        """Surround the call of a function."""
+        for middleware in self._sync:
+            if middleware is not None:
+                stack.enter_context(middleware(tasks))
+
+    async def enter_async(self, stack: AsyncExitStack, tasks: list[Task]) -> None:
+        """Surround the call of a coroutine function."""
+        for middleware in self._async:
+            entered = middleware(tasks)
+            if isinstance(entered, AbstractAsyncContextManager):
+                await stack.enter_async_context(entered)
+            else:
+                stack.enter_context(entered)
+
+    # --- what is told beside it
+
+    def began(self, tasks: Sequence[Task]) -> None:
+        """Tell of those whose first try begins late."""
+        for task in tasks:
+            late = self.now_ms() - to_ms(task.action_time)
+            for after, hook in self._on_late:
+                if task.attempt == 1 and late >= after:
+                    self._tell(hook, partial(_same, task), timedelta(milliseconds=late))
+
+    @property
+    def any_late(self) -> bool:
+        """Whether ``began`` has anybody to tell."""
+        return bool(self._on_late)
+
+    def died(self, job_id: int, reason: str) -> None:
+        """Tell of a death, now that the row says so."""
+        for hook in self._on_dead:
+            self._tell(hook, partial(self._look_up, job_id), reason)
+
+    def flush(self, seconds: float) -> None:
+        """Let what waits be told, for at most so long."""
+        until = time.monotonic() + seconds
+        while self._waiting.unfinished_tasks and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+
+    def _tell(self, hook: Callable[..., object], of: Callable[[], Task | None], what: Any) -> None:
+        def tell() -> None:
+            try:
+                if (task := of()) is not None:
+                    hook(task, what)
+            except BaseException as exc:  # it is the application's, or a server is away: no task is harmed
+                log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
+
+        if self._inline():
+            tell()
+            return
+        try:
+            self._waiting.put_nowait(tell)
+        except Full:
+            self._dropped += 1
+            log.warning("hook_dropped", hook=_name(hook), dropped=self._dropped)
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="toc-hooks", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                tell = self._waiting.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._waiting.empty():
+                        self._thread = None
+                        return
+            else:
+                tell()
+                self._waiting.task_done()
+
+
+def _same(task: Task) -> Task:
+    return task
+
+
+def _name(hook: object) -> str:
+    return getattr(hook, "__qualname__", type(hook).__name__)
+
+
+def _checked(hook: Any, takes: str) -> Any:
+    """Return a hook that is a plain function of two arguments. Raises InvalidHandler."""
+    try:
+        inspect.signature(hook).bind(None, None)
+    except (TypeError, ValueError) as exc:
+        raise InvalidHandler(f"hook {_name(hook)} must take {takes}") from exc
+    if inspect.iscoroutinefunction(hook):
+        raise InvalidHandler(f"hook {_name(hook)} must be a plain function: a thread of toc calls it")
+    return hook
