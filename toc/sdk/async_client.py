@@ -133,7 +133,8 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
     async def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
         loop, batchers = _loop(), self._batchers
-        self._forget()
+        # Those of other loops that run are theirs to close.
+        self._batchers = {of: one for of, one in batchers.items() if of is not loop and not of.is_closed()}
         for of, batcher in batchers.items():
             if of is loop:
                 await batcher.close()
