@@ -96,9 +96,9 @@ class Script:
         command = ("EVALSHA", self.sha, self._count, *self._names(keys), *words)
         return Call(keys.hash_slot, command, self, again)
 
-    def of_all(self, slots: Sequence[SlotKeys], *words: str) -> Call:
+    def of_all(self, slots: Sequence[SlotKeys]) -> Call:
         """Build a call of this script for many slots, which share a hash slot in a cluster."""
-        return self.call(slots[0].hash_slot, list(chain.from_iterable(map(self._names, slots))), *words)
+        return self.call(slots[0].hash_slot, list(chain.from_iterable(map(self._names, slots))))
 
     def call(self, hash_slot: int, keys: Sequence[str], *words: str | bytes | int | float) -> Call:
         """Build a call of this script for these keys."""

@@ -74,7 +74,7 @@ class ExpiredRequest(NamedTuple):
 class Peek(NamedTuple):
     """The state of a slot. ``next_due`` is as in ``Prepared``. The counts are entries.
 
-    ``due`` of the entries in ``store`` are due, if they were counted, else 0.
+    ``due`` of the entries in ``store`` are due.
     """
 
     next_due: float | None

@@ -289,12 +289,8 @@ class Queues:
                     cursors[slot] = cursor
 
     def peek(self, slots: Iterable[Slot]) -> BySlot[Peek]:
-        """Return when each slot is next due, and how many entries it has."""
+        """Return when each slot is next due, how many entries it has, and how many are due."""
         return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
-
-    def depths(self, slots: Iterable[Slot]) -> BySlot[Peek]:
-        """Return what ``peek`` does and how many entries are due, which costs more."""
-        return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result), words=("due",))
 
     def held(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[dict[int, float]]:
         """Return those of the ids that are in the PrepareQueues, each with its score."""

@@ -42,7 +42,6 @@ class SlotCalls(Calls):
         slots: Iterable[Slot],
         read: Callable[[Call], Iterable[Result | IndexUnavailable]],
         size: int = SLOTS_TOGETHER,
-        words: Sequence[str] = (),
     ) -> BySlot[Result]:
         """Run a script that takes the keys of many slots, in few calls. ``read`` yields each slot's result.
 
@@ -55,7 +54,7 @@ class SlotCalls(Calls):
         calls = []
         for part in parts:
             keys = [self.keys(slot) for slot in part]
-            calls.append(script.of_all(keys, *words))
+            calls.append(script.of_all(keys))
         self.run(calls)
         found: BySlot[Result] = {}
         for part, call in zip(parts, calls, strict=True):
@@ -63,7 +62,7 @@ class SlotCalls(Calls):
             if not isinstance(answers, IndexUnavailable):
                 found.update(answers)
             elif call.run_id and len(part) > 1:  # the server has replied
-                found |= self.together(script, part, read, 1, words)
+                found |= self.together(script, part, read, 1)
             else:
                 found |= dict.fromkeys(part, answers)
         return found

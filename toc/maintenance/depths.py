@@ -20,16 +20,15 @@ def depths(
     slots: Iterable[Slot],
     now_ms: int,
     *,
-    due: bool = True,
     ahead: bool = True,
 ) -> BySlot[Peek]:
-    """Return the counts of each slot. ``due``: also of what is due.
+    """Return the counts of each slot.
 
     Without an index this reads the rows of all tasks that have not ended, or of those that are due if not
     ``ahead``, and raises StoreUnavailable or SchemaBehind.
     """
     if queues.present:
-        return queues.depths(slots) if due else queues.peek(slots)
+        return queues.peek(slots)
     names = {topic.biz_type: topic.name for topic in topics}
     found = {
         Slot(names[biz_type], number): Peek(

@@ -143,7 +143,7 @@ def slot_views(center: TimeoutCenter, topic: str | None = None) -> list[SlotView
     topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
     by_slot = {Slot(row.topic, row.number): row for row in slot_owners(center)}
     slots = sorted(slot for each in topics for slot in each.slots())
-    peeks = depths(store, center.queues, topics, slots, center.clock.now_ms(), due=False)
+    peeks = depths(store, center.queues, topics, slots, center.clock.now_ms())
     return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
 
 

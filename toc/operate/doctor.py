@@ -102,7 +102,7 @@ def examine(
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks: BySlot[Peek] = {}
     with suppress(TocError):  # the server fails: reported elsewhere
-        peeks = depths(center.store, center.queues, topics, slots, center.clock.now_ms(), due=False)
+        peeks = depths(center.store, center.queues, topics, slots, center.clock.now_ms())
     if indexed:
         lines += _lines("redis", preflight.broken(center.queues, slots))
         lines += _without_index(peeks)

@@ -2,9 +2,9 @@
 -- peek: returns when slots are next due, and counts their entries. Moves nothing.
 --
 -- KEYS  1+  store, prepare, dead   of each slot: its three queues
--- ARGV  1   due   given: count those that are due as well, which costs a logarithm of the StoreQueue's length
--- RETURNS   {now in ms, then per slot: first score of the StoreQueue or nil, entries in store, prepare, dead, those
---           that are due or 0}
+-- ARGV  none
+-- RETURNS   {now in ms, then per slot: first score of the StoreQueue or nil, entries in store, prepare, dead, and
+--           those in store that are due}
 -- BOUNDS    500 slots
 if #KEYS > 1500 then
   return redis.error_reply('ERR toc: more than 500 slots in one call')
@@ -19,6 +19,6 @@ for i = 1, #KEYS, 3 do
   reply[#reply + 1] = redis.call('ZCARD', KEYS[i])
   reply[#reply + 1] = redis.call('ZCARD', KEYS[i + 1])
   reply[#reply + 1] = redis.call('ZCARD', KEYS[i + 2])
-  reply[#reply + 1] = ARGV[1] and redis.call('ZCOUNT', KEYS[i], '-inf', upto) or 0
+  reply[#reply + 1] = first and tonumber(first) < now_ms + 1 and redis.call('ZCOUNT', KEYS[i], '-inf', upto) or 0
 end
 return reply
