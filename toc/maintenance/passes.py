@@ -149,8 +149,6 @@ class Round:
         self._more: dict[int, Position] = {}
         self._with_rows: set[int] = set()
         """Tables with rows at the last look. They are read without asking first."""
-        self._asked: list[int] = []
-        """Tables whose turn has come in this round."""
         self._slice = self._all = 1
         self._at_once = 1
         """Of how many tables a step reads a page: more while they hold little."""
@@ -165,22 +163,13 @@ class Round:
         self._took, self._began = began - self._began, began
         slices = max(min(ceil(self._rows / self.plan.slice_rows), MAX_SLICES), self.plan.slices)
         self._rows = 0
-        self._tables, self._asked = deque(tables), []
+        self._tables = deque(tables)
         self._all = len(self._tables)
         self._slice = min(ceil(self._all / slices), MAX_PROBES)
 
-    def read_again(self, tables: Iterable[int] | None = None) -> None:
-        """Read these tables once more, after those that are left; else, if the round is not over, those that
-        it has asked.
-
-        So each table has its turn, however often this is called.
-        """
-        if tables is not None:
-            self._tables.extend(tables)
-        elif self.left:
-            self._tables.extend(self._asked)
-            self._asked = []
-            self._all = len(self._tables)
+    def read_again(self, tables: Iterable[int]) -> None:
+        """Read these tables once more, after those that are left."""
+        self._tables.extend(tables)
 
     def step(self) -> Stepped:
         """Read and index the next rows. Tables that do not answer are left out of the round."""
@@ -192,7 +181,6 @@ class Round:
         # Of those that are read again, the former turn is not over.
         self._tables.extend(table for table in some if table in self._more)
         some = [table for table in some if table not in self._more]
-        self._asked += some
         quiet = [table for table in some if table not in self._with_rows]
         self._more |= {table: start for table in some if table in self._with_rows}
         pages = dict(islice(self._more.items(), self._at_once))

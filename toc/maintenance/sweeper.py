@@ -33,9 +33,6 @@ REST_BUSY = 9
 """The rest of the pass over rows due soon under back-pressure. Otherwise it would read the whole
 backlog again and again, on the cores that should start the tasks."""
 RETRY_SECONDS = 1.0
-LATER_SECONDS = 1.5
-"""How long after a server came back all due rows are looked up once more: other workers learn of it a moment
-later, and postpone entries until then."""
 
 
 class _Refill:
@@ -73,10 +70,6 @@ class Sweeper:
         self._refill: _Refill | None = None
         self._refill_wanted = -inf
         self._refilled = -inf
-        self._later_at = inf
-        """When to look up all due rows once more."""
-        self._back = False
-        """Whether that is to be done now."""
         self._failing_since: float | None = None
         self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
 
@@ -96,12 +89,6 @@ class Sweeper:
         self._refill_wanted = self._clock.monotonic()
         self._wake()
 
-    def catch_up(self) -> None:
-        """Look up all due rows again: the server or a table of it is back, and workers have postponed entries
-        meanwhile. Any thread may call it."""
-        self._back = True
-        self._wake()
-
     @property
     def refilled(self) -> float:
         """When the last complete refill began (monotonic)."""
@@ -112,10 +99,6 @@ class Sweeper:
         if not self._tables:
             return RETRY_SECONDS
         now = self._clock.monotonic()
-        if self._back or self._later_at <= now:
-            self._later_at = now + LATER_SECONDS if self._back else inf
-            self._back = False
-            self._look_again(now)
         self._begin_refill(now)
         due = next((each for each in self._rounds() if each.at <= now), None)
         error = None if due is None else self._step(due, now)
@@ -124,7 +107,7 @@ class Sweeper:
         if self._failing_since is not None:
             log.info("sweep_resumed", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
-        until = min(self._later_at, *(each.at for each in self._rounds()))
+        until = min(each.at for each in self._rounds())
         return max(0.0, until - self._clock.monotonic())
 
     def _follow_switchover(self, table: int) -> None:
@@ -167,18 +150,8 @@ class Sweeper:
         each.rest(now, REST_BUSY if busy else each.plan.rest)
         if self._refill is not None and each is self._refill.rounds[0]:
             self._refilled_some(self._refill, stepped, now)
-        # Tables that do not answer are left out. When they answer again, ``catch_up`` is called.
+        # Tables that do not answer are left out of the round.
         return next((error for error in stepped.failed.values() if not isinstance(error, OF_TABLES)), None)
-
-    def _look_again(self, now: float) -> None:
-        """Read all due rows again.
-
-        The rounds continue instead of starting again. Otherwise a server that comes and goes, or a
-        table that is locked again and again, would keep them from ever reaching their last rows.
-        """
-        for each in (self._soon, self._overdue):
-            each.read_again()
-            each.at = now
 
     # --- after a loss
 

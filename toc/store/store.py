@@ -157,11 +157,6 @@ class Store(Batches):
         """Return why a server, by number, is marked as away; None if it is not."""
         return self._shards.health[self._shards.servers[server]].away
 
-    def when_back(self, server: int, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever this server, by number, or one of its tables answers again after an
-        outage."""
-        self._shards.health[self._shards.servers[server]].when_back(tell)
-
     def examine_server(self, server: int, answered: Callable[[float], bool]) -> None:
         """Find out whether a server whose answer is late is away. If so, mark it.
 

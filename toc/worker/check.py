@@ -203,7 +203,7 @@ class Checker:
         """Postpone entries that cannot be decided now, so that other due tasks do not wait behind them.
 
         The pause grows with the outage, as all due tasks of that server keep returning. When it is back, the
-        sweep brings them in at once.
+        sweep brings them in within seconds.
         """
         now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
         if leased := [entry for entry in entries if entry.lease.possible]:

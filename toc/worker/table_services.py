@@ -37,7 +37,6 @@ class TableServices:
             wake, schedule_wake = Wake(), Wake()
             sweeper = Sweeper(sweep, wake, lambda: pressure.backlogged)
             scheduler = Scheduler(store, catalog, sweep, schedule_wake, lambda: pressure.backlogged)
-            store.when_back(number, sweeper.catch_up)
             self._sweepers.append(sweeper)
             self._of_server += [(own, sweeper), (own, scheduler)]
             loops += [

@@ -14,7 +14,7 @@ from harness.system import System, buried
 
 from benchmarks.local import RedisServer
 from toc import NewTask, Topic
-from toc.maintenance.passes import CRAWL_ROWS, MIN_PAGE, ROWS_PER_STEP, SOON
+from toc.maintenance.passes import CRAWL_ROWS, ROWS_PER_STEP, SOON
 from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.maintenance.sweeper import Sweeper
 from toc.model.clock import Clock
@@ -168,21 +168,6 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
     assert SWEEP_ADDED.of("store").take() == 1
 
 
-def test_what_others_postpone_just_after_a_server_is_back_is_found_as_well(bench: Bench) -> None:
-    """They may learn of it a moment later than the worker that sweeps the table."""
-    bench.settled()
-    rows = [bench.row(NewTask("test.sync", n, delay=0.2)) for n in range(20)]
-    for row in rows:
-        insert(bench.center.store, row)
-    bench.run(SOON.every + 0.1)
-    bench.sweeper.catch_up()
-    bench.run(0.5)
-    for row in rows:
-        bench.ask("ZADD", bench.key(row), row.next_time + 10_000, row.job_id)
-    bench.run(1.5)
-    assert [bench.score(row) for row in rows] == [row.next_time for row in rows]
-
-
 def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
     bench.settled()
     (job_id,) = bench.store(NewTask("test.sync", 1, delay=2.0))
@@ -215,22 +200,6 @@ def test_overdue_rows_come_back_within_seconds_however_old(bench: Bench) -> None
         bench.center.store.reschedule(row.job_id, row.next_time + 1)
     bench.run(12)
     assert bench.indexed(job_ids) == set(job_ids)
-
-
-def test_a_server_that_comes_and_goes_keeps_the_sweep_from_no_row(bench: Bench) -> None:
-    """Nor one whose tables are locked again and again. Each return has all due rows read again."""
-    bench.settled()
-    store = bench.center.store
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=1.0) for n in range(3000)))
-    for n, job_id in enumerate(job_ids):
-        store.reschedule(job_id, n + 1)
-    for _ in range(2 * len(job_ids) // MIN_PAGE):
-        bench.sweeper.catch_up()
-        for _ in range(4):
-            bench.step()
-        if bench.indexed(job_ids) == set(job_ids):
-            return
-    raise AssertionError(f"only {len(bench.indexed(job_ids))} are found")
 
 
 def test_tables_that_are_new_here_are_swept_to_the_horizon_at_once_and_no_further(bench: Bench) -> None:

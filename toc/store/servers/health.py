@@ -77,7 +77,6 @@ class Health:
         """Tables that are set aside, and why."""
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
-        self._tell_back: list[Callable[[], None]] = []
         self._locked_until = float("-inf")
 
     @property
@@ -88,11 +87,6 @@ class Health:
     def note_locked_rows(self) -> None:
         """Record that others have locked rows."""
         self._locked_until = time.monotonic() + LOCKED_SECONDS
-
-    def when_back(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever the server, or a table of it, answers again. It runs on the thread that
-        asks, and must return at once."""
-        self._tell_back.append(tell)
 
     def answered(self, seconds: float) -> None:
         """Record how many seconds an answer took."""
@@ -198,7 +192,6 @@ class Health:
         self._lock = threading.RLock()
         self._thread, self._closed = None, threading.Event()
         self._average = None
-        self._tell_back = []
         self._forget()
 
     def _forget(self) -> None:
@@ -246,11 +239,6 @@ class Health:
                 return
             self.away = None
         log.info("database_back", server=self._server.name, seconds=seconds)
-        self._back()
-
-    def _back(self) -> None:
-        for tell in self._tell_back:
-            tell()
 
     def _ask_tables(self, closed: threading.Event) -> None:
         aside = self._aside
@@ -268,4 +256,3 @@ class Health:
             if fault is None:
                 del aside[table]
                 log.info("table_back", table=self._names[table])
-                self._back()
