@@ -38,10 +38,6 @@ class NoIndex(Queues):
         """Do nothing."""
         return dict.fromkeys(entries, 0)
 
-    def lacking(self, entries: Scored) -> BySlot[list[tuple[int, float]]]:
-        """Return none: nothing lacks in an index that is none."""
-        return {slot: [] for slot in entries}
-
     def restore_dead(self, entries: Mapping[Slot, Sequence[tuple[int, int]]]) -> BySlot[int]:
         """Do nothing."""
         return dict.fromkeys(entries, 0)

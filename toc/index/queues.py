@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from math import fmod
 from operator import attrgetter
@@ -144,15 +143,6 @@ class Queues:
         """Return those of the slots to which nothing can be added, because Redis is at its maxmemory."""
         replies = self._calls.one_each({slot: _ADD.of(self.keys(slot)) for slot in slots}, int)
         return {slot: reply for slot, reply in replies.items() if isinstance(reply, IndexFull)}
-
-    def lacking(self, entries: Scored) -> BySlot[list[tuple[int, float]]]:
-        """Return those (job_id, score) that are not in the StoreQueues at that score or earlier.
-
-        ``add`` decides about them. For entries that are there already, it costs the server much more.
-        """
-        ids = {slot: [(job_id,) for job_id, _ in items] for slot, items in entries.items()}
-        scores = self._calls.in_batches(ids, command("ZMSCORE", _STORE_QUEUE), _chained)
-        return {slot: understood(found, partial(_lacking, entries[slot])) for slot, found in scores.items()}
 
     def prepare(self, requests: Sequence[PrepareRequest]) -> BySlot[Prepared]:
         """Take due entries by the Redis clock, one request per slot.
@@ -446,11 +436,6 @@ def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
     """Parse the reply of held.lua: the next cursor, and the entries."""
     cursor, held = reply
     return bytes(cursor), list(held)
-
-
-def _lacking(items: Sequence[tuple[int, float]], found: list[bytes | None]) -> list[tuple[int, float]]:
-    """Return those (job_id, score) that were not ``found``, or with a later score."""
-    return [item for item, score in zip(items, found, strict=True) if score is None or float(score) > item[1]]
 
 
 def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation | IndexBroken:

@@ -68,8 +68,6 @@ class Pass(NamedTuple):
     spread: bool = True
     """Whether the steps are spread over the period."""
     status: TaskStatus = TaskStatus.PENDING
-    missing: bool = False
-    """Whether most entries are probably absent, so that they are added without a lookup."""
 
 
 def _soon(now: int, _horizon: Horizon, took: float) -> tuple[int, int]:
@@ -105,9 +103,9 @@ OVERDUE = Pass(_overdue, 5.0, 9, slices=4, spread=False)
 DEAD = Pass(_dead, 60.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES, status=TaskStatus.DEAD)
 WINDOW = Pass(_all_ahead, 300.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES)
 LOST = (
-    Pass(_near, 0.0, 1, REFILL_ROWS, missing=True),
-    Pass(_far, 0.0, 4, REFILL_ROWS, missing=True),
-    Pass(_dead, 0.0, 4, REFILL_ROWS, status=TaskStatus.DEAD, missing=True),
+    Pass(_near, 0.0, 1, REFILL_ROWS),
+    Pass(_far, 0.0, 4, REFILL_ROWS),
+    Pass(_dead, 0.0, 4, REFILL_ROWS, status=TaskStatus.DEAD),
 )
 """What restores an index without entries: what is due within a minute, the rest, dead tasks."""
 
@@ -203,10 +201,7 @@ class Round:
             self._at_once = max(self._at_once // 2, 1)
         if rows:
             failpoint("sweep.rows-read")
-        if plan.status is TaskStatus.DEAD:
-            counts = sweep.restore_dead(rows)
-        else:
-            counts = sweep.add(rows, missing=plan.missing)
+        counts = sweep.restore_dead(rows) if plan.status is TaskStatus.DEAD else sweep.add(rows)
         return Stepped(counts, [*quiet, *pages], looked.failed)
 
     def rest(self, stepped: float, factor: int) -> None:
@@ -218,12 +213,10 @@ class Round:
         self.at = max(until, now + factor * (now - stepped))
 
 
-def restore_rounds(
-    sweep: Sweep, tables: Sequence[int], plans: Iterable[Pass] = LOST, *, where: str = ""
-) -> deque[Round]:
-    """Return one round of each of these passes over these tables."""
+def restore_rounds(sweep: Sweep, tables: Sequence[int], *, where: str = "") -> deque[Round]:
+    """Return one round of each pass of LOST over these tables."""
     now, now_ms = sweep.clock.monotonic(), sweep.clock.now_ms()
-    rounds = deque(Round(plan, sweep, now, now_ms=now_ms, where=where) for plan in plans)
+    rounds = deque(Round(plan, sweep, now, now_ms=now_ms, where=where) for plan in LOST)
     for each in rounds:
         each.start(now, tables)
     return rounds

@@ -154,8 +154,7 @@ class Scheduler:
                 [
                     DueRow(row.job_id, row.biz_type, row.next_time, 0, row.slot_crc, row.slot_amount)
                     for row in rows
-                ],
-                missing=True,
+                ]
             )
         # Ask when these tables must be read next, except those of which more rows are due now.
         failed = self._ask(set(tables) - due.more - due.failed.keys())

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from toc.index.calls import BySlot, IndexBroken, Scored
+from toc.index.calls import IndexBroken, Scored
 from toc.index.queues import Queues
 from toc.maintenance.ends import Ends, may_be_over
 from toc.model.catalog import TopicCatalog
@@ -70,11 +70,8 @@ class Sweep:
         """How far ahead (ms) any topic keeps tasks in Redis."""
         return max((topic.horizon for topic in self._catalog.known().values()), default=0) * 1000
 
-    def add(self, rows: Collection[DueRow], *, missing: bool = False) -> SweepCounts:
-        """Index pending rows that are due within their topic's horizon; end those whose time is over.
-
-        ``missing``: most entries are probably absent, so they are added without a lookup.
-        """
+    def add(self, rows: Collection[DueRow]) -> SweepCounts:
+        """Index pending rows that are due within their topic's horizon; end those whose time is over."""
         now = self.clock.now_ms()
         known = self._catalog.known_type
         entries: dict[Slot, list[tuple[int, float]]] = {}
@@ -90,8 +87,7 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount != topic.slot_amount:
                     self._stamped_otherwise(topic, row)
-        results = self._queues.add(entries) if missing else self._complete(entries)
-        counts = self._outcome("store", len(rows), entries, results)
+        counts = self._outcome("store", len(rows), entries, self._queues.add(entries))
         if counts.added:
             log.debug("sweep_indexed", entries=counts.added)  # also tasks that have ended meanwhile
         return counts
@@ -105,19 +101,6 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, row.next_time))
         restored = self._queues.restore_dead(entries)  # [rule: dead-restored]
         return self._outcome("dead", len(rows), entries, restored)
-
-    def _complete(self, entries: Scored) -> BySlot[int]:
-        """Add entries that are absent or too late."""
-        lacking: dict[Slot, list[tuple[int, float]]] = {}
-        results: dict[Slot, int | IndexUnavailable] = {}
-        for slot, found in self._queues.lacking(entries).items():
-            if isinstance(found, IndexUnavailable):
-                results[slot] = found
-            elif found:
-                lacking[slot] = found
-        if lacking:
-            results |= self._queues.add(lacking)
-        return results
 
     def _outcome(
         self, queue: str, rows: int, entries: Scored, results: Mapping[Slot, int | IndexUnavailable]

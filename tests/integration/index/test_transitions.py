@@ -57,19 +57,6 @@ def test_add_leaves_alone_what_is_prepared(queues: Queues, seed: Seed, state: ST
     assert state() == {STORE: {2: 60.0}, PREPARE: {1: held(5, 3, 7)}}
 
 
-def test_what_lacks_is_absent_or_too_late_and_nothing_is_changed(
-    queues: Queues, seed: Seed, state: STATE
-) -> None:
-    seed(SLOT, store={1: 100.0, 2: 100.5, 3: 100.0, BIG: 1e12}, prepare={4: held(5, 3, 7)})
-    before = state()
-    given = [(1, 100.0), (2, 100.0), (3, 200.0), (4, 100.0), (5, 100.0), (BIG, 1e12), (BIG - 1, 1e12)]
-    lacking = [(2, 100.0), (4, 100.0), (5, 100.0), (BIG - 1, 1e12)]
-    assert queues.lacking({SLOT: given, OTHER: [(1, 7.0)]}) == {SLOT: lacking, OTHER: [(1, 7.0)]}
-    many = [(n, 1.0) for n in range(1, 1203)]
-    assert queues.lacking({SLOT: many}) == {SLOT: many}
-    assert state() == before
-
-
 def test_an_empty_batch_is_no_call(queues: Queues, state: STATE) -> None:
     assert queues.add({SLOT: []}) == {SLOT: 0}
     assert queues.commit({SLOT: []}) == {SLOT: []}

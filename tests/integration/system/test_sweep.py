@@ -62,10 +62,10 @@ class Bench:
         )
         add = self.sweep.add
 
-        def spy(rows: Any, *, missing: bool = False) -> SweepCounts:
+        def spy(rows: Any) -> SweepCounts:
             if rows:
                 self.added.append(len(rows))
-            return add(rows, missing=missing)
+            return add(rows)
 
         self.sweep.add = spy  # type: ignore[method-assign]
         self.busy = False
