@@ -135,6 +135,15 @@ def build(
 
 
 @pytest.fixture
+def resumed(mariadb: MariaDB) -> Iterator[MariaDB]:
+    """The shared MariaDB, which goes on after the test whatever happens."""
+    try:
+        yield mariadb
+    finally:
+        mariadb.resume()
+
+
+@pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     """Reads what is written to ``reader.sender``, until it is told otherwise."""
     reader = Reader(tmp_path / "read.log")

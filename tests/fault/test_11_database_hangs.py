@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,15 +16,6 @@ from benchmarks.local import MariaDB
 from toc import NewTask
 from toc.model import errors
 from toc.store.servers.health import ALONE_SECONDS
-
-
-@pytest.fixture
-def resumed(mariadb: MariaDB) -> Iterator[MariaDB]:
-    """The shared MariaDB, which goes on after the test whatever happens."""
-    try:
-        yield mariadb
-    finally:
-        mariadb.resume()
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,15 +20,6 @@ BOTH = {"host-a", "host-b"}
 TIMEOUT = 3
 HELD = 60
 """How many tasks a host may have begun, or ended and not written, as it is stopped or killed."""
-
-
-@pytest.fixture
-def resumed(mariadb: MariaDB) -> Iterator[MariaDB]:
-    """The shared MariaDB, which goes on after the test whatever happens."""
-    try:
-        yield mariadb
-    finally:
-        mariadb.resume()
 
 
 def shared_by(system: System, hosts: set[str]) -> dict[Any, str | None]:

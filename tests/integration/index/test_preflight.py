@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
-
 import pytest
 import redis
+from conftest import Launch
 from harness.secured import PASSWORDS, acl_lines, login
 
 from benchmarks.local import RedisCluster, RedisServer
@@ -14,12 +13,6 @@ from toc.index.preflight import check
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
 from toc.model.finding import Level
-
-AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)
-
-
-class Launch(Protocol):
-    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
 
 
 def findings(url: str) -> list[tuple[Level, str]]:

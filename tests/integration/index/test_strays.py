@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import pytest
+from integration.index.conftest import Seed
 from structlog.typing import EventDict
 
 from benchmarks.local import RedisServer
@@ -39,10 +40,6 @@ STRAYS = [
     "{7}",
     "\x00",
 ]
-
-
-class Seed(Protocol):
-    def __call__(self, slot: Slot, **queues: dict[int, float]) -> None: ...
 
 
 def members(server: RedisServer, key: str) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pytest
+from conftest import Launch
 from fault.kit.servers import Reshard, Sentinel, caught_up
 from harness.patience import until
 
@@ -19,11 +20,6 @@ from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
 SLOTS = [Slot("order.close", number) for number in range(64)]
-AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster)
-
-
-class Launch(Protocol):
-    def __call__(self, kind: type[AnyServer], **options: Any) -> AnyServer: ...
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from integration.index.conftest import Seed
 
 from benchmarks.local import RedisServer
 from toc.index.messages import ExpiredRequest, PrepareRequest
@@ -23,10 +24,6 @@ FAR = 4_000_000_000_000.0
 """A score long after now, in which the fraction of a claim does not fit: it is for StoreQueues only."""
 STATE = Callable[[], dict[str, Any]]
 NOW = Callable[[], int]
-
-
-class Seed(Protocol):
-    def __call__(self, slot: Slot, **queues: dict[int, float]) -> None: ...
 
 
 def held(seconds: int, remaining: int, claim: int) -> float:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from conftest import Launch
 from fault.kit.proxy import Proxy
 
 from benchmarks.local import RedisServer
@@ -30,10 +31,6 @@ from toc.model.topic import Slot
 SLOT = Slot("order.close", 3)
 SLOTS = [Slot("order.close", number) for number in range(64)]
 STORE, PREPARE = "order.close_3", "prepare_{order.close_3}"
-
-
-class Launch(Protocol):
-    def __call__(self, kind: type[RedisServer], **options: Any) -> RedisServer: ...
 
 
 def take(queues: Queues, slot: Slot = SLOT, limit: int = 500) -> Prepared:

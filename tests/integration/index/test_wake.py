@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any, Protocol
 
 import pytest
+from conftest import Launch
 from harness.patience import until
 
 from benchmarks.local import RedisCluster, RedisServer
@@ -26,10 +26,6 @@ from toc.model.topic import Slot
 
 SLOT, OTHER = Slot("order.close", 3), Slot("order.close", 4)
 MISSED = (None, None)
-
-
-class Launch(Protocol):
-    def __call__(self, kind: type[RedisServer], **options: Any) -> RedisServer: ...
 
 
 class Ear:
