@@ -15,13 +15,15 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import environment, report, stats, workloads
+from benchmarks import environment, kit, report, stats, workloads
 from benchmarks.catalog import ENTRIES, Entry
 from benchmarks.environment import CannotRun
 from benchmarks.system import System, warn
 
 RESULTS = Path(__file__).parent / "results"
 WORKLOADS = ("lateness", "burst", "consume", "submit", "idle", "rerun")
+KIT = "kit"
+"""The workload of toc's kit for tests, which no peer has."""
 
 
 def main() -> int:
@@ -30,15 +32,15 @@ def main() -> int:
     if arguments.show:
         report.tables(json.loads(arguments.show.read_text()), Console())
         return 0
-    entries = _chosen(arguments.peers)
+    only = frozenset(arguments.workloads)
+    entries = [] if only == {KIT} else _chosen(arguments.peers)
     repeated = [entry for entry in _chosen(arguments.repeat_only) if entry in entries]
     sizes = workloads.QUICK if arguments.quick else workloads.Sizes()
-    only = frozenset(arguments.workloads)
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
     runs: dict[str, list[dict[str, Any]]] = {entry.name: [] for entry in entries}
     began = time.monotonic()
     for number in range(arguments.repeat):
-        if not only or only - {"rerun"}:
+        if not only or only - {"rerun", KIT}:
             for entry in entries if number == 0 else repeated:
                 warn(f"[{time.monotonic() - began:4.0f} s] run {number + 1}: {entry.name}")
                 runs[entry.name].append(_measure(entry, sizes, only))
@@ -50,6 +52,7 @@ def main() -> int:
             for one in runs[entry.name] or [result]:
                 one.update(result)
             runs[entry.name] = runs[entry.name] or [result]
+    tests = kit.measure() if not only or KIT in only else None
     result = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - began),
@@ -62,6 +65,7 @@ def main() -> int:
             for entry in entries
         },
         "runs": runs,
+        "kit": tests,
     }
     report.tables(result, Console())
     _write(result, arguments.output)
@@ -81,7 +85,7 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME",
         help="those that run again; the others run once",
     )
-    parser.add_argument("--workloads", nargs="+", default=[], choices=WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", default=[], choices=(*WORKLOADS, KIT))
     parser.add_argument("--output", type=Path, help="the JSON file; the plot goes beside it")
     parser.add_argument("--show", type=Path, metavar="JSON", help="only print the tables of an earlier run")
     return parser.parse_args()

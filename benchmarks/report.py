@@ -46,6 +46,11 @@ def tables(report: Mapping[str, Any], console: Console) -> None:
         peers,
         _rest,
     )
+    if (kit := report.get("kit")) is not None:
+        console.print(
+            f"{kit['tests']:,} tests of an application with toc's kit, pytest's start included: "
+            f"{kit['seconds']:.1f} s, {kit['processor_seconds']:.1f} s of a processor"
+        )
     _table(console, "Settings", ("version", "settings"), peers, lambda one: [one["version"], one["settings"]])
     for name, one in peers.items():
         if "broke_off" in one:
