@@ -37,6 +37,7 @@ MAX_WORDS = {
     "docs/webhooks.md": 1500,
     "docs/schedules.md": 1200,
     "docs/testing.md": 700,
+    "docs/frameworks.md": 700,
     "docs/guarantees.md": 2000,
     "docs/install.md": 2500,
     "docs/run.md": 6000,

@@ -1,0 +1,77 @@
+"""The applications of docs/frameworks.md, as their readers run and test them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from harness.patience import PATIENCE, until
+
+from toc import Settings, TimeoutCenter, Topic
+from toc.dev.local.embedded import write_config
+from toc.store.migrate import Migrator
+from toc.testing import Toc
+
+ROOT = Path(__file__).parents[2]
+
+
+def application(name: str) -> str:
+    """The program that stands below a heading."""
+    section = (ROOT / "docs/frameworks.md").read_text().split(f"\n## {name}\n")[1]
+    return section.split("```python\n")[1].split("\n```\n")[0]
+
+
+def test_fastapi_submits_cancels_and_runs_handlers_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(application("FastAPI"))
+    values = {"database_urls": [f"sqlite:///{tmp_path / 'toc.db'}"], "databases": 1, "tables": 1}
+    config = write_config(tmp_path / "toc.toml", values)
+    settings = Settings(**values, redis_url=None)
+    Migrator(settings.database_urls, databases=1, tables=1, prefix="toc_").upgrade()
+    log = tmp_path / "log"
+    with (
+        TimeoutCenter(settings) as center,
+        log.open("wb") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "shop:app", "--port", "0"],
+            cwd=tmp_path, env={"TOC_CONFIG": str(config), "PATH": ""}, stdout=output, stderr=output,
+        ) as server,
+    ):  # fmt: skip
+        center.store.topics.create(Topic("order.close", 1, 4))
+        try:
+            assert until(lambda: " running on " in log.read_text(), PATIENCE), log.read_text()
+            (address,) = re.findall(r"http://[\d.:]+", log.read_text())
+
+            def post(path: str) -> Any:
+                with urllib.request.urlopen(f"{address}{path}", data=b"") as answer:
+                    return json.load(answer)
+
+            placed = post("/orders/42")["job_id"]
+            assert post("/orders/42")["job_id"] == placed
+            paid = post("/orders/43")["job_id"]
+            assert post("/orders/43/payment") == {paid: "cancelled"}
+            center.reschedule(int(placed), delay="100ms")
+            assert until(lambda: "order 42 is closed: unpaid" in log.read_text(), PATIENCE), log.read_text()
+        finally:
+            server.terminate()
+    assert "Application shutdown complete" in log.read_text()
+
+
+def test_flask_submits_and_cancels_and_its_handlers_run_in_the_context_of_the_application() -> None:
+    shop: dict[str, Any] = {"__name__": "shop"}
+    exec(application("Flask"), shop)
+    logged: list[str] = []
+    shop["app"].logger.addFilter(lambda line: logged.append(line.getMessage()))
+    with Toc() as toc:
+        toc.use(shop["center"])
+        client = shop["app"].test_client()
+        client.post("/orders/42")
+        paid = client.post("/orders/43").json["job_id"]
+        assert client.post("/orders/43/payment").json == {paid: "cancelled"}
+        toc.assert_submitted("order.close", biz_id=42, due_in="30m")
+        toc.advance("30m")
+    assert logged == ["order 42 is closed"]
