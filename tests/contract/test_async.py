@@ -104,6 +104,34 @@ def engine(contract: Contract) -> AsyncEngine:
     return create_async_engine(url.set(drivername="mysql+aiomysql", database=f"{contract.prefix}0"))
 
 
+def test_who_waits_for_a_dedup_key_lets_the_loop_go_on(contract: Contract, engine: AsyncEngine) -> None:
+    """The other's commit comes on the same loop: a wait that held it up would be one for itself."""
+
+    async def steps(center: AsyncTimeoutCenter) -> None:
+        await center.submit("c.plain", biz_id=4, delay=3600)  # the topic is known
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def submit(began: asyncio.Event, then: asyncio.Event) -> int:
+            async with AsyncSession(engine) as session:
+                job_id = await center.submit(
+                    "c.plain", biz_id=3, delay=3600, dedup_key="double click", session=session
+                )
+                began.set()
+                await then.wait()
+                await session.commit()
+                return job_id
+
+        one = asyncio.ensure_future(submit(first, second))
+        await first.wait()
+        other = asyncio.ensure_future(submit(asyncio.Event(), second))
+        await asyncio.sleep(0.2)  # time to begin its wait
+        second.set()
+        assert await one == await other
+        await engine.dispose()
+
+    run(contract, steps)
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_what_is_done_in_an_async_session_or_connection_is_so_if_it_commits(
     contract: Contract, engine: AsyncEngine, commits: bool
