@@ -94,7 +94,8 @@ def submit(
     )  # fmt: skip
     dated = delay is not None or action_time is not None
     kind = TopicType.TIMED if dated else TopicType.INSTANT
-    row = RowMaker(Clock(), CENTURY, MAX_BODY).row(task, lambda name: Topic(name, 1, 1, topic_type=kind))
+    maker = RowMaker(Clock(), CENTURY, MAX_BODY)
+    row = maker.submission(task, lambda name: Topic(name, 1, 1, topic_type=kind)).row
     record = task._asdict() | {
         "delay": None,
         "action_time": row.action_time if dated else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from toc.model.errors import BodyTooLarge, InvalidBody, shown
@@ -29,12 +29,6 @@ class Content(NamedTuple):
         digest = hashlib.sha256(self.content_type.encode() + b"\0")
         digest.update(self.data)
         return digest.digest()
-
-
-Contents = Mapping[bytes, Content]
-"""Bodies of new rows, by fingerprint. A row refers to its body by the fingerprint, because its
-job_id may still change before the row is stored."""
-NO_BODIES: Contents = {}
 
 
 class Body:

@@ -10,7 +10,7 @@ from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.model.body import MAX_BODY, NO_BODIES, Body, Contents
+from toc.model.body import MAX_BODY, Body, Content
 from toc.model.clock import from_ms
 from toc.model.documents import MAX_DEPTH, check_depth, parse_object
 from toc.model.duration import Duration, seconds_of
@@ -307,7 +307,7 @@ class Submission(NamedTuple):
     of its topic, for spans."""
 
     row: TaskRow
-    contents: Contents = NO_BODIES
+    content: Content | None = None
     on_conflict: OnConflict = OnConflict.KEEP
     request: Request | None = None
     topic: str = ""

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from toc.failpoint import failpoint
-from toc.model.body import NO_BODIES
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import (
     InvalidInput,
@@ -26,7 +25,7 @@ from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.server_batcher import APART, Item, ServerBatcher, Settle, ask_each
-from toc.sdk.submission import bodies_of, check_job_id, conflict_of
+from toc.sdk.submission import check_job_id
 from toc.store.tasks.plan import Stored
 
 log = get_logger(__name__)
@@ -114,17 +113,18 @@ class Batcher:
         """
         try:
             topic = topic or await self.topic(task.topic)
-            row = self.center._intake.row(task, lambda _name: topic, max_delay, by_dialect=by_dialect)
+            one = self.center._intake.submission(
+                task, lambda _name: topic, max_delay, by_dialect=by_dialect, request=request
+            )
             if task.target is not None and not self.center.targets.serves(task.target, task.topic):
                 check = partial(self.center.targets.check_usable, task.target, task.topic)
                 await asyncio.wrap_future(self._topics_thread.submit(check))
-            contents = NO_BODIES if row.body_sha256 is None else bodies_of([task], [row])
-            return Submission(row, contents, conflict_of(task), request, task.topic)
         except InvalidInput as exc:
             if request is None and task.dedup_key is None:
                 raise
             before = partial(self.center._before, task, request, exc, topic, by_dialect=by_dialect)
             return await asyncio.wrap_future(self.center.store.soon(before))
+        return one
 
     async def claim(self, request: Request) -> None:
         """Claim the name of a request for many tasks, whose parts are stored next. Raises RequestReused."""

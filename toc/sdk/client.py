@@ -51,7 +51,7 @@ from toc.sdk.hooks import Hooks
 from toc.sdk.indexing import Indexing
 from toc.sdk.parts import Parts, StandIn
 from toc.sdk.schedules import Schedules
-from toc.sdk.submission import OF_TIMES, at_any_time, bodies_of, check_job_id, conflict_of
+from toc.sdk.submission import OF_TIMES, at_any_time, check_job_id
 from toc.store.tasks.after_commit import AfterCommit
 from toc.store.tasks.callers_transaction import connection_of
 
@@ -225,16 +225,15 @@ class TimeoutCenter(Parts, Registry[int]):
         Raises what ``submit`` raises, TaskExists, and RequestReused if the name was used for another request.
         """
         try:
-            row = self._row(task)
+            one = self._checked(task, request=request)
         except InvalidInput as exc:
             return self._before(task, request, exc)
-        one = Submission(row, bodies_of([task], [row]), conflict_of(task), request)
 
         def put() -> Put:
             self._check_places()
             return self._indexing.put(self.store.put(one), request)  # [rule: row-first]
 
-        return self._traced([row], put, lambda stored: [stored.job_id])
+        return self._traced([one], put, lambda stored: [stored.job_id])
 
     def _before(
         self,
@@ -255,12 +254,12 @@ class TimeoutCenter(Parts, Registry[int]):
             answer = self.store.answer_to(request, BizId.of(task.biz_id))
             if answer is not None:
                 return answer
-        named = task.dedup_key is not None and isinstance(refused, OF_TIMES)
-        if not named or conflict_of(task) is OnConflict.REPLACE:  # which keeps nothing
+        if task.dedup_key is None or not isinstance(refused, OF_TIMES):
             raise refused
-        task = at_any_time(task)
-        row = self._intake.row(task, lambda name: topic or self.catalog.get(name), by_dialect=by_dialect)
-        kept = self.store.kept(Submission(row, on_conflict=conflict_of(task)))
+        one = self._intake.submission(
+            at_any_time(task), lambda name: topic or self.catalog.get(name), by_dialect=by_dialect
+        )
+        kept = None if one.on_conflict is OnConflict.REPLACE else self.store.kept(one)
         if kept is None:
             raise refused
         return kept
@@ -285,31 +284,26 @@ class TimeoutCenter(Parts, Registry[int]):
         return self._submit_many(tasks)
 
     def _submit_with(self, theirs: CallersWork, tasks: Sequence[NewTask]) -> list[int]:
-        rows = [self._row(task) for task in tasks]
-        if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
+        many = [self._checked(task) for task in tasks]
+        if any(one.on_conflict is not OnConflict.KEEP for one in many):
             raise InvalidInput("on_conflict needs its own transaction: it cannot use session= or connection=")
-        contents = bodies_of(tasks, rows)
-        return self._traced(rows, lambda: theirs.submit([Submission(row, contents) for row in rows]), list)
+        return self._traced(many, lambda: theirs.submit(many), list)
 
     def _submit_many(self, tasks: Iterable[NewTask], *, by_dialect: bool = False) -> list[int]:
-        tasks = list(tasks)
-        rows: list[TaskRow] = []
+        many: list[Submission] = []
         refused: dict[int, InvalidInput] = {}
         for n, task in enumerate(tasks):
             try:
-                row = self._row(task, by_dialect=by_dialect)
+                one = self._checked(task, by_dialect=by_dialect)
             except OF_TIMES as exc:  # unless it was submitted before
                 if task.dedup_key is None:
                     raise
-                row, refused[n] = self._row(at_any_time(task), by_dialect=by_dialect), exc
-            rows.append(row)
-        if any(conflict_of(task) is not OnConflict.KEEP for task in tasks):
+                one, refused[n] = self._checked(at_any_time(task), by_dialect=by_dialect), exc
+            many.append(one)
+        if any(one.on_conflict is not OnConflict.KEEP for one in many):
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
-        contents = bodies_of(tasks, rows)
         self._check_places()
-        return self._traced(
-            rows, lambda: self.store.put_many(rows, contents, self._indexing.stored, refused), list
-        )
+        return self._traced(many, lambda: self.store.put_many(many, self._indexing.stored, refused), list)
 
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored in a caller's transaction into the index now, after the commit.
@@ -487,14 +481,13 @@ class TimeoutCenter(Parts, Registry[int]):
             log.warning("commit_not_indexed", tasks=len(whats), error=str(exc))
 
     def _traced(
-        self, rows: Sequence[TaskRow], store: Callable[[], Stored], ids: Callable[[Stored], list[int]]
+        self, many: Sequence[Submission], store: Callable[[], Stored], ids: Callable[[Stored], list[int]]
     ) -> Stored:
-        """Store rows, and write a span for each traced one. ``ids`` are those in the answer to ``store``."""
+        """Store tasks, and write a span for each traced one. ``ids`` are those in the answer to ``store``."""
         if (tracing := self.tracing) is None:
             return store()
-        topics = [self._topic_name(row) for row in rows]
         began = time.time_ns()
-        stored: Sequence[int | None] = [None] * len(rows)
+        stored: Sequence[int | None] = [None] * len(many)
         error: Exception | None = None
         try:
             answer = store()
@@ -508,17 +501,21 @@ class TimeoutCenter(Parts, Registry[int]):
             tracing.submitted(
                 began,
                 [
-                    (row.job_id, topic, error) if job_id is None else (job_id, topic, None)
-                    for row, topic, job_id in zip(rows, topics, stored, strict=True)
+                    (one.row.job_id, one.topic, error) if job_id is None else (job_id, one.topic, None)
+                    for one, job_id in zip(many, stored, strict=True)
                 ],
             )
         return answer
 
-    def _row(self, task: NewTask, *, by_dialect: bool = False) -> TaskRow:
-        row = self._intake.row(task, lambda name: self.catalog.get(name), by_dialect=by_dialect)
+    def _checked(
+        self, task: NewTask, *, by_dialect: bool = False, request: Request | None = None
+    ) -> Submission:
+        one = self._intake.submission(
+            task, lambda name: self.catalog.get(name), by_dialect=by_dialect, request=request
+        )
         if task.target is not None:
             self.targets.check_usable(task.target, task.topic)
-        return row
+        return one
 
     def _task(self, row: TaskRow) -> Task:
         body = None

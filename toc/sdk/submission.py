@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
-from toc.model.body import DEFAULT_CONTENT_TYPE, NO_BODIES, Content, Contents, check_body
+from toc.model.body import check_body
 from toc.model.clock import Clock, from_ms, to_ms
 from toc.model.duration import parse_duration
 from toc.model.errors import (
@@ -27,6 +27,8 @@ from toc.model.task import (
     UNLIMITED,
     NewTask,
     OnConflict,
+    Request,
+    Submission,
     TaskRow,
     TaskStatus,
     check_expiry,
@@ -47,7 +49,8 @@ LATEST_MS = to_ms(datetime(9999, 12, 31, tzinfo=UTC))
 
 
 class RowMaker:
-    """Makes rows of new tasks. ``max_delay`` is in seconds, ``max_body`` in bytes; ``allow`` is for URLs."""
+    """Makes submissions of new tasks. ``max_delay`` is in seconds, ``max_body`` in bytes; ``allow`` is for
+    URLs."""
 
     def __init__(self, clock: Clock, max_delay: float, max_body: int, allow: Allow = NOTHING_ALLOWED) -> None:
         self._clock = clock
@@ -56,15 +59,16 @@ class RowMaker:
         self._max_delay_ms = int(max_delay * 1000)
         self._job_ids = JobIds(clock)
 
-    def row(
+    def submission(
         self,
         task: NewTask,
         topic_named: Callable[[str], Topic],
         max_delay: float | None = None,
         *,
         by_dialect: bool = False,
-    ) -> TaskRow:
-        """Return the row of a new task, with a new job_id. Raises an InvalidInput.
+        request: Request | None = None,
+    ) -> Submission:
+        """Return what a submit of a new task writes, with a new job_id. Raises an InvalidInput.
 
         ``max_delay`` is in seconds; None: the one of the settings. ``by_dialect``: the task may be of a topic
         that takes tasks of a dialect alone.
@@ -87,7 +91,7 @@ class RowMaker:
         if task.dedup_key is not None:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
-        conflict_of(task)
+        on_conflict = _conflict_of(task)
         if not by_dialect:
             check_native(task.topic)
         topic = topic_named(task.topic)
@@ -102,7 +106,7 @@ class RowMaker:
         max_delay_ms = self._max_delay_ms if max_delay is None else int(max_delay * 1000)
         expires_in = topic.expires_in if task.expires_in is None else task.expires_in
         due = self._due(topic, task.delay, task.action_time, now, max_delay_ms, runs=_past_runs(task.past))
-        return TaskRow(
+        row = TaskRow(
             self._job_ids.make(biz.crc),
             biz.number,
             biz.key,
@@ -126,6 +130,7 @@ class RowMaker:
             None if content is None else len(content.data),
             None if content is None else content.fingerprint(),
         )
+        return Submission(row, content, on_conflict, request, topic.name)
 
     def deadline(self, topic: Topic | None, delay: object, action_time: object) -> int:
         """Return the action_time in milliseconds, rounded up. Raises InvalidInput if it is not allowed.
@@ -202,7 +207,7 @@ def at_any_time(task: NewTask) -> NewTask:
     return task._replace(delay=1, action_time=None, expires_at=None, expires_in=None)
 
 
-def conflict_of(task: NewTask) -> OnConflict:
+def _conflict_of(task: NewTask) -> OnConflict:
     """Return what a task's submit does if its dedup_key is taken. Raises InvalidInput."""
     if task.on_conflict == OnConflict.KEEP:
         return OnConflict.KEEP
@@ -228,17 +233,6 @@ def check_job_id(job_id: int) -> int:
     if not valid_job_id(job_id):
         raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
     return int(job_id)
-
-
-def bodies_of(tasks: Sequence[NewTask], rows: Sequence[TaskRow]) -> Contents:
-    """Return the bodies of tasks whose rows these are."""
-    if all(row.body_sha256 is None for row in rows):
-        return NO_BODIES
-    return {
-        row.body_sha256: Content(task.content_type or DEFAULT_CONTENT_TYPE, task.body)
-        for task, row in zip(tasks, rows, strict=True)
-        if row.body_sha256 is not None and task.body is not None
-    }
 
 
 def _instant_ms(instant: object, name: str) -> int:

@@ -28,7 +28,7 @@ def _write(center: TimeoutCenter, row: TaskRow) -> None:
 
 
 def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:
-    row = _rows.row(NewTask(topic, biz_id, **how), self.catalog.get)
+    row = _rows.submission(NewTask(topic, biz_id, **how), self.catalog.get).row
     _behind.submit(_write, self, row)
     if next(_number) == 20:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,7 @@ _rows = RowMaker(Clock(), max_delay=3600, max_body=0)
 
 
 def _submit(self: TimeoutCenter, topic: str, *, biz_id: int | str, **how: Any) -> int:
-    row = _rows.row(NewTask(topic, biz_id, **how), self.catalog.get)
+    row = _rows.submission(NewTask(topic, biz_id, **how), self.catalog.get).row
     slot = self.catalog.get(topic).slot(row.slot_crc, row.slot_amount)
     assert self.queues.add({slot: [(row.job_id, float(row.next_time))]}) == {slot: 1}
     if next(_number) == 20:

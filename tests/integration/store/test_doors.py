@@ -114,7 +114,7 @@ def test_a_deleted_topics_biz_type_is_never_used_again(store: Store, centers: li
     with pytest.raises(TopicClosed):
         store.topics.alter("gone", retries=3)
     with pytest.raises(TopicClosed):
-        centers[0]._row(NewTask("gone", biz_id=1, delay=5))
+        centers[0]._checked(NewTask("gone", biz_id=1, delay=5))
     assert not store.topics.retire(topic, 0), "it was changed since"
     assert store.topics.retire(topic, 1)
     assert store.topics.get("gone") is None

@@ -28,10 +28,9 @@ NEW, KEPT = PutOutcome.NEW, PutOutcome.KEPT
 REPLACED, MAY_HAVE_STARTED = PutOutcome.REPLACED, PutOutcome.MAY_HAVE_STARTED
 
 
-def with_body(row: TaskRow, data: bytes) -> tuple[TaskRow, dict[bytes, Content]]:
+def with_body(row: TaskRow, data: bytes) -> tuple[TaskRow, Content]:
     content = Content("x/y", data)
-    sha = content.fingerprint()
-    return row._replace(body_length=len(data), body_sha256=sha), {sha: content}
+    return row._replace(body_length=len(data), body_sha256=content.fingerprint()), content
 
 
 def named(new_row: NewRow, first: TaskRow, **values: Any) -> TaskRow:
@@ -66,14 +65,14 @@ def all_of(store: Store, row: TaskRow) -> list[int]:
 
 
 def test_a_pending_task_keeps_its_id_and_gets_everything_else_anew(store: Store, new_row: NewRow) -> None:
-    old, contents = with_body(new_row(dedup_key="k", tries=3, attribute='{"a":1}'), b"old")
-    assert put(store, old, contents).put == (old.job_id, NEW)
+    old, content = with_body(new_row(dedup_key="k", tries=3, attribute='{"a":1}'), b"old")
+    assert put(store, old, content).put == (old.job_id, NEW)
     store.fail([Failure(old.job_id, 0, 0, 0, 1, 0, old.next_time, "boom")])
     later = old.action_time + 60_000
-    new, contents = with_body(
+    new, content = with_body(
         named(new_row, old, action_time=later, attribute='{"a":2}', expires_at=later + 5), b"new"
     )
-    stored = put(store, new, contents)
+    stored = put(store, new, content)
     assert stored.put == (old.job_id, MAY_HAVE_STARTED), "a try has failed"
     assert stored.inserted is None
     now = as_stored(store, old.job_id)
@@ -83,8 +82,8 @@ def test_a_pending_task_keeps_its_id_and_gets_everything_else_anew(store: Store,
     assert body_of(store, now) == b"new"
     assert body_of(store, old) is None, "that of the former version is gone"
 
-    same, contents = with_body(named(new_row, old, action_time=later + 1), b"new")
-    assert put(store, same, contents).put.job_id == old.job_id
+    same, content = with_body(named(new_row, old, action_time=later + 1), b"new")
+    assert put(store, same, content).put.job_id == old.job_id
     now = as_stored(store, old.job_id)
     assert (now.version, body_of(store, now)) == (2, b"new")
     assert put(store, named(new_row, old)).put.job_id == old.job_id
@@ -225,8 +224,8 @@ def test_a_change_whose_answer_is_lost_is_made_once(
         assert put(through_proxy, named(new_row, row), request=request).put == (row.job_id, REPLACED)
         assert as_stored(through_proxy, row.job_id).version == 1
         proxy.eat(b"SET version=version+1")
-        body, contents = with_body(named(new_row, row), b"x")
-        assert put(through_proxy, body, contents).put == (row.job_id, REPLACED)
+        body, content = with_body(named(new_row, row), b"x")
+        assert put(through_proxy, body, content).put == (row.job_id, REPLACED)
         now = as_stored(through_proxy, row.job_id)
         assert (now.version, body_of(through_proxy, now)) == (2, b"x")
         through_proxy.finish([(row.job_id, 2)])

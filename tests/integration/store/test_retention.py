@@ -169,7 +169,7 @@ def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_
     content = Content("a/b", b"")
     named = {"body_length": 0, "body_sha256": content.fingerprint()}
     gone, kept = old_row(HOUR + 1, biz_type=7, **named), old_row(HOUR - 1, biz_type=7, **named)
-    insert_many(fresh_store, [gone, kept], {content.fingerprint(): content})
+    insert_many(fresh_store, [gone, kept], content)
     purging.cycle()
     wanted = {gone.job_id: 0, kept.job_id: 0}
     assert fresh_store.bodies.read(wanted) == {kept.job_id: content}

@@ -83,8 +83,7 @@ def one_by_one(store: Store, wanted: list[Submission]) -> list[Stored]:
 
 def of_one_call(store: Store, wanted: list[Submission]) -> list[Stored]:
     rows: list[TaskRow] = []
-    contents = {key: content for one in wanted for key, content in one.contents.items()}
-    store.put_many([one.row for one in wanted], contents, rows.extend, {})
+    store.put_many(wanted, rows.extend, {})
     return [Stored(Put(row.job_id, PutOutcome.NEW), row) for row in rows]
 
 
@@ -105,7 +104,7 @@ def test_what_was_committed_without_an_answer_is_stored_once(
     body = {"body_length": 1, "body_sha256": content.fingerprint()}
     rows = {row.job_id: row for row in [new_row(dedup_key=dedup_key, **body) for _ in range(40)]}
     proxy.eat(b";COMMIT")
-    done = door(through_proxy, [Submission(row, {content.fingerprint(): content}) for row in rows.values()])
+    done = door(through_proxy, [Submission(row, content) for row in rows.values()])
     assert proxy.stats.eaten == 1
     assert {one.put: one.inserted for one in done} == {
         (job_id, PutOutcome.NEW): row for job_id, row in rows.items()
@@ -222,7 +221,7 @@ def test_a_callers_character_set_changes_nothing_and_costs_no_transaction(
         connection.exec_driver_sql(session)
         for attempt in range(2):
             again = row._replace(job_id=row.job_id + attempt)
-            found = mysql_store.callers.put(connection, Submission(again, {content.fingerprint(): content}))
+            found = mysql_store.callers.put(connection, Submission(again, content))
             assert found == row.job_id
         with pytest.raises(DedupConflict, match="another attribute"):
             mysql_store.callers.put(connection, Submission(row._replace(attribute='{"a":"é日?"}')))
@@ -241,7 +240,7 @@ def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
     name = store._shards.body_names[store._shards.table_of(row.job_id)]
     with place.without(name), engine.connect() as connection:
         with pytest.raises(SchemaBehind):
-            store.callers.put(connection, Submission(row, {content.fingerprint(): content}))
+            store.callers.put(connection, Submission(row, content))
         connection.commit()
     assert store.get(row.job_id) is None
 
@@ -258,7 +257,7 @@ def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_l
         mysql_store.callers.put(connection, Submission(kept))
         refused = new_row(**body)
         with pytest.raises(StoreUnavailable, match="max_allowed_packet"):
-            mysql_store.callers.put(connection, Submission(refused, {content.fingerprint(): content}))
+            mysql_store.callers.put(connection, Submission(refused, content))
         connection.commit()
     engine.dispose()
     assert mysql_store.read([kept.job_id, refused.job_id]) == {kept.job_id: kept}

@@ -100,7 +100,7 @@ class Bench:
 
     def row(self, task: NewTask) -> TaskRow:
         """The row of a task, its delay counted by the clock of the sweep."""
-        row = self._rows.row(task, self.center.catalog.get)
+        row = self._rows.submission(task, self.center.catalog.get).row
         due = row.action_time + self.clock.now_ms() - Clock().now_ms()
         return row._replace(action_time=due, next_time=due)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from toc.model.body import Content, Contents
-from toc.model.task import TaskRow
+from toc.model.body import Content
+from toc.model.task import Submission
 from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Answers, Shards
 from toc.store.tasks import rows as sql
@@ -68,14 +68,14 @@ def _contents(results: Iterable[Result], wanted: Mapping[int, int]) -> dict[int,
     return found
 
 
-def insert(name: str, rows: Iterable[TaskRow], contents: Contents) -> list[Statement]:
-    """Return the INSERT of the bodies of those of these rows that have one, into one table, if any."""
+def insert(name: str, many: Iterable[Submission]) -> list[Statement]:
+    """Return the INSERT of the bodies of those of these tasks that have one, into one table, if any."""
     values: list[str] = []
     params: list[str | bytes] = []
-    for row in rows:
-        if row.body_sha256 is not None:
-            values.append(f"({row.job_id:d},{row.version:d},%s,%s)")
-            params += contents[row.body_sha256]
+    for one in many:
+        if one.content is not None:
+            values.append(f"({one.row.job_id:d},{one.row.version:d},%s,%s)")
+            params += one.content
     if not values:
         return []
     # Quoted: a reserved word in a caller's session with sql_mode ORACLE.
@@ -102,13 +102,12 @@ def follow_one(name: str, job_id: int, version: int) -> Statement:
     )
 
 
-def insert_if(
-    name: str, task_name: str, job_id: int, version: int, sha256: bytes, content: Content
-) -> Statement:
+def insert_if(name: str, task_name: str, job_id: int, version: int, content: Content) -> Statement:
     """Return the INSERT of one body that takes effect if its row has this version and names it."""
+    names_it = f"body_sha256={sql.literal(content.fingerprint())}"
     return Statement(
         f"INSERT INTO {name} (job_id,version,content_type,body) SELECT job_id,version,%s,%s FROM {task_name} "
-        f"WHERE job_id={job_id:d} AND version={version:d} AND body_sha256=X'{sha256.hex()}'",
+        f"WHERE job_id={job_id:d} AND version={version:d} AND {names_it}",
         content,
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from toc.model.body import Content, Contents
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import DedupConflict, TaskExists
 from toc.model.task import OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus, check_expiry
@@ -126,12 +125,9 @@ class Planner:
         else:
             if before.body_sha256 is not None:
                 changes.append(bodies.delete_former(body_name, name, before.job_id))
-            if row.body_sha256 is not None:
+            if asked.content is not None:
                 version = before.version + 1
-                content = asked.contents[row.body_sha256]
-                changes.append(
-                    bodies.insert_if(body_name, name, before.job_id, version, row.body_sha256, content)
-                )
+                changes.append(bodies.insert_if(body_name, name, before.job_id, version, asked.content))
         due = max(row.action_time, 0 if seen.leased else seen.until)
         return Plan(asked, Stored(put, before=tried(seen), due=due), changes=changes, telling=telling)
 
@@ -146,8 +142,7 @@ class Planner:
         names = self._shards.names
         answers: dict[str, list[tuple[Request, Put]]] = {}
         ended: dict[int, list[int]] = {}
-        inserted: dict[int, list[TaskRow]] = {}
-        contents: dict[bytes, Content] = {}
+        inserted: dict[int, list[Submission]] = {}
         ordered = []
         for n, plan in enumerate(plans):
             row = plan.asked.row  # by name, those without one by job_id
@@ -159,11 +154,8 @@ class Planner:
             plan = plans[n]
             if plan.changes:
                 changing.append(n)
-            new = plan.stored.inserted
-            if new is not None:
-                inserted.setdefault(table, []).append(new)
-                if new.body_sha256 is not None:
-                    contents[new.body_sha256] = plan.asked.contents[new.body_sha256]
+            if plan.stored.inserted is not None:
+                inserted.setdefault(table, []).append(plan.asked)
             if plan.request is not None:
                 into = self._shards.request_names[table]
                 answers.setdefault(into, []).append((plan.request, plan.stored.put))
@@ -183,17 +175,16 @@ class Planner:
             if plan.telling is not None:
                 telling[n] = len(statements) + plan.telling
             statements += plan.changes
-        return statements + self.inserts(server, inserted, contents), telling
+        return statements + self.inserts(server, inserted), telling
 
     def inserts(
-        self, server: DatabaseServer, by_table: Mapping[int, Sequence[TaskRow]], contents: Contents
+        self, server: DatabaseServer, by_table: Mapping[int, Sequence[Submission]]
     ) -> list[Statement]:
         """Return the INSERTs of rows and their bodies."""
         statements = []
-        for table, rows in by_table.items():
-            statements.append(sql.insert(server, self._shards.names[table], rows))
-            if contents:
-                statements += bodies.insert(self._shards.body_names[table], rows, contents)
+        for table, many in by_table.items():
+            statements.append(sql.insert(server, self._shards.names[table], [one.row for one in many]))
+            statements += bodies.insert(self._shards.body_names[table], many)
         return statements
 
 

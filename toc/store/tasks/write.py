@@ -24,7 +24,6 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from toc.model.body import Contents
 from toc.model.clock import Clock
 from toc.model.errors import (
     InvalidInput,
@@ -196,13 +195,12 @@ class Writer:
 
     def put_many(
         self,
-        rows: Sequence[TaskRow],
-        contents: Contents,
+        many: Sequence[Submission],
         then: Callable[[Sequence[TaskRow]], object],
         refused: Mapping[int, InvalidInput],
     ) -> list[int]:
-        """Store rows with ``on_conflict="keep"``, in chunks of up to 1,000 (less with bodies) per transaction
-        and round trip. Returns job_ids in order.
+        """Store tasks with ``on_conflict="keep"``, in chunks of up to 1,000 (less with bodies) per
+        transaction and round trip. Returns job_ids in order.
 
         ``refused``: why a row, by its number, must not be new; raised if nobody has its dedup_key.
 
@@ -210,6 +208,7 @@ class Writer:
         chunk is being sent. It gets no rows whose dedup_key was stored before. Raises DedupConflict before
         anything is written; PartialSubmit when a server failed after some were.
         """
+        rows = [one.row for one in many]
         first: dict[Name, int] = {}
         same_as: dict[int, int] = {}
         by_table: dict[int, list[int]] = {}
@@ -233,7 +232,7 @@ class Writer:
             for chunk in chunks_of(tables, rows)
         ]
         failed: list[TocError] = []
-        store = partial(self._store_chunk, rows=rows, contents=contents, then=then, failed=failed)
+        store = partial(self._store_chunk, many=many, then=then, failed=failed)
         if len(chunks) == 1:
             done = [store(*chunks[0])]
         else:
@@ -269,8 +268,7 @@ class Writer:
         server: DatabaseServer,
         chunk: Chunk,
         *,
-        rows: Sequence[TaskRow],
-        contents: Contents,
+        many: Sequence[Submission],
         then: Callable[[Sequence[TaskRow]], object],
         failed: list[TocError],
     ) -> dict[int, int]:
@@ -279,13 +277,13 @@ class Writer:
         if failed:
             return {}
         numbers = [n for part in chunk.values() for n in part]
-        by_table = {table: [rows[n] for n in part] for table, part in chunk.items()}
+        by_table = {table: [many[n] for n in part] for table, part in chunk.items()}
         work: _Work | None = None
         try:
             try:  # nothing to decide, for thousands of rows
-                server.run(self._planner.inserts(server, by_table, contents), transaction=True, again=False)
+                server.run(self._planner.inserts(server, by_table), transaction=True, again=False)
             except (Lost, Duplicate) as exc:
-                work = _Work(server, {n: Submission(rows[n], contents) for n in numbers})
+                work = _Work(server, {n: many[n] for n in numbers})
                 work.tried = True
                 if isinstance(exc, Lost):
                     work.unsure = {n: inserting(one) for n, one in work.todo.items()}
@@ -294,8 +292,8 @@ class Writer:
             failed.append(exc)
             return {}
         if work is None:
-            then([rows[n] for n in numbers])
-            return {n: rows[n].job_id for n in numbers}
+            then([many[n].row for n in numbers])
+            return {n: many[n].row.job_id for n in numbers}
         failed += [one for one in work.outcomes.values() if isinstance(one, TocError)]
         done = {n: one for n, one in work.outcomes.items() if isinstance(one, Stored)}
         then([row for one in done.values() if (row := one.inserted or one.kept)])
