@@ -48,6 +48,13 @@ TABLE_LOCK_SECONDS = 1
 class MySqlServer(DatabaseServer):
     """A MySQL 8 or MariaDB server that holds some of the databases."""
 
+    table = "{}.{}".format
+    after = "{}+INTERVAL {:d}000 MICROSECOND".format
+    # The server converts, so that no datetime is parsed per row.
+    milliseconds = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{}) DIV 1000".format
+    text = "CONVERT({} USING utf8mb4)".format
+    # The index is named: a list of most of a small table's keys would be found by a scan.
+    by_primary_key = "{} FORCE INDEX (PRIMARY)".format
     dialect = mysql.dialect(paramstyle="format")
     greatest = "GREATEST"
     for_update = " FOR UPDATE"
@@ -112,10 +119,6 @@ class MySqlServer(DatabaseServer):
         """Host name, port, server_id and data directory: hosts may share some of them, never all."""
         return tuple(query("SELECT @@hostname, @@port, @@server_id, @@datadir"))
 
-    def table(self, database: str, name: str) -> str:
-        """``toc_3.timeout_task_0011``."""
-        return f"{database}.{name}"
-
     def instant(self, milliseconds: int) -> str:
         """A DATETIME literal."""
         second, millisecond = divmod(milliseconds, 1000)
@@ -124,19 +127,7 @@ class MySqlServer(DatabaseServer):
     def from_now(self, milliseconds: int) -> str:
         """An instant this many ms after now. A caller's session may have another zone than ours."""
         now = "UTC_TIMESTAMP(3)"
-        return f"{now}+INTERVAL {milliseconds * 1000:d} MICROSECOND" if milliseconds else now
-
-    def after(self, column: str, milliseconds: int) -> str:
-        """An instant this many ms after that of a column."""
-        return f"{column}+INTERVAL {milliseconds * 1000:d} MICROSECOND"
-
-    def milliseconds(self, column: str) -> str:
-        """An expression in milliseconds: the server converts, so that no datetime is parsed per row."""
-        return f"TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{column}) DIV 1000"
-
-    def text(self, column: str) -> str:
-        """An expression that reads VARBINARY as utf8mb4."""
-        return f"CONVERT({column} USING utf8mb4)"
+        return self.after(now, milliseconds) if milliseconds else now
 
     def appended(self, column: str, text: str, most: int) -> str:
         """An expression that appends a literal that needs no escaping and keeps the last ``most``
@@ -152,10 +143,6 @@ class MySqlServer(DatabaseServer):
         """A locking read. The index is named, lest a small table be read, and locked, row by row."""
         lock = "LOCK IN SHARE MODE" if wait else "FOR UPDATE NOWAIT"  # the only NOWAIT that both kinds know
         return f"{name} FORCE INDEX (uk_dedup_{name[-4:]}) WHERE {where} {lock}"
-
-    def by_primary_key(self, name: str) -> str:
-        """The table with its index named: a list of most of a small table's keys would be found by a scan."""
-        return f"{name} FORCE INDEX (PRIMARY)"
 
     def or_lock(self, insert: str) -> str:
         """An INSERT with an update that changes nothing: a duplicate of a primary key is locked alone."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypedDict
 
 from sqlalchemy import Dialect
@@ -322,28 +322,12 @@ class DatabaseServer(ABC):
     # --- differences between the dialects --------------------------------------------------------------
 
     @abstractmethod
-    def table(self, database: str, name: str) -> str:
-        """Return the name of a table in SQL."""
-
-    @abstractmethod
     def instant(self, milliseconds: int) -> str:
         """Return an instant (ms) as a literal."""
 
     @abstractmethod
     def from_now(self, milliseconds: int) -> str:
         """Return an expression for the instant this many ms after now, by the server's clock."""
-
-    @abstractmethod
-    def after(self, column: str, milliseconds: int) -> str:
-        """Return an expression for the instant this many ms after that of a column."""
-
-    @abstractmethod
-    def milliseconds(self, column: str) -> str:
-        """Return an expression that reads an instant as integer milliseconds."""
-
-    @abstractmethod
-    def text(self, column: str) -> str:
-        """Return an expression that reads a binary column as text."""
 
     @abstractmethod
     def appended(self, column: str, text: str, most: int) -> str:
@@ -363,10 +347,6 @@ class DatabaseServer(ABC):
         """
 
     @abstractmethod
-    def by_primary_key(self, name: str) -> str:
-        """Return the task table ``name``, for an UPDATE that must lock only rows of a list of job_ids."""
-
-    @abstractmethod
     def or_lock(self, insert: str) -> str:
         """Return an INSERT that, where its key exists, locks that row instead, and no other."""
 
@@ -374,6 +354,16 @@ class DatabaseServer(ABC):
     def union(self, selects: Iterable[str]) -> str:
         """Return a UNION ALL of selects that may have their own ORDER BY and LIMIT."""
 
+    table: Callable[[str, str], str]
+    """The name in SQL of a table, given its database and its own name."""
+    after: Callable[[str, int], str]
+    """An expression for the instant this many ms after that of a column."""
+    milliseconds: Callable[[str], str]
+    """An expression that reads an instant as integer milliseconds."""
+    text: Callable[[str], str]
+    """An expression that reads a binary column as text."""
+    by_primary_key: Callable[[str], str]
+    """A task table, for an UPDATE that must lock only rows of a list of job_ids."""
     dialect: Dialect
     """How SQLAlchemy Core writes SQL for it."""
     greatest: str

@@ -118,6 +118,11 @@ class SqliteConnection(Connection):
 class SqliteServer(DatabaseServer):
     """One SQLite file that holds all tables."""
 
+    table = "{1}".format  # one file is one database
+    after = "{}+{:d}".format
+    milliseconds = "{}".format  # as they are stored
+    text = "CAST({} AS TEXT)".format
+    by_primary_key = "{}".format  # nothing locks rows
     dialect = sqlite_dialect.dialect(paramstyle="format")
     greatest = "MAX"
     for_update = ""
@@ -150,10 +155,6 @@ class SqliteServer(DatabaseServer):
         row = query("SELECT seq, name, file FROM pragma_database_list WHERE name = 'main'")
         return (str(Path(row[2]).resolve()),) if row and row[2] else None
 
-    def table(self, database: str, name: str) -> str:  # noqa: ARG002 - one file is one database
-        """``timeout_task_0011``"""
-        return name
-
     def instant(self, milliseconds: int) -> str:
         """An instant in milliseconds, as stored."""
         return f"{milliseconds:d}"
@@ -161,18 +162,6 @@ class SqliteServer(DatabaseServer):
     def from_now(self, milliseconds: int) -> str:
         """An instant after now as a number: all users of the file share this machine's clock."""
         return f"{time.time_ns() // 1_000_000 + milliseconds:d}"
-
-    def after(self, column: str, milliseconds: int) -> str:
-        """A sum of numbers."""
-        return f"{column}+{milliseconds:d}"
-
-    def milliseconds(self, column: str) -> str:
-        """The column, which is in milliseconds."""
-        return column
-
-    def text(self, column: str) -> str:
-        """An expression that reads a BLOB as UTF-8."""
-        return f"CAST({column} AS TEXT)"
 
     def appended(self, column: str, text: str, most: int) -> str:
         """An expression that appends a literal that needs no escaping and keeps the last ``most``
@@ -186,10 +175,6 @@ class SqliteServer(DatabaseServer):
     def by_whole_keys(self, name: str, where: str, *, wait: bool = True) -> str:  # noqa: ARG002
         """A plain FROM: SQLite has one writer at a time, so no other insert is in progress."""
         return f"{name} WHERE {where}"
-
-    def by_primary_key(self, name: str) -> str:
-        """The table: nothing locks rows."""
-        return name
 
     def or_lock(self, insert: str) -> str:
         """An INSERT OR IGNORE: its transaction is the only one that writes."""
