@@ -18,7 +18,7 @@ from toc.maintenance.sweep import MAX_AHEAD_MS, Sweep, SweepCounts
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.store.servers.shards import Trouble
-from toc.store.tasks.scan import DueRow, Position
+from toc.store.tasks.scan import Position
 
 JUST_DUE_MS = 5000
 """How long ago a row of SOON may be due. A transaction that uses now as its time may take this long to commit
@@ -183,17 +183,15 @@ class Round:
         self._more |= {table: start for table in some if table in self._with_rows}
         pages = dict(islice(self._more.items(), self._at_once))
         limit = max(MIN_PAGE, plan.rows // max(1, len(pages)))
-        looked = sweep.scans.look(
-            DueRow, quiet, pages, from_ms, to_ms, limit, status=plan.status, where=self._where
-        )
+        scanned = sweep.scans.scan(quiet, pages, from_ms, to_ms, limit, status=plan.status, where=self._where)
         for table in pages:
             del self._more[table]
-            if len(page := looked.pages.get(table, [])) >= limit:
+            if len(page := scanned.pages.get(table, [])) >= limit:
                 self._more[table] = page[-1].position
-        self._more |= dict.fromkeys(looked.with_due_rows, start)
-        self._with_rows.update(looked.with_due_rows)
-        self._with_rows.difference_update(table for table, page in looked.pages.items() if not page)
-        rows = [row for page in looked.pages.values() for row in page]
+        self._more |= dict.fromkeys(scanned.with_due_rows, start)
+        self._with_rows.update(scanned.with_due_rows)
+        self._with_rows.difference_update(table for table, page in scanned.pages.items() if not page)
+        rows = [row for page in scanned.pages.values() for row in page]
         self._rows += len(rows)
         if len(rows) < plan.rows / 2:
             self._at_once = min(2 * self._at_once, MAX_TABLES)
@@ -202,7 +200,7 @@ class Round:
         if rows:
             failpoint("sweep.rows-read")
         counts = sweep.restore_dead(rows) if plan.status is TaskStatus.DEAD else sweep.add(rows)
-        return Stepped(counts, [*quiet, *pages], looked.failed)
+        return Stepped(counts, [*quiet, *pages], scanned.failed)
 
     def rest(self, stepped: float, factor: int) -> None:
         """Plan the next step, after one that began then. Further pages come after a rest, the next tables at

@@ -30,7 +30,7 @@ from toc.observe.metrics import PURGED
 from toc.store.store import Store
 from toc.store.tasks.ended import FINAL
 from toc.store.tasks.rows import PURGED_TOGETHER
-from toc.store.tasks.scan import EndedRow, Position
+from toc.store.tasks.scan import Position
 
 log = get_logger(__name__)
 
@@ -165,24 +165,22 @@ class Retention:
             if table in self._tables
         }
         now, keep, scans = self._clock.now_ms(), retention * 1000, self._store.scans
-        looked = scans.look(
-            EndedRow, (), starts, 0, now - keep, limit, status=status, where=scans.ended_ago(keep)
-        )
+        scanned = scans.scan((), starts, 0, now - keep, limit, status=status, where=scans.ended_ago(keep))
         old = [
             row
-            for page in looked.pages.values()
+            for page in scanned.pages.values()
             for row in page
             if self._keep.get(row.biz_type, retention + 1) <= retention
         ]
         if old:
             self._store.ended.delete({row.job_id: row.body_length for row in old})
             self._count(row.biz_type for row in old)
-        for table, page in looked.pages.items():
+        for table, page in scanned.pages.items():
             place = page[-1].position if page else starts[table]
             self._done[retention, status, table] = min(place, Position(now - OVERLAP_MS))
             if len(page) == limit:
                 self._steps.append(partial(self._take, retention, status, [table], LARGE_PAGE))
-        for error in looked.failed.values():
+        for error in scanned.failed.values():
             raise error
 
     def _count(self, biz_types: Iterable[int]) -> None:

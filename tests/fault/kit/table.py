@@ -15,7 +15,6 @@ from harness.patience import until
 from harness.system import Lateness, System
 
 from toc import TaskStatus
-from toc.store.tasks.scan import DueRow
 
 ROOT = Path(__file__).parents[3]
 LINES = ROOT / ".faults" / "lines.jsonl"
@@ -137,7 +136,7 @@ def overdue(system: System, retries_within: float) -> int:
     """In how many tables tasks are pending that are due, or will be in so many seconds."""
     store, now = system.center.store, system.center.clock.now_ms()
     tables = [table for tables in store.tables_of_server() for table in tables]
-    return len(store.scans.look(DueRow, tables, {}, 0, now + int(retries_within * 1000), 1).with_due_rows)
+    return len(store.scans.scan(tables, {}, 0, now + int(retries_within * 1000), 1).with_due_rows)
 
 
 def left(system: System) -> str:

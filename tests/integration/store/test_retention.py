@@ -63,13 +63,13 @@ class Purging:
         self.mine = frozenset(self.tables)
         self.retention = Retention(store, self.catalog, self.clock, lambda: self.mine, audit=3600)
         self.looks = 0
-        look = store.scans.look
+        look = store.scans.scan
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.looks += 1
             return look(*args, **kwargs)
 
-        store.scans.look = counted  # type: ignore[method-assign]
+        store.scans.scan = counted  # type: ignore[method-assign]
 
     def cycle(self) -> None:
         """Until it has looked at everything, and a moment later."""

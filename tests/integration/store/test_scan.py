@@ -66,7 +66,7 @@ def test_a_page_ends_before_its_end_and_holds_one_status_alone(
     buried = fresh_store.get(dead.job_id)
     assert buried is not None
     starts = dict.fromkeys(tables, Position(0))
-    dead_pages = fresh_store.scans.look(DueRow, [], starts, 0, T0, 10, status=TaskStatus.DEAD).pages
+    dead_pages = fresh_store.scans.scan([], starts, 0, T0, 10, status=TaskStatus.DEAD).pages
     assert [row for page in dead_pages.values() for row in page] == [due(buried)]
 
 
@@ -80,18 +80,18 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
     fresh_store.fail([Failure(retried.job_id, 0, 0, 0, 1, 0, T0 + 60, "boom")])
     start = Position(T0 + 20)
 
-    looked = fresh_store.scans.look(DueRow, [], dict.fromkeys(tables, start), T0 + 20, T0 + 100, 1000)
+    looked = fresh_store.scans.scan([], dict.fromkeys(tables, start), T0 + 20, T0 + 100, 1000)
     everything = {table: page for table, page in looked.pages.items() if page}
     assert sorted(place.next_time for page in everything.values() for place in page) == sorted(
         [*range(T0 + 20, T0 + 100), T0 + 60]
     )
-    quiet = fresh_store.scans.look(DueRow, tables, {}, T0 + 20, T0 + 100, 1000)
+    quiet = fresh_store.scans.scan(tables, {}, T0 + 20, T0 + 100, 1000)
     assert (sorted(quiet.with_due_rows), quiet.pages) == (sorted(everything), {})
     for limits in ((T0 - 100, T0), (T0 + 200, T0 + 300)):
-        assert fresh_store.scans.look(DueRow, tables, {}, *limits, 1000) == ([], {}, {})
+        assert fresh_store.scans.scan(tables, {}, *limits, 1000) == ([], {}, {})
     (table, places), *_ = everything.items()
     others = [other for other in tables if other != table]
-    mixed = fresh_store.scans.look(DueRow, others, {table: places[0].position}, T0 + 20, T0 + 100, 2)
+    mixed = fresh_store.scans.scan(others, {table: places[0].position}, T0 + 20, T0 + 100, 2)
     assert sorted(mixed.with_due_rows) == sorted(everything.keys() - {table})
     assert mixed.pages == {table: places[1:3]}
 
@@ -117,7 +117,7 @@ def test_the_server_reads_no_more_than_it_returns(
 
     monkeypatch.setattr(MySqlServer, "run", spy)
     middle = due(rows[2500]).position
-    mysql_store.scans.look(DueRow, [table], {}, T0, T0 + 100, 10)
+    mysql_store.scans.scan([table], {}, T0, T0 + 100, 10)
     mysql_store.scans.page({table: middle}, T0 + 100, 10)
     probe, page = sent
     assert _reads(mysql_place, probe) <= 2
@@ -166,7 +166,7 @@ def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_
     assert alone == [row for row in others if shards.table_of(row.job_id) == wrong]
     assert [(line["event"], line["job_id"]) for line in logs] == [("row_in_wrong_table", rows[3].job_id)]
     starts = dict.fromkeys(tables, Position(T0))
-    looked = fresh_store.scans.look(DueRow, [], starts, T0, T0 + 1000, 100)
+    looked = fresh_store.scans.scan([], starts, T0, T0 + 1000, 100)
     assert sorted(place.job_id for page in looked.pages.values() for place in page) == sorted(
         row.job_id for row in others
     )

@@ -30,15 +30,15 @@ def overdue_rows(store: Store, topics: Iterable[Topic], before_ms: int) -> Overd
 
     This includes tasks that a worker has, whether their handlers run or wait.
     """
-    looked = store.scans.look(DueRow, store.tables, {}, 0, before_ms, 1)
+    scanned = store.scans.scan(store.tables, {}, 0, before_ms, 1)
     paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
     where = f" AND biz_type NOT IN ({paused})" if paused else ""
     pages = store.scans.page(
-        dict.fromkeys(looked.with_due_rows[:TABLES_READ], Position(0)),
+        dict.fromkeys(scanned.with_due_rows[:TABLES_READ], Position(0)),
         before_ms,
         ROWS_READ,
         where=where,
     )
-    more = len(looked.with_due_rows) > TABLES_READ or any(len(page) == ROWS_READ for page in pages.values())
+    more = len(scanned.with_due_rows) > TABLES_READ or any(len(page) == ROWS_READ for page in pages.values())
     rows = [row for page in pages.values() for row in page]
-    return OverdueRows(rows, more, looked.failed | pages.unanswered)
+    return OverdueRows(rows, more, scanned.failed | pages.unanswered)

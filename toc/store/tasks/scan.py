@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
@@ -30,8 +30,8 @@ class Position(NamedTuple):
 
 
 class DueRow(NamedTuple):
-    """The columns of a row that the index needs. Instants are in ms. ``next_time`` is the time of death of a
-    dead row; ``expires_at`` is 0 for never."""
+    """The columns of a row that the index and the purge need. Instants are in ms. ``next_time`` is when an
+    ended row ended; ``expires_at`` is 0 for never, ``body_length`` -1 without a body."""
 
     job_id: int
     biz_type: int
@@ -40,6 +40,7 @@ class DueRow(NamedTuple):
     slot_crc: int
     slot_amount: int
     expires_at: int = 0
+    body_length: int = -1
 
     @property
     def position(self) -> Position:
@@ -47,34 +48,15 @@ class DueRow(NamedTuple):
         return Position(self.next_time, self.job_id)
 
 
-class EndedRow(NamedTuple):
-    """The columns of a row that its purge needs. ``next_time`` is when it ended (ms), ``body_length`` -1
-    without a body."""
-
-    job_id: int
-    biz_type: int
-    next_time: int
-    body_length: int
-
-    @property
-    def position(self) -> Position:
-        """Its place in its table."""
-        return Position(self.next_time, self.job_id)
-
-
-Row = TypeVar("Row", DueRow, EndedRow)
-"""What is read of a row."""
-
-
-class Looked(NamedTuple, Generic[Row]):
-    """The result of ``look`` at many tables.
+class Scanned(NamedTuple):
+    """The result of a scan of many tables.
 
     ``with_due_rows`` are the ``quiet`` tables that hold a due row. ``pages`` are the due rows of each
     ``busy`` table, in order. ``failed`` gives the tables without an answer, and why.
     """
 
     with_due_rows: list[int]
-    pages: dict[int, list[Row]]
+    pages: dict[int, list[DueRow]]
     failed: dict[int, Trouble]
 
 
@@ -82,7 +64,6 @@ class _Asked(NamedTuple):
     """What to read: rows of this status due in [from_ms, to_ms), at most ``limit`` of a table, for which
     ``where`` holds. Where ``at_home``, only those whose job_id belongs to their table."""
 
-    columns: Sequence[str]
     from_ms: int
     to_ms: int
     limit: int
@@ -98,9 +79,8 @@ class Scans:
         self._shards = shards
         self._logged: set[int] = set()
 
-    def look(
+    def scan(
         self,
-        kind: type[Row],
         quiet: Iterable[int],
         busy: Mapping[int, Position],
         from_ms: int,
@@ -109,7 +89,7 @@ class Scans:
         *,
         status: TaskStatus = TaskStatus.PENDING,
         where: str = "",
-    ) -> Looked[Row]:
+    ) -> Scanned:
         """Find rows of a status that are due in [from_ms, to_ms).
 
         For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
@@ -117,7 +97,7 @@ class Scans:
         these, such as ``of_type`` returns.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
-        what = _Asked(kind._fields, from_ms, to_ms, limit, status, where)
+        what = _Asked(from_ms, to_ms, limit, status, where)
         parts = self._read(asked, what)
         strays = [
             (table, job_id)
@@ -128,14 +108,14 @@ class Scans:
         if strays:
             self._tell(strays)
             parts = self._read(asked, what._replace(at_home=True))
-        pages: dict[int, list[Row]] = {table: [] for table in busy if table not in parts.failed}
+        pages: dict[int, list[DueRow]] = {table: [] for table in busy if table not in parts.failed}
         for _, rows in parts.results:
             for table, *values in rows:
                 if table in pages:  # else the answer is damaged
-                    pages[table].append(kind._make(values))
+                    pages[table].append(DueRow._make(values))
         for page in pages.values():
             page.sort(key=attrgetter("position"))  # a union need not keep the order of its parts
-        return Looked([table for some, _ in parts.results for table in some], pages, parts.failed)
+        return Scanned([table for some, _ in parts.results for table in some], pages, parts.failed)
 
     def _read(
         self, asked: Mapping[int, Position | None], what: _Asked
@@ -157,7 +137,7 @@ class Scans:
                 ],
             )
             # One text per row costs less than several (``try_text``).
-            columns = [_column(server, name) for name in what.columns]
+            columns = [_column(server, name) for name in DueRow._fields]
             selects = [
                 f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
                 f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
@@ -176,8 +156,8 @@ class Scans:
         self, starts: Mapping[int, Position], to_ms: int, limit: int, *, where: str = ""
     ) -> Answers[list[DueRow]]:
         """Return up to ``limit`` pending rows of each table, after its Position and due before ``to_ms``."""
-        looked = self.look(DueRow, (), starts, 0, to_ms, limit, where=where)
-        return Answers(looked.pages, looked.failed)
+        scanned = self.scan((), starts, 0, to_ms, limit, where=where)
+        return Answers(scanned.pages, scanned.failed)
 
     def locked(self, job_ids: Iterable[int]) -> set[int]:
         """Return those that an open transaction has locked: the leases of their neighbours would wait for
@@ -201,7 +181,7 @@ class Scans:
         return parts.results[0] if parts.results else ""
 
     def ended_ago(self, ms: int) -> str:
-        """A condition for ``look``: rows whose next_time was so long ago by the clock of their server."""
+        """A condition for ``scan``: rows whose next_time was so long ago by the clock of their server."""
         return f" AND next_time<{self._shards.servers[0].from_now(-ms)}"  # all servers are of one kind
 
     def _at_home(self, table: int) -> str:
