@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness import forks
 from harness.checker import Verdict
 from harness.final import read_final
 from harness.history import Event
+from harness.patience import in_a_moment
 from harness.system import System
 
 from toc import CancelOutcome, TaskStatus
@@ -50,7 +52,7 @@ def test_a_stale_index_and_late_cancels_turn_broken_builds_red_and_leave_the_rig
     plans = {name: _Plan(system) for name, system in builds.items()}
     for name, system in builds.items():
         system.start(processes=1, app=_app(name))
-    for step in (_Plan.submit, _Plan.settle, _Plan.disturb, _Plan.end):
+    for step in (_Plan.submit, _Plan.settle, _Plan.disturb, _Plan.bite, _Plan.end):
         for plan in plans.values():
             step(plan)
     # On a busy machine a handler of the right build may start late; in the others no such start is excused.
@@ -66,13 +68,10 @@ def test_a_stale_index_and_late_cancels_turn_broken_builds_red_and_leave_the_rig
     _expect(verdicts["cancel_blind"], "C")
 
 
-LONG = 15
-"""Seconds that tasks run or are ahead: all builds must have been disturbed by then, on a busy machine too."""
-
-
 class _Plan:
     """What befalls each build: running tasks are cancelled, or lose their PrepareQueue entries; entries of
-    ended tasks come back, as after a failover to a replica that lagged; others stand too early.
+    ended tasks come back, as after a failover to a replica that lagged; others stand too early. What runs
+    goes on, and what is ahead stays so, until that has bitten.
     """
 
     def __init__(self, system: System) -> None:
@@ -81,14 +80,14 @@ class _Plan:
 
     def submit(self) -> None:
         submit = self.client.submit
+        self.released = self.system.directory / "released"
+        waits = {"until": str(self.released)}
         self.done = [submit("test.sync", biz_id=n, delay=0.3) for n in range(20)]
-        self.cancelled = [submit("test.batch", biz_id=n, delay=30) for n in range(20, 40)]
+        self.cancelled = [submit("test.batch", biz_id=n, delay=3600) for n in range(20, 40)]
         for job_id in self.cancelled:
             assert self.client.cancel(job_id) is CancelOutcome.CANCELLED
-        self.later = [submit("test.sync", biz_id=n, delay=LONG) for n in range(40, 50)]
-        self.running = [
-            submit("test.async", biz_id=n, delay=0.5, attribute={"sleep": LONG}) for n in range(50, 90)
-        ]
+        self.later = [submit("test.sync", biz_id=n, delay=3600) for n in range(40, 50)]
+        self.running = [submit("test.async", biz_id=n, delay=0.5, attribute=waits) for n in range(50, 90)]
 
     def settle(self) -> None:
         system = self.system
@@ -108,7 +107,29 @@ class _Plan:
             for job_id in (*self.done, *self.cancelled, *self.later, *self.running[10:]):
                 assert system.center.queues.add({_slot(system, job_id): [(job_id, float(now))]})
 
+    def bite(self) -> None:
+        """Wait until what stood as due was taken, and until a broken build has begun what it must not."""
+        system = self.system
+
+        def due() -> bool:
+            final = read_final(system.center)
+            places = [place for found in final.index.values() for place in found]
+            return any(place.queue == "store" and place.score <= final.now_ms for place in places)
+
+        system.wait(lambda: not due(), "all that is due was taken", 60)
+        again = {"held_ids_forgotten": (self.running[10:], 2), "row_check_skipped": (self.later, 1)}
+        job_ids, times = again.get(system.settings.namespace or "", ([], 0))
+
+        def begun() -> bool:
+            counts = Counter(event.job_id for event in _starts(system))
+            return all(counts[job_id] >= times for job_id in job_ids)
+
+        system.wait(begun, "it bit", 60)
+
     def end(self) -> None:
+        self.released.touch()
+        for job_id in self.later:
+            in_a_moment(lambda soon: self.client.reschedule(job_id, action_time=soon))  # noqa: B023
         self.system.wait(lambda: not self.system.pending([*self.later, *self.running]), "the end", 60)
 
 
