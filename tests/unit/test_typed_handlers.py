@@ -161,6 +161,27 @@ def test_a_payload_of_another_version_is_given_back_for_an_hour_then_dead(
     assert "for an hour" in row.last_error
 
 
+def test_the_version_whose_payload_it_is_runs_what_another_has_given_back(toc: Toc) -> None:
+    older, newer = TimeoutCenter(), TimeoutCenter()
+    got: list[Remind] = []
+
+    @older.handler("p.rolling")
+    def close(_order: CloseOrder) -> None: ...
+
+    @newer.handler("p.rolling")
+    def remind(what: Remind) -> None:
+        got.append(what)
+
+    toc.use(older)
+    remind.submit(Remind(7), biz_id=7, delay=60)
+    with pytest.raises(Misfit):
+        toc.advance("61s")
+    toc.use(newer)
+    toc.advance("1m")
+    assert got == [Remind(7)]
+    assert [(task.status, task.attempt) for task in toc.tasks()] == [(TaskStatus.PROCESSED, 1)]
+
+
 def test_in_a_batch_only_those_fail_that_do_not_fit(toc: Toc, center: TimeoutCenter) -> None:
     got: list[Any] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from toc.model.errors import InvalidHandler
@@ -67,7 +67,3 @@ class Handler:
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise InvalidHandler(f"the handler of {topic!r} is a generator; it must return, not yield")
         return cls(topic, call, batch, is_async)
-
-    def calling(self, call: Callable[..., Any], made_of: object) -> Handler:
-        """Return the same with another function."""
-        return replace(self, call=call, made_of=made_of)

@@ -20,7 +20,7 @@ from toc.sdk.client import TimeoutCenter
 
 Perform = Callable[..., Record]
 """Does an operation with values, in somebody's name."""
-DRAWS = 20
+DRAWS = 3
 
 
 class Step(NamedTuple):

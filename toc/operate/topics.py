@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import IndexUnavailable, TocError, TopicExists, TopicInUse
 from toc.model.task import TaskStatus
-from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic
+from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic, check_native
 from toc.operate import admin, bulk
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.topics import altered
@@ -142,6 +142,7 @@ def alter_topic(
 
 def check_new(center: TimeoutCenter, topic: Topic, *, typed: bool) -> None:
     """Raise what creating a topic would raise now; ``typed``: its biz_type is wanted, not to be drawn."""
+    check_native(topic.name, "name")
     if topic.target:
         center.store.targets.check_usable(topic.target, topic.name)
     taken = {other.biz_type for other in center.store.topics.list()} | set(center.store.topics.retired())

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from datetime import datetime
 from functools import update_wrapper
 from typing import (
@@ -45,10 +46,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 M = TypeVar("M", bound=Middleware)
 D = TypeVar("D", bound=OnDead)
@@ -177,7 +176,9 @@ class Registry(Generic[S_co]):
             payload = _payload(topic, function, batch)
             one = Handled(topic, function, payload, self.submit)
             handler = Handler.of(topic, function, batch, typed=payload is not None)
-            self.handlers[topic] = handler.calling(_Calls(handler, payload, self.hooks).call(), one)
+            self.handlers[topic] = replace(
+                handler, call=_Calls(handler, payload, self.hooks).call(), made_of=one
+            )
             for known_as in (function, one):
                 self.handled(topic, known_as)
             return one
@@ -208,7 +209,7 @@ class Registry(Generic[S_co]):
         return function
 
     def on_dead(self, function: D) -> D:
-        """Have a function called with the task and the reason after a worker has made it dead: at most once
+        """Have a function called with the task and the reason after its worker has made it dead: at most once
         for each death, in a thread of its own. Its failures are logged. Raises InvalidHandler."""
         self.hooks.add_on_dead(function)
         return function
@@ -272,8 +273,7 @@ class _Calls:
         Raises Misfit or Dead if that of the only task does not.
         """
         tasks: list[Task] = given if self._batch else [given]
-        if self._hooks.any_late:
-            self._hooks.began(tasks)
+        self._hooks.began(tasks)
         if self._payload is None:
             return tasks, (given,), {}
         now = self._hooks.now_ms()

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     ExitStack,
@@ -19,7 +18,6 @@ from contextlib import (
     contextmanager,
 )
 from datetime import timedelta
-from functools import partial
 from queue import Empty, Full, Queue
 from typing import Any
 
@@ -51,11 +49,8 @@ class Hooks:
         inline: Callable[[], bool],
     ) -> None:
         self._look_up, self.now_ms, self._inline = look_up, now_ms, inline
-        self._sync: list[Callable[[list[Task]], AbstractContextManager[Any]] | None] = []
-        """The middlewares in their order; None for those that coroutines alone can enter."""
-        self._async: list[
-            Callable[[list[Task]], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
-        ] = []
+        self._around: list[Callable[[list[Task]], Any]] = []
+        """The middlewares in their order: each makes a context manager, perhaps an async one."""
         self._on_dead: list[OnDead] = []
         self._on_late: list[tuple[int, OnLate]] = []
         self._new_queue()
@@ -72,11 +67,9 @@ class Hooks:
     def add_middleware(self, middleware: Middleware) -> None:
         """Have it surround tries. Raises InvalidHandler unless it is a generator function."""
         if inspect.isasyncgenfunction(middleware):
-            self._sync.append(None)
-            self._async.append(asynccontextmanager(middleware))
+            self._around.append(asynccontextmanager(middleware))
         elif inspect.isgeneratorfunction(middleware):
-            self._sync.append(contextmanager(middleware))
-            self._async.append(contextmanager(middleware))
+            self._around.append(contextmanager(middleware))
         else:
             raise InvalidHandler(
                 f"middleware {_name(middleware)} must be a generator function that takes a list of tasks and "
@@ -95,38 +88,32 @@ class Hooks:
 
     def enter(self, stack: ExitStack, tasks: list[Task]) -> None:
         """Surround the call of a function."""
-        for middleware in self._sync:
-            if middleware is not None:
-                stack.enter_context(middleware(tasks))
+        for middleware in self._around:
+            if isinstance(entered := middleware(tasks), AbstractContextManager):
+                stack.enter_context(entered)
 
     async def enter_async(self, stack: AsyncExitStack, tasks: list[Task]) -> None:
         """Surround the call of a coroutine function."""
-        for middleware in self._async:
-            entered = middleware(tasks)
-            if isinstance(entered, AbstractAsyncContextManager):
-                await stack.enter_async_context(entered)
-            else:
+        for middleware in self._around:
+            if isinstance(entered := middleware(tasks), AbstractContextManager):
                 stack.enter_context(entered)
+            else:
+                await stack.enter_async_context(entered)
 
     # --- what is told beside it
 
     def began(self, tasks: Sequence[Task]) -> None:
         """Tell of those whose first try begins late."""
-        for task in tasks:
-            late = self.now_ms() - to_ms(task.action_time)
-            for after, hook in self._on_late:
+        for after, hook in self._on_late:
+            for task in tasks:
+                late = self.now_ms() - to_ms(task.action_time)
                 if task.attempt == 1 and late >= after:
-                    self._tell(hook, partial(_same, task), timedelta(milliseconds=late))
-
-    @property
-    def any_late(self) -> bool:
-        """Whether ``began`` has anybody to tell."""
-        return bool(self._on_late)
+                    self._tell(hook, task, timedelta(milliseconds=late))
 
     def died(self, job_id: int, reason: str) -> None:
         """Tell of a death, now that the row says so."""
         for hook in self._on_dead:
-            self._tell(hook, partial(self._look_up, job_id), reason)
+            self._tell(hook, job_id, reason)
 
     def flush(self, seconds: float) -> None:
         """Let what waits be told, for at most so long."""
@@ -134,10 +121,10 @@ class Hooks:
         while self._waiting.unfinished_tasks and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
 
-    def _tell(self, hook: Callable[..., object], of: Callable[[], Task | None], what: Any) -> None:
+    def _tell(self, hook: Callable[..., object], of: Task | int, what: object) -> None:
         def tell() -> None:
             try:
-                if (task := of()) is not None:
+                if (task := self._look_up(of) if isinstance(of, int) else of) is not None:
                     hook(task, what)
             except BaseException as exc:  # it is the application's, or a server is away: no task is harmed
                 log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
@@ -168,10 +155,6 @@ class Hooks:
             else:
                 tell()
                 self._waiting.task_done()
-
-
-def _same(task: Task) -> Task:
-    return task
 
 
 def _name(hook: object) -> str:
