@@ -97,7 +97,7 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
     seen: Counter[str] = Counter()
 
     @settings(
-        max_examples=200,
+        max_examples=100,
         derandomize=True,
         deadline=None,
         database=None,

@@ -12,7 +12,7 @@ from fault.kit.interrupted import AT_ONCE_SECONDS
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("count", "stride"), [(200, 41), pytest.param(10_000, 7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "stride"), [(200, 97), pytest.param(10_000, 7, marks=pytest.mark.slow)])
 def test_calls_that_are_broken_off_lose_no_connection_and_mix_up_no_answers(
     build: Build, verdict: Verdict, count: int, stride: int
 ) -> None:
