@@ -215,25 +215,25 @@ def test_a_submit_whose_await_is_cancelled_says_under_which_job_id_it_may_be_sto
 def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
     center = AsyncTimeoutCenter(contract.settings)
 
-    async def submit() -> int:
-        return await center.submit("c.plain", biz_id=4, delay=3600)
+    async def submits() -> list[int]:
+        return await asyncio.gather(*[center.submit("c.plain", biz_id=4, delay=3600) for _ in range(10)])
 
     async def closed() -> list[int]:
-        found = await asyncio.gather(*[submit() for _ in range(10)])
+        found = await submits()
         await center.close()
         await center.close()
-        return [*found, await submit()]
+        return [*found, *await submits()]
 
     async def end() -> None:
         await center.close()
 
     found: list[int] = []
-    other = threading.Thread(target=lambda: found.extend(uvloop.run(closed())))
+    other = threading.Thread(target=lambda: found.extend(uvloop.run(submits())))
     other.start()
-    found += asyncio.run(closed())
+    found += asyncio.run(submits())
     other.join()
     found += anyio.run(closed, backend="asyncio")
-    assert len(set(found)) == 33
+    assert len(set(found)) == 40
     asyncio.run(end())
 
 

@@ -195,13 +195,12 @@ class Batcher:
         send: Callable[[Sequence[Item], Settle], None],
         given_up: Callable[[Item], TocError],
     ) -> ServerBatcher[Item, Any]:
-        store = self.center.store
         return ServerBatcher(
             f"{name}-{server}",
             send=send,
             given_up=given_up,
-            away=partial(store.away, server),
-            examine=partial(store.examine_server, server),
+            away=lambda: self.center.store.away(server),  # after a close it is another store
+            examine=lambda answered: self.center.store.examine_server(server, answered),
         )
 
     def _store(self, tasks: Sequence[Submission], answer: Settle) -> None:
