@@ -231,7 +231,9 @@ class TimeoutCenter(Parts, Registry[int]):
 
         def put() -> Put:
             self._check_places()
-            return self._indexing.put(self.store.put(one), request)  # [rule: row-first]
+            stored = self.store.put(one)  # [rule: row-first]
+            self._indexing.apply([stored])
+            return stored.put
 
         return self._traced([one], put, lambda stored: [stored.job_id])
 

@@ -12,7 +12,7 @@ from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
 from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock, RateLimit
 from toc.model.errors import IndexUnavailable, TocError
-from toc.model.task import Put, PutOutcome, Request, TaskRow
+from toc.model.task import TaskRow
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
@@ -47,18 +47,12 @@ class Indexing:
         except TocError as exc:
             log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
 
-    def apply(self, done: Sequence[Stored]) -> dict[int, CancelReply]:
-        """Tell the index what submits have changed on rows, as ``stored`` does. Returns its replies about
-        entries that moved."""
+    def apply(self, done: Sequence[Stored]) -> None:
+        """Tell the index what submits have changed on rows, as ``stored`` does."""
         self.stored([row for one in done if (row := one.inserted or one.kept)])
-        replies: dict[int, CancelReply] = {}
         for one in done:
-            if one.before is not None:
-                reply = self.move(one.before, one.due, self._center.clock.now_ms())
-                if reply is None:
-                    break  # out of reach: the sweep moves the others, too
-                replies[one.put.job_id] = reply
-        return replies
+            if one.before is not None and self.move(one.before, one.due, self._center.clock.now_ms()) is None:
+                break  # out of reach: the sweep moves the others, too
 
     def add(self, rows: Iterable[TaskRow]) -> None:
         """Add the entries of pending rows. Raises StoreUnavailable or SchemaBehind if a topic cannot be
@@ -75,28 +69,6 @@ class Indexing:
         failures = [result for result in results if isinstance(result, IndexUnavailable)]
         if failures and self._complains():
             log.warning("submit_not_indexed", slots=len(failures), error=str(failures[0]))
-
-    def put(self, stored: Stored, request: Request | None) -> Put:
-        """Tell the index what a submit has changed on rows; return its answer.
-
-        The answer to a ``request`` is what its row says. Any other may be made more certain by the index.
-        """
-        reply = self.apply([stored]).get(stored.put.job_id)
-        before = stored.before
-        if before is None or request is not None:
-            return stored.put
-        may_have_started = (
-            before.attempts
-            or before.crashes
-            or before.last_error is not None
-            or (
-                near(before, self._center.clock.now_ms())
-                if reply is None
-                else reply.prepared or reply.redis_now_ms >= before.action_time
-            )
-        )
-        outcome = PutOutcome.MAY_HAVE_STARTED if may_have_started else PutOutcome.REPLACED
-        return Put(stored.put.job_id, outcome)
 
     def move(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
         """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""
