@@ -35,15 +35,7 @@ from toc.store.schema import (
     topic_table,
 )
 from toc.store.servers import fitness
-from toc.store.servers.server import (
-    LOST_FAST_SECONDS,
-    REPEATS,
-    DatabaseServer,
-    Lost,
-    Options,
-    Statement,
-    pause,
-)
+from toc.store.servers.server import DatabaseServer, Options, Statement, pause
 from toc.store.servers.shards import Layout, Shards
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
@@ -281,46 +273,29 @@ class Store(Batches):
         that lease would have ended.
 
         Raises InvalidExpiry if the task would expire before its new deadline, StoreUnavailable also if the
-        answer was lost and another change has come since: the outcome is then unknown.
+        answer was lost: the outcome is then unknown, and to call again is right.
         """
         table = self._shards.table_of(job_id)
         server, name = self._shards.server_of[table], self._shards.names[table]
         now = self._stamp()
         select = Statement(f"SELECT {seen_columns(server)} FROM {name} WHERE job_id={job_id:d}")
         expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
-        unsure: TaskRow | None = None
-        cause: StoreUnavailable | None = None
         deadline = time.monotonic() + RESEND_SECONDS
-        for attempt in count():
-            if attempt:
-                contended = cause is None  # others change the row: one of them succeeds each time
-                if attempt >= REPEATS and not (contended and time.monotonic() < deadline):
-                    break
-                if contended:
-                    pause(attempt, contended=True)
+        for attempt in count(1):
             found = seen_rows(server.run([select]))
             row = found[0].row if found else None
-            if unsure is not None and row is not None and row.version > unsure.version:
-                if row.version > unsure.version + 1:
-                    break
-                if (row.action_time, row.expires_at) == (action_time, expires_at or unsure.expires_at):
-                    return True, unsure  # a try for the new deadline may have changed the rest
             if row is None or row.status != PENDING:
                 return False, row
             check_expiry(expires_at or row.expires_at, action_time)
-            before = tried(found[0])
             statements = [new_version(server, name, found[0], action_time, now, expiry)]
             if row.body_sha256 is not None:
                 statements.append(bodies.follow(self._shards.body_names[table], name, [job_id]))
-            began = time.monotonic()
-            try:
-                if server.run(statements, transaction=True, again=False)[0].matched == 1:
-                    return True, before
-            except Lost as exc:
-                if time.monotonic() - began > LOST_FAST_SECONDS:
-                    raise
-                unsure, cause = before, exc
-        raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; look at it") from cause
+            if server.run(statements, transaction=True, again=False)[0].matched == 1:
+                return True, tried(found[0])
+            if time.monotonic() > deadline:
+                break
+            pause(attempt, contended=True)  # others change the row: one of them succeeds each time
+        raise StoreUnavailable(f"{server.name}: task {job_id} keeps changing; look at it")
 
     def history(self, job_id: int) -> list[FailedTry]:
         """Return the kept failed tries of a task, oldest first; [] if there is no such task."""

@@ -23,10 +23,10 @@ from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, StoreUnavailable
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskRow
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
-from toc.store.servers.server import Lost, Statement
+from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.pulls import HandOut
@@ -153,56 +153,18 @@ def test_a_nack_whose_answer_was_lost_is_written_once_and_its_lease_is_gone(
     assert len(through_proxy.history(due.job_id)) == 1
 
 
-def test_a_reschedule_whose_answer_was_lost_is_this_calls_and_happened_once(
+def test_a_reschedule_whose_answer_was_lost_is_unknown_and_happened_once(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     row = new_row(attempts=2)
     insert(through_proxy, row)
     proxy.eat(b"SET version=version+1")
-    assert through_proxy.reschedule(row.job_id, 1_900_000_000_000) == (True, row)
+    with pytest.raises(StoreUnavailable):
+        through_proxy.reschedule(row.job_id, 1_900_000_000_000)
     assert proxy.stats.eaten == 1
     after = through_proxy.get(row.job_id)
     assert after is not None
     assert (after.version, after.attempts, after.action_time) == (1, 0, 1_900_000_000_000)
-
-
-@pytest.mark.parametrize("since", ["moved", "tried", "processed"])
-def test_a_reschedule_whose_answer_was_lost_is_not_made_again_over_what_came_since(
-    through_proxy: Store, proxy: Proxy, new_row: NewRow, mysql_store: Store, since: str, monkeypatch: Any
-) -> None:
-    row = new_row()
-    insert(through_proxy, row)
-    late, later = 1_900_000_000_000, 1_900_000_100_000
-    (server,) = through_proxy._shards.servers
-    send = server._send
-
-    def sends(*args: Any) -> Any:
-        try:
-            return send(*args)
-        except Lost:
-            if since == "moved":
-                assert mysql_store.reschedule(row.job_id, later)[0]
-            elif since == "tried":
-                mysql_store.fail([Failure(row.job_id, 1, 0, 0, 1, 0, late + 1, "boom")])
-            else:
-                mysql_store.finish([(row.job_id, 1)])
-            raise
-
-    monkeypatch.setattr(server, "_send", sends)
-    proxy.eat(b"SET version=version+1")
-    if since == "moved":
-        with pytest.raises(StoreUnavailable):
-            through_proxy.reschedule(row.job_id, late)
-    else:
-        assert through_proxy.reschedule(row.job_id, late) == (True, row)
-    assert proxy.stats.eaten == 1
-    after = mysql_store.get(row.job_id)
-    assert after is not None
-    assert (after.version, after.action_time, after.attempts, after.status) == {
-        "moved": (2, later, 0, TaskStatus.PENDING),
-        "tried": (1, late, 1, TaskStatus.PENDING),
-        "processed": (1, late, 0, TaskStatus.PROCESSED),
-    }[since]
 
 
 def test_a_failed_try_whose_answer_was_lost_is_charged_once(
@@ -231,26 +193,6 @@ def test_a_redrive_whose_answer_was_lost_returns_its_rows(
     assert (redriven.status, redriven.version, redriven.next_time) == (0, 1, 1_900_000_000_000)
 
 
-def test_a_lock_that_outlasts_one_wait_is_waited_for_again(
-    mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
-) -> None:
-    row = new_row()
-    insert(mysql_store, row)
-    table = BizId.of(row.biz_id).crc % mysql_place.tables
-    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
-    before = int(_status(root, "Innodb_row_lock_waits"))
-
-    holder = root.connect().execution_options(isolation_level="READ COMMITTED")
-    with holder, ThreadPoolExecutor(1) as thread:
-        holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id = {row.job_id} FOR UPDATE")
-        cancel = thread.submit(mysql_store.cancel_many, [row.job_id])
-        bit = until(lambda: int(_status(root, "Innodb_row_lock_waits")) >= before + 2, 9)
-        holder.rollback()
-        changed, _ = cancel.result()[row.job_id]
-        assert changed
-    assert bit, "the lock wait did not time out, so nothing was tried again"
-
-
 def test_what_is_written_in_batches_waits_once_for_rows_that_others_have_locked(
     mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
 ) -> None:
@@ -271,37 +213,6 @@ def test_what_is_written_in_batches_waits_once_for_rows_that_others_have_locked(
         assert int(_status(root, "Innodb_row_lock_waits")) == waited
         holder.rollback()
     assert mysql_store.finish([(held, 0)]) == {held: Finish.DONE}
-
-
-def test_the_victim_of_a_deadlock_is_sent_again(
-    mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
-) -> None:
-    biz_id = new_row().biz_id
-    rows = sorted((new_row(biz_id) for _ in range(30)), key=lambda row: row.job_id)
-    insert_many(mysql_store, rows)
-    first, last, heavy = rows[0], rows[-1], rows[1:-1]
-    table = BizId.of(biz_id).crc % mysql_place.tables
-    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
-    deadlocks = _deadlocks(root)
-
-    other = root.connect().execution_options(isolation_level="READ COMMITTED")
-    with other, ThreadPoolExecutor(1) as thread:
-        # Changes many rows, so that it is not the one that the server sacrifices.
-        ids = ",".join(str(row.job_id) for row in heavy)
-        other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id IN ({ids})")
-        other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {last.job_id}")
-        finish = thread.submit(mysql_store.finish, [(first.job_id, 0), (last.job_id, 0)])
-        assert until(lambda: _status(root, "Innodb_row_lock_current_waits") == "1", 40)
-        other.exec_driver_sql(f"UPDATE {name} SET last_error = 'x' WHERE job_id = {first.job_id}")
-        other.commit()
-        assert set(finish.result().values()) == {Finish.DONE}
-    assert _deadlocks(root) > deadlocks
-
-
-def _deadlocks(engine: Engine) -> int:
-    with engine.connect() as connection:
-        query = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
-        return int(connection.exec_driver_sql(query).scalar_one())
 
 
 def _status(engine: Engine, name: str) -> Any:
