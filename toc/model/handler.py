@@ -31,7 +31,7 @@ class Handler:
     is_async: bool
     delivery: Delivery = Delivery.HANDLER
     waiting_remotely: Callable[[], int] | None = None
-    made_of: object = None
+    made_of: Any = None
     """What the application holds in its stead."""
 
     def serves(self, topic: Topic) -> bool:

@@ -38,7 +38,7 @@ from toc.model.payload import Payload, is_payload
 from toc.model.raised import Misfit
 from toc.model.task import Dead, Retry, Task
 from toc.model.topic import check_topic_name
-from toc.sdk.hooks import Hooks, Middleware, OnDead, OnLate
+from toc.sdk.hooks import Hooks, Middleware, OnDead, OnLate, checked
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -211,16 +211,17 @@ class Registry(Generic[S_co]):
     def on_dead(self, function: D) -> D:
         """Have a function called with the task and the reason after its worker has made it dead: at most once
         for each death, in a thread of its own. Its failures are logged. Raises InvalidHandler."""
-        self.hooks.add_on_dead(function)
+        self.hooks.on_dead.append(checked(function, "a task and the reason"))
         return function
 
     def on_late(self, after: Duration) -> Callable[[L], L]:
         """Have a function called with the task and a timedelta if its first try starts ``after`` its
         action_time or later, as ``on_dead`` is called. Raises InvalidDelay, InvalidHandler."""
-        after_ms = round(seconds_of(after) * 1000)
+        seconds = seconds_of(after)
 
         def register(function: L) -> L:
-            self.hooks.add_on_late(after_ms, function)
+            self.hooks.any = True
+            self.hooks.on_late.append((seconds, checked(function, "a task and how late it is")))
             return function
 
         return register
@@ -236,34 +237,42 @@ class _Calls:
 
     def call(self) -> Callable[..., Any]:
         """Return it: of a task or a list of them, a coroutine function if the handler is one."""
-        function, hooks = self._function, self._hooks
+        function, hooks, typed = self._function, self._hooks, self._payload
         if self._is_async:
 
             async def acall(given: Any) -> Any:
-                tasks, arguments, misfits = self._begin(given)
-                if misfits and not tasks:
-                    return misfits
+                if typed is None and not hooks.any:  # most: microseconds count
+                    return _returned(await function(given))
+                tasks, arguments, errors = self._begin(given)
+                if not tasks:
+                    return errors
                 try:
                     async with AsyncExitStack() as stack:
                         await hooks.enter_async(stack, tasks)
                         outcome = _returned(await function(*arguments))
                 except BaseException as exc:
-                    return _failed(exc, tasks, misfits)
-                return _both(outcome, misfits)
+                    if not errors:
+                        raise
+                    outcome = {task.job_id: exc for task in tasks}
+                return {**(outcome or {}), **errors} if errors else outcome
 
             return acall
 
         def call(given: Any) -> Any:
-            tasks, arguments, misfits = self._begin(given)
-            if misfits and not tasks:
-                return misfits
+            if typed is None and not hooks.any:
+                return _returned(function(given))
+            tasks, arguments, errors = self._begin(given)
+            if not tasks:
+                return errors
             try:
                 with ExitStack() as stack:
                     hooks.enter(stack, tasks)
                     outcome = _returned(function(*arguments))
             except BaseException as exc:
-                return _failed(exc, tasks, misfits)
-            return _both(outcome, misfits)
+                if not errors:
+                    raise
+                outcome = {task.job_id: exc for task in tasks}
+            return {**(outcome or {}), **errors} if errors else outcome
 
         return call
 
@@ -277,19 +286,19 @@ class _Calls:
         if self._payload is None:
             return tasks, (given,), {}
         now = self._hooks.now_ms()
-        if not self._batch:
-            payload = self._payload.read_in_time(given, now)
-            return tasks, (payload, given) if self._with_task else (payload,), {}
-        fit: list[Task] = []
-        payloads: list[Any] = []
-        misfits: dict[int, BaseException] = {}
+        payloads: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
         for task in tasks:
             try:
-                payloads.append(self._payload.read_in_time(task, now))
-                fit.append(task)
+                payloads[task.job_id] = self._payload.read_in_time(task, now)
             except (Misfit, Dead) as exc:
-                misfits[task.job_id] = exc
-        return fit, (payloads, fit) if self._with_task else (payloads,), misfits
+                if not self._batch:
+                    raise
+                errors[task.job_id] = exc
+        fit = [task for task in tasks if task.job_id in payloads]
+        found = list(payloads.values())
+        arguments = (found, fit) if self._batch else (found[0], given)
+        return fit, arguments if self._with_task else arguments[:1], errors
 
 
 def _returned(outcome: Any) -> Any:
@@ -297,21 +306,6 @@ def _returned(outcome: Any) -> Any:
     if isinstance(outcome, (Retry, Dead)):
         raise outcome
     return outcome
-
-
-def _failed(
-    error: BaseException, tasks: Sequence[Task], misfits: dict[int, BaseException]
-) -> dict[int, BaseException]:
-    """Raise the error of a call, unless others of its batch were not in it."""
-    if not misfits:
-        raise error
-    return {**dict.fromkeys((task.job_id for task in tasks), error), **misfits}
-
-
-def _both(outcome: Any, misfits: dict[int, BaseException]) -> Any:
-    if not misfits:
-        return outcome
-    return {**outcome, **misfits} if isinstance(outcome, Mapping) else misfits
 
 
 def _required(function: Callable[..., Any]) -> int:

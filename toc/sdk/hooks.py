@@ -21,7 +21,7 @@ from datetime import timedelta
 from queue import Empty, Full, Queue
 from typing import Any
 
-from toc.model.clock import to_ms
+from toc.model.clock import from_ms
 from toc.model.errors import InvalidHandler
 from toc.model.fork import call_in_children
 from toc.model.raised import raised, where
@@ -51,8 +51,10 @@ class Hooks:
         self._look_up, self.now_ms, self._inline = look_up, now_ms, inline
         self._around: list[Callable[[list[Task]], Any]] = []
         """The middlewares in their order: each makes a context manager, perhaps an async one."""
-        self._on_dead: list[OnDead] = []
-        self._on_late: list[tuple[int, OnLate]] = []
+        self.any = False
+        """Whether something surrounds tries or is told of their begin."""
+        self.on_dead: list[OnDead] = []
+        self.on_late: list[tuple[float, OnLate]] = []
         self._new_queue()
         call_in_children(self._new_queue)
 
@@ -66,6 +68,7 @@ class Hooks:
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Have it surround tries. Raises InvalidHandler unless it is a generator function."""
+        self.any = True
         if inspect.isasyncgenfunction(middleware):
             self._around.append(asynccontextmanager(middleware))
         elif inspect.isgeneratorfunction(middleware):
@@ -75,14 +78,6 @@ class Hooks:
                 f"middleware {_name(middleware)} must be a generator function that takes a list of tasks and "
                 "yields once, where the handler runs"
             )
-
-    def add_on_dead(self, hook: OnDead) -> None:
-        """Have it told of deaths. Raises InvalidHandler."""
-        self._on_dead.append(_checked(hook, "a task and the reason"))
-
-    def add_on_late(self, after_ms: int, hook: OnLate) -> None:
-        """Have it told of first tries that start so late. Raises InvalidHandler."""
-        self._on_late.append((after_ms, _checked(hook, "a task and how late it is")))
 
     # --- around a try
 
@@ -104,15 +99,15 @@ class Hooks:
 
     def began(self, tasks: Sequence[Task]) -> None:
         """Tell of those whose first try begins late."""
-        for after, hook in self._on_late:
+        for after, hook in self.on_late:
             for task in tasks:
-                late = self.now_ms() - to_ms(task.action_time)
-                if task.attempt == 1 and late >= after:
-                    self._tell(hook, task, timedelta(milliseconds=late))
+                late = from_ms(self.now_ms()) - task.action_time
+                if task.attempt == 1 and late.total_seconds() >= after:
+                    self._tell(hook, task, late)
 
     def died(self, job_id: int, reason: str) -> None:
         """Tell of a death, now that the row says so."""
-        for hook in self._on_dead:
+        for hook in self.on_dead:
             self._tell(hook, job_id, reason)
 
     def flush(self, seconds: float) -> None:
@@ -161,7 +156,7 @@ def _name(hook: object) -> str:
     return getattr(hook, "__qualname__", type(hook).__name__)
 
 
-def _checked(hook: Any, takes: str) -> Any:
+def checked(hook: Any, takes: str) -> Any:
     """Return a hook that is a plain function of two arguments. Raises InvalidHandler."""
     try:
         inspect.signature(hook).bind(None, None)

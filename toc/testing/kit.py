@@ -20,7 +20,6 @@ from toc.model.topic import Topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter, stand_in
-from toc.sdk.handlers import Handled
 from toc.sdk.indexing import Indexing
 from toc.sdk.parts import StandIn, open_queues
 from toc.store.memory import MemoryDatabase
@@ -181,18 +180,12 @@ class Toc:
         Raises what the handler raises.
         """
         made_of = {name: one.made_of for name, one in self._running.handlers().items()}
-        topics = [
-            name
-            for name, one in made_of.items()
-            if handler in (name, one) or (isinstance(one, Handled) and one.function == handler)
-        ]
+        topics = [name for name, one in made_of.items() if handler in (name, one, one.function)]
         if len(topics) != 1:
             raise InvalidInput(f"{handler!r} is not the handler of one topic but of {topics or 'none'}")
         topic = topics[0]
         if payload:
-            one = made_of[topic]
-            assert isinstance(one, Handled)  # noqa: S101 - a center's handler
-            fields |= one.fields(*payload)
+            fields |= made_of[topic].fields(*payload)
         due = from_ms(self._clock.now_ms() + 1)
         job_id = self.center.submit(topic, biz_id=biz_id, action_time=due, **fields)
         self._running.run(self._clock.now_ms() + 1, job_id)
