@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
@@ -426,52 +426,6 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert connections == 2
     assert got.count(b"POST / ") == (3 if kept else 2)
     assert b"cookie" not in got.lower()
-
-
-KEPT = b"HTTP/1.1 204 No Content\r\n\r\n"
-
-
-def test_a_receiver_that_moves_is_followed_although_its_connection_is_never_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("toc.webhooks.connect.NAMES_SECONDS", 0)
-    monkeypatch.setattr("toc.webhooks.sender.MAX_AGE_SECONDS", 0.05)
-    addresses, got = ["127.0.0.1", "127.0.0.2"], {"127.0.0.1": 0, "127.0.0.2": 0}
-    moved = Event()
-
-    def serve(listener: socket.socket) -> None:
-        with suppress(OSError), listener.accept()[0] as client:
-            while client.recv(65536):
-                got[client.getsockname()[0]] += 1
-                client.sendall(KEPT)
-
-    def lookup(_host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[moved.is_set()], port))]
-
-    async def whole(port: int) -> None:
-        sender = Sender(Allow([f"http://moves.test:{port}", "127.0.0.0/8"]), lookup)
-        try:
-            for number in range(50):
-                if number == 1:
-                    moved.set()
-                assert (await sender.send(f"http://moves.test:{port}/", {}, b"{}", 60.0)).status == 204
-                if got["127.0.0.2"]:
-                    return
-                await asyncio.sleep(0.01)
-        finally:
-            await sender.close()
-
-    with socket.create_server((addresses[0], 0)) as old:
-        port = old.getsockname()[1]
-        with socket.create_server((addresses[1], port)) as new:
-            threads = [Thread(target=serve, args=[one], daemon=True) for one in (old, new)]
-            for thread in threads:
-                thread.start()
-            asyncio.run(whole(port))
-            new.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join(60)
-    assert got["127.0.0.2"] == 1
 
 
 def test_names_that_hang_hold_up_no_other_and_the_last_good_answer_serves_meanwhile(

@@ -31,10 +31,6 @@ MAX_BYTES = 1 << 16
 """How much of an answer's body is read."""
 MAX_URLS = 2000
 """How many URLs are remembered as checked."""
-MAX_AGE_SECONDS = 60.0
-"""After this age no connection is used again, however busy: its name may lead elsewhere by now."""
-MAX_TIMEOUT_SECONDS = 300.0
-"""No request takes longer: no target's time-out is."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Only the time-out of the whole request counts."""
@@ -58,10 +54,8 @@ class Sender:
         self._resolver = Resolver(allow.address, lookup)
         self._checked: dict[str, URL] = {}
         """URLs that may be sent to, by their text. This depends only on the allow-list."""
-        self._kept: list[tuple[aiohttp.ClientSession, float]] = []
-        """What keeps connections, and since when: the last one is used, the others may have requests."""
-        self._single: aiohttp.ClientSession | None = None
-        """What keeps none."""
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        """By whether it keeps connections."""
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Response:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
@@ -72,7 +66,8 @@ class Sender:
             async with asyncio.timeout(seconds):
                 reused = SimpleNamespace(reused=False)
                 try:
-                    return await self._exchange(await self._current(), to, headers, body, began, reused)
+                    keep = len(self._sockets) < self._most
+                    return await self._exchange(self._session(keep=keep), to, headers, body, began, reused)
                 except (
                     aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientResponseError
                 ):  # fmt: skip
@@ -80,16 +75,15 @@ class Sender:
                     # rest of the answer before: this costs no try.
                     if not reused.reused:
                         raise
-                return await self._exchange(self._new_each(), to, headers, body, began, reused)
+                return await self._exchange(self._session(keep=False), to, headers, body, began, reused)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
             return Response(None, reason(exc, seconds), _ms(began))
 
     async def close(self) -> None:
         """Close the connections."""
-        sessions = [session for session, _ in self._kept]
-        for session in sessions if self._single is None else [*sessions, self._single]:
+        for session in self._sessions.values():
             await session.close()
-        self._kept, self._single = [], None
+        self._sessions = {}
         await self._resolver.close()
 
     async def _exchange(
@@ -119,34 +113,20 @@ class Sender:
             no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",
         )
 
-    async def _current(self) -> aiohttp.ClientSession:
-        """Return what may use a connection again, if there are not too many already."""
-        if len(self._sockets) >= self._most:
-            return self._new_each()
-        now = asyncio.get_running_loop().time()
-        if not self._kept or now - self._kept[-1][1] > MAX_AGE_SECONDS:
-            self._kept.append((self._session(), now))
-            while now - self._kept[0][1] > MAX_AGE_SECONDS + MAX_TIMEOUT_SECONDS:
-                session, _ = self._kept.pop(0)
-                await session.close()
-        return self._kept[-1][0]
-
-    def _new_each(self) -> aiohttp.ClientSession:
-        """Return what makes a connection for each request."""
-        if self._single is None:
-            self._single = self._session(keep=False)
-        return self._single
-
-    def _session(self, *, keep: bool = True) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector(self._allow.address, self._resolver, self._sockets, keep=keep),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=_NO_TIMEOUT,
-            auto_decompress=False,
-            trust_env=False,
-            skip_auto_headers=_OURS,
-            trace_configs=[_tracing()],
-        )
+    def _session(self, *, keep: bool) -> aiohttp.ClientSession:
+        """Return what uses connections again, or makes one for each request."""
+        session = self._sessions.get(keep)
+        if session is None:
+            session = self._sessions[keep] = aiohttp.ClientSession(
+                connector=connector(self._allow.address, self._resolver, self._sockets, keep=keep),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=_NO_TIMEOUT,
+                auto_decompress=False,
+                trust_env=False,
+                skip_auto_headers=_OURS,
+                trace_configs=[_tracing()],
+            )
+        return session
 
     def _check(self, url: str) -> URL:
         """Return a URL that may be sent to. Raises InvalidTarget, ValueError or AddressRefused."""
