@@ -47,8 +47,8 @@ ASKED_PER_SECOND = 100
 TABLES_PER_STEP = 16
 ROWS_PER_STEP = 48
 """Schedules that one step moves on, about."""
-REST, REST_BUSY = 3, 9
-"""The rest after a step, as a multiple of its time; ``REST_BUSY`` while more is due than can start."""
+REST = 5
+"""The rest after a step, as a multiple of its time: tasks that are due come first."""
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
@@ -61,8 +61,7 @@ STUCK_MS = 30_000
 class Scheduler:
     """The schedules of this worker's tables of one server.
 
-    ``wake`` makes its thread call ``run_once`` now; ``backlogged`` tells whether more tasks are due here than
-    can start at once.
+    ``wake`` makes its thread call ``run_once`` now.
     """
 
     def __init__(
@@ -71,14 +70,12 @@ class Scheduler:
         catalog: TopicCatalog,
         sweep: Sweep,
         wake: Callable[[], None] = lambda: None,
-        backlogged: Callable[[], bool] = lambda: False,
     ) -> None:
         self._schedules = store.schedules
         self._catalog = catalog
         self._sweep = sweep
         self._clock: Clock = sweep.clock
         self._wake = wake
-        self._backlogged = backlogged
         self._tables: frozenset[int] = frozenset()
         self._ask_at = float("-inf")
         """When the tables are asked next (monotonic)."""
@@ -117,8 +114,7 @@ class Scheduler:
                 log.warning("schedules_not_served", error=str(exc))
             return RETRY_SECONDS
         after = self._clock.monotonic()
-        factor = 0 if hurry else REST_BUSY if self._backlogged() else REST
-        rest = factor * (after - began)
+        rest = 0.0 if hurry else REST * (after - began)
         agenda = [at for table, at in list(self._agenda.items()) if table in self._tables]
         until = (min(agenda) - self._clock.now_ms()) / 1000 if agenda else LOOK_EVERY
         return max(rest, min(until, self._ask_at - after), 0.0)

@@ -36,7 +36,7 @@ class TableServices:
         for number, own in enumerate(map(frozenset, store.tables_of_server())):
             wake, schedule_wake = Wake(), Wake()
             sweeper = Sweeper(sweep, wake, lambda: pressure.backlogged)
-            scheduler = Scheduler(store, catalog, sweep, schedule_wake, lambda: pressure.backlogged)
+            scheduler = Scheduler(store, catalog, sweep, schedule_wake)
             self._sweepers.append(sweeper)
             self._of_server += [(own, sweeper), (own, scheduler)]
             loops += [
