@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
+from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
-from toc.model.catalog import TopicCatalog
 from toc.model.errors import StoreUnavailable, TocError
 from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import TaskStatus
 from toc.model.verdict import Nack, after_nack
 from toc.pull.handout import HandOuts
 from toc.pull.mover import EndedLease
-from toc.sdk.server_batcher import APART, ServerBatcher, Settle, ask_each
-from toc.store.store import Store
+from toc.sdk.client import TimeoutCenter
+from toc.sdk.server_batcher import APART, Settle, ask_each, one_each
 
 SIZE = 100
 """Bytes of a lease in a statement, about."""
@@ -29,10 +28,10 @@ SIZE = 100
 class Verb(Enum):
     """What can be asked about a lease."""
 
-    ACK = auto()
-    NACK = auto()
-    EXTEND = auto()
-    RELEASE = auto()
+    ACK = "ack"
+    NACK = "nack"
+    EXTEND = "extend"
+    RELEASE = "release"
 
 
 class NackWish(NamedTuple):
@@ -64,29 +63,19 @@ Do = Callable[[Mapping[int, LeaseCall]], Done]
 class LeaseBatches:
     """Writes in batches what is asked about leases. Belongs to one event loop."""
 
-    def __init__(self, store: Store, catalog: TopicCatalog, outs: HandOuts) -> None:
-        self._store = store
-        self._catalog = catalog
+    def __init__(self, center: TimeoutCenter, outs: HandOuts) -> None:
+        self._store = center.store
+        self._catalog = center.catalog
         self._outs = outs
         self._batchers = {
-            Verb.ACK: self._of("ack", self._ack),
-            Verb.NACK: self._of("nack", self._nack),
-            Verb.EXTEND: self._of("extend", self._extend),
-            Verb.RELEASE: self._of("release", self._release),
-        }
-
-    def _of(self, name: str, do: Do) -> list[ServerBatcher[LeaseCall, Any]]:
-        """Return the batchers of a verb, by the numbers of servers."""
-        return [
-            ServerBatcher(
-                f"pull-{name}-{server}",
-                send=partial(self._send, do),
-                given_up=lambda _: StoreUnavailable("the database server does not answer"),
-                away=partial(self._store.away, server),
-                examine=partial(self._store.examine_server, server),
+            verb: one_each(center, f"pull-{verb.value}", partial(self._send, do), _not_done)
+            for verb, do in (
+                (Verb.ACK, self._ack),
+                (Verb.NACK, self._nack),
+                (Verb.EXTEND, self._extend),
+                (Verb.RELEASE, self._release),
             )
-            for server in range(len(self._store.tables_of_server()))
-        ]
+        }
 
     async def ask(self, verb: Verb, calls: Sequence[LeaseCall]) -> list[Any]:
         """Return what came of each: its outcome or a TocError."""
@@ -152,3 +141,7 @@ class LeaseBatches:
     def _release(self, calls: Mapping[int, LeaseCall]) -> Done:
         self._outs.release(call.lease for call in calls.values())
         return Done()
+
+
+def _not_done(_call: LeaseCall) -> TocError:
+    return StoreUnavailable("the database server does not answer")

@@ -55,7 +55,7 @@ class Pulls:
         self._taker = Taker(
             center.store, center.queues, center.catalog, center.clock, self._waiting, lease_secret
         )
-        self._batches = LeaseBatches(center.store, center.catalog, self._taker.outs)
+        self._batches = LeaseBatches(center, self._taker.outs)
         self._releases: set[asyncio.Task[Any]] = set()
         self._started = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from toc.model.task import NewTask, Put, Request, Submission, TaskRow
 from toc.model.topic import Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.server_batcher import APART, Item, ServerBatcher, Settle, ask_each
+from toc.sdk.server_batcher import APART, ServerBatcher, Settle, ask_each, one_each
 from toc.sdk.submission import check_job_id
 from toc.store.tasks.plan import Stored
 
@@ -40,10 +40,8 @@ class Batcher:
     def __init__(self, center: TimeoutCenter) -> None:
         self.center = center
         self._loop = asyncio.get_running_loop()
-        store = center.store
-        servers = range(len(store.tables_of_server()))
-        self._submits = [self._batcher("submit", server, self._store, _given_up) for server in servers]
-        self._reads = [self._batcher("read", server, self._read, _not_read) for server in servers]
+        self._submits = one_each(center, "submit", self._store, _given_up)
+        self._reads = one_each(center, "read", self._read, _not_read)
         self._batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None
@@ -187,21 +185,6 @@ class Batcher:
 
     def _batcher_of(self, one: Submission) -> ServerBatcher[Submission, Put]:
         return self._submits[self.center.store.server_of(one.row.job_id)]
-
-    def _batcher(
-        self,
-        name: str,
-        server: int,
-        send: Callable[[Sequence[Item], Settle], None],
-        given_up: Callable[[Item], TocError],
-    ) -> ServerBatcher[Item, Any]:
-        return ServerBatcher(
-            f"{name}-{server}",
-            send=send,
-            given_up=given_up,
-            away=lambda: self.center.store.away(server),  # after a close it is another store
-            examine=lambda answered: self.center.store.examine_server(server, answered),
-        )
 
     def _store(self, tasks: Sequence[Submission], answer: Settle) -> None:
         outcomes = self.center.store.put_each(tasks)  # [rule: row-first]

@@ -22,10 +22,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from toc.model.errors import Busy, StoreUnavailable, TocError
 from toc.store.servers.threads import Threads
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
 
 MAX_TOGETHER = 500
 """Most items of a batch."""
@@ -50,6 +53,8 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Settle = Callable[[Sequence[Any]], None]
 """Takes the outcome of each item of a batch: a result, a TocError, or APART."""
+Send = Callable[[Sequence[Item], Settle], None]
+GivenUp = Callable[[Item], TocError]
 APART = object()
 """The outcome of an item that must go by itself."""
 
@@ -115,26 +120,15 @@ class ServerBatcher(Generic[Item, Outcome]):
     """What many callers ask one server, in batches. For one event loop."""
 
     def __init__(
-        self,
-        name: str,
-        *,
-        send: Callable[[Sequence[Item], Settle], None],
-        given_up: Callable[[Item], TocError],
-        away: Callable[[], StoreUnavailable | None],
-        examine: Callable[[Callable[[float], bool]], None],
+        self, center: TimeoutCenter, server: int, name: str, send: Send[Item], given_up: GivenUp[Item]
     ) -> None:
-        """``send`` runs on a thread. It calls the Settle once, and may then do more.
-
-        ``away`` returns the error with which callers are refused at once, if any. ``examine`` examines the
-        server of a late batch. It gets a function that waits up to a number of seconds for that batch's
-        answer and returns whether it came.
-        """
+        """``send`` runs on a thread. It calls the Settle once, and may then do more. ``given_up`` returns the
+        error of a caller who has waited too long."""
         self._send = send
         self._given_up = given_up
-        self._away = away
-        self._examine = examine
+        self._center, self._server = center, server
         self._loop = asyncio.get_running_loop()
-        self._threads = Threads(4 * UNDER_WAY, f"toc-{name}")
+        self._threads = Threads(4 * UNDER_WAY, f"toc-{name}-{server}")
         self._waiting = _Line[Item]()
         self._apart = _Line[Item]()
         self._bytes = 0
@@ -153,7 +147,7 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
         """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
-        if (error := self._away()) is not None:
+        if (error := self._center.store.away(self._server)) is not None:
             raise StoreUnavailable(str(error))
         whole = sum(size for _, size in items)
         waiting = len(self._waiting) + len(self._apart)
@@ -245,7 +239,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         def examine() -> None:
             try:
                 with contextlib.suppress(TocError):
-                    self._examine(batch.answered.wait)
+                    self._center.store.examine_server(self._server, batch.answered.wait)
             finally:
                 self._tell(self._step, self._examined)
 
@@ -253,7 +247,7 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     def _examined(self) -> None:
         self._busy -= 1
-        error = self._away()
+        error = self._center.store.away(self._server)
         if error is None:
             return
         for asked in [*self._waiting.clear(), *self._apart.clear()]:
@@ -317,6 +311,14 @@ class ServerBatcher(Generic[Item, Outcome]):
     def _tell(self, do: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it all callers
             self._loop.call_soon_threadsafe(do, *args)
+
+
+def one_each(
+    center: TimeoutCenter, name: str, send: Send[Item], given_up: GivenUp[Item]
+) -> list[ServerBatcher[Item, Any]]:
+    """Return a batcher for each server, by number."""
+    servers = range(len(center.store.tables_of_server()))
+    return [ServerBatcher(center, server, name, send, given_up) for server in servers]
 
 
 async def ask_each(
