@@ -182,6 +182,33 @@ def test_the_version_whose_payload_it_is_runs_what_another_has_given_back(toc: T
     assert [(task.status, task.attempt) for task in toc.tasks()] == [(TaskStatus.PROCESSED, 1)]
 
 
+def test_a_payload_need_not_know_of_the_time_that_a_schedule_adds(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[int] = []
+
+    @center.schedule("p-hourly", every="1h", attribute={"order": 1, "total": "9.90"})
+    @center.handler("p.hourly")
+    def close(order: CloseOrder) -> None:
+        got.append(order.order)
+
+    toc.advance("2h")
+    assert got == [1, 1]
+
+
+def test_a_task_that_was_given_back_unread_has_not_begun_late(toc: Toc, center: TimeoutCenter) -> None:
+    late: list[int] = []
+    center.on_late("1s")(lambda task, _by: late.append(task.job_id))
+
+    @center.handler("p.late")
+    def close(order: CloseOrder) -> None:
+        """Never called."""
+
+    center.submit("p.late", biz_id=1, delay=1, attribute={"of": "another version"})
+    for _ in range(5):
+        with suppress(Misfit):
+            toc.advance("10s")
+    assert late == []
+
+
 def test_in_a_batch_only_those_fail_that_do_not_fit(toc: Toc, center: TimeoutCenter) -> None:
     got: list[Any] = []
 

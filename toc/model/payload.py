@@ -15,7 +15,7 @@ from toc.model.clock import to_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidAttribute, InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
-from toc.model.task import Dead, Task, encode_attribute
+from toc.model.task import SCHEDULED_FOR, Dead, Task, encode_attribute
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -74,7 +74,13 @@ class Payload(Generic[T]):
         try:
             if not task.attribute and (task.content_type or "").startswith(JSON):
                 return self._adapter.validate_json(task.body or b"")
-            return self._adapter.validate_json(encode_attribute(task.attribute))
+            try:
+                return self._adapter.validate_json(encode_attribute(task.attribute))
+            except ValueError:
+                if task.scheduled_for is None:
+                    raise
+                own = {name: value for name, value in task.attribute.items() if name != SCHEDULED_FOR}
+                return self._adapter.validate_json(encode_attribute(own))
         except (ValueError, TypeError, RecursionError) as exc:
             raise InvalidPayload(f"the payload does not fit {self._name}: {_told(exc)}") from exc
 

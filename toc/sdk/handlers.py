@@ -277,12 +277,17 @@ class _Calls:
         return call
 
     def _begin(self, given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
+        """Do as ``_fitting``, and tell of those that begin late."""
+        tasks, arguments, misfits = self._fitting(given)
+        self._hooks.began(tasks)
+        return tasks, arguments, misfits
+
+    def _fitting(self, given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
         """Return the tasks that can run, the arguments of the function, and which payloads do not fit.
 
         Raises Misfit or Dead if that of the only task does not.
         """
         tasks: list[Task] = given if self._batch else [given]
-        self._hooks.began(tasks)
         if self._payload is None:
             return tasks, (given,), {}
         now = self._hooks.now_ms()
