@@ -487,3 +487,35 @@ def test_an_application_of_coroutines_is_tested_as_it_is() -> None:
         kit.advance("25h")  # and without a loop of the test's own
         assert len(reminded) == 2
         asyncio.run(center.close())
+
+
+def test_an_application_is_told_of_its_calls_also_of_awaited_ones() -> None:
+    center = AsyncTimeoutCenter()
+    told: list[tuple[str, type | None]] = []
+    center.handler("order.close")(lambda _task: None)
+
+    @center.on_call
+    def measured(call: str, seconds: float, error: BaseException | None) -> None:
+        assert seconds >= 0
+        told.append((call, None if error is None else type(error)))
+        raise ZeroDivisionError  # changes nothing for the caller
+
+    async def order() -> None:
+        job_id = await center.submit("order.close", biz_id=1, delay=60)
+        await center.get(job_id)
+        with pytest.raises(InvalidInput):
+            await center.put(NewTask("order.close", 1))
+        await center.cancel_by_biz("order.close", biz_id=1)
+        await center.close()
+
+    with Toc() as kit:
+        kit.use(center)
+        asyncio.run(order())
+        center.sync.submit_many([])
+    assert told == [
+        ("submit", None),
+        ("get", None),
+        ("put", InvalidInput),
+        ("cancel_by_biz", None),
+        ("submit_many", None),
+    ]

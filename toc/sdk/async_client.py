@@ -169,12 +169,17 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         if session is not None or connection is not None:
             more |= {"session": session, "connection": connection}
             return int(await self._run(TimeoutCenter.submit, topic, **more))
-        return (await self.put(NewTask(topic, **more))).job_id
+        with self.hooks.call("submit"):
+            return (await self._put(NewTask(topic, **more))).job_id
 
     @signed_as(TimeoutCenter.put)
     async def put(self, task: NewTask, *, request: Request | None = None) -> Put:  # noqa: D102
+        with self.hooks.call("put"):
+            return await self._put(task, request)
+
+    async def _put(self, task: NewTask, request: Request | None = None) -> Put:
         if self.sync.stands_in is not None:
-            return self.sync.put(task, request=request)
+            return self.sync._put(task, request)
         batcher = await self._batcher()
         catalog = self.sync.catalog
         topic = catalog.fresh(task.topic) or await self._on_thread(partial(catalog.get, task.topic))
@@ -199,12 +204,13 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
     async def get(self, job_id: int) -> Task | None:  # noqa: D102
         if self.sync.stands_in is not None:
             return self.sync.get(job_id)
-        row = await (await self._batcher()).get(job_id)
-        if row is None:
-            return None
-        if row.body_length is None and self.sync.catalog.known_type(row.biz_type) is not None:
-            return self.sync._task(row)
-        return await self._on_thread(partial(_with_body, self.sync, row))
+        with self.hooks.call("get"):
+            row = await (await self._batcher()).get(job_id)
+            if row is None:
+                return None
+            if row.body_length is None and self.sync.catalog.known_type(row.biz_type) is not None:
+                return self.sync._task(row)
+            return await self._on_thread(partial(_with_body, self.sync, row))
 
     find = awaitable(TimeoutCenter.find)
 

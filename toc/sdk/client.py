@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from toc.failpoint import failpoint
@@ -89,6 +89,17 @@ def all_centers() -> list[TimeoutCenter]:
     return list(_centers)
 
 
+def _call(method: F) -> F:
+    """Have ``on_call`` told of the calls of a method."""
+
+    @wraps(method)
+    def call(self: TimeoutCenter, *args: Any, **more: Any) -> Any:
+        with self.hooks.call(method.__name__):
+            return method(self, *args, **more)
+
+    return cast(F, call)
+
+
 class TimeoutCenter(Parts, Registry[int]):
     """One application's access to the timeout center. Thread-safe and fork-safe; connects on first use.
 
@@ -153,6 +164,7 @@ class TimeoutCenter(Parts, Registry[int]):
 
     # --- submit
 
+    @_call
     def submit(
         self,
         topic: str,
@@ -213,8 +225,9 @@ class TimeoutCenter(Parts, Registry[int]):
         )  # fmt: skip
         if (theirs := self._theirs(session, connection)) is not None:
             return self._submit_with(theirs, [task])[0]
-        return self.put(task).job_id
+        return self._put(task).job_id
 
+    @_call
     def put(self, task: NewTask, *, request: Request | None = None) -> Put:
         """Store a task, or do with the task that has its dedup_key what ``on_conflict`` says; return which.
 
@@ -224,6 +237,9 @@ class TimeoutCenter(Parts, Registry[int]):
 
         Raises what ``submit`` raises, TaskExists, and RequestReused if the name was used for another request.
         """
+        return self._put(task, request)
+
+    def _put(self, task: NewTask, request: Request | None = None) -> Put:
         try:
             one = self._checked(task, request=request)
         except InvalidInput as exc:
@@ -266,6 +282,7 @@ class TimeoutCenter(Parts, Registry[int]):
             raise refused
         return kept
 
+    @_call
     def submit_many(
         self,
         tasks: Iterable[NewTask],
@@ -307,6 +324,7 @@ class TimeoutCenter(Parts, Registry[int]):
         self._check_places()
         return self._traced(many, lambda: self.store.put_many(many, self._indexing.stored, refused), list)
 
+    @_call
     def index(self, job_ids: Iterable[int]) -> None:
         """Put tasks that were stored in a caller's transaction into the index now, after the commit.
 
@@ -326,6 +344,7 @@ class TimeoutCenter(Parts, Registry[int]):
     def cancel(
         self, job_id: int, *, session: AnySession | None = ..., connection: AnyConnection | None = ...
     ) -> Change[CancelOutcome]: ...
+    @_call
     def cancel(
         self, job_id: int, *, session: AnySession | None = None, connection: AnyConnection | None = None
     ) -> CancelOutcome | Change[CancelOutcome]:
@@ -354,6 +373,7 @@ class TimeoutCenter(Parts, Registry[int]):
         session: AnySession | None = ...,
         connection: AnyConnection | None = ...,
     ) -> Change[dict[int, CancelOutcome]]: ...
+    @_call
     def cancel_by_biz(
         self,
         topic: str,
@@ -405,6 +425,7 @@ class TimeoutCenter(Parts, Registry[int]):
         session: AnySession | None = ...,
         connection: AnyConnection | None = ...,
     ) -> Change[RescheduleOutcome]: ...
+    @_call
     def reschedule(
         self,
         job_id: int,
@@ -441,6 +462,7 @@ class TimeoutCenter(Parts, Registry[int]):
 
     # --- look up
 
+    @_call
     def get(self, job_id: int) -> Task | None:
         """Return the task, or None. Raises StoreUnavailable."""
         job_id = check_job_id(job_id)
@@ -448,6 +470,7 @@ class TimeoutCenter(Parts, Registry[int]):
         row = self.store.get(job_id)
         return None if row is None else self._task(row)
 
+    @_call
     def find(self, *, biz_id: int | str, topic: str | None = None) -> list[Task]:
         """Return all stored tasks of a biz_id, oldest first.
 

@@ -38,7 +38,7 @@ from toc.model.payload import Payload, is_payload
 from toc.model.raised import Misfit
 from toc.model.task import Dead, Retry, Task
 from toc.model.topic import check_topic_name
-from toc.sdk.hooks import Hooks, Middleware, OnDead, OnLate, checked
+from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -52,6 +52,7 @@ S_co = TypeVar("S_co", covariant=True)
 M = TypeVar("M", bound=Middleware)
 D = TypeVar("D", bound=OnDead)
 L = TypeVar("L", bound=OnLate)
+C = TypeVar("C", bound=OnCall)
 _A_TASK = re.compile(r"\bTask\b")
 
 
@@ -225,6 +226,13 @@ class Registry(Generic[S_co]):
             return function
 
         return register
+
+    def on_call(self, function: C) -> C:
+        """Have a function called after each ``submit``, ``put``, ``submit_many``, ``index``, ``cancel``,
+        ``cancel_by_biz``, ``reschedule``, ``get`` and ``find``, where it was called, with this name, the
+        seconds that it took, and what it raised or None. Its failures are logged. Raises InvalidHandler."""
+        self.hooks.on_call.append(checked(function, "a name, seconds and an error or None", 3))
+        return function
 
 
 class _Calls:

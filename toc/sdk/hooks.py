@@ -1,7 +1,8 @@
-"""What an application has done around tries, and beside them: middleware, ``on_dead``, ``on_late``.
+"""What an application has done around tries, and beside them and its calls: middleware and the hooks.
 
-Middleware runs where the handler runs. The others are told by a thread of their own, one call after the
-other, so that none holds up a task; what is told when too much waits is dropped, and counted in the log.
+Middleware runs where the handler runs, ``on_call`` where a center was called. ``on_dead`` and ``on_late`` are
+told by a thread of their own, one call after the other, so that none holds up a task; what is told when too
+much waits is dropped, and counted in the log.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
 )
 from datetime import timedelta
 from queue import Empty, Full, Queue
@@ -33,6 +35,8 @@ log = get_logger(__name__)
 Middleware = Callable[[list[Task]], Iterator[None]] | Callable[[list[Task]], AsyncIterator[None]]
 OnDead = Callable[[Task, str], object]
 OnLate = Callable[[Task, timedelta], object]
+OnCall = Callable[[str, float, BaseException | None], object]
+_NOBODY = nullcontext()
 MOST_WAITING = 1000
 LOOK_SECONDS = 0.01
 IDLE_SECONDS = 5.0
@@ -55,6 +59,7 @@ class Hooks:
         """Whether something surrounds tries or is told of their begin."""
         self.on_dead: list[OnDead] = []
         self.on_late: list[tuple[float, OnLate]] = []
+        self.on_call: list[OnCall] = []
         self._new_queue()
         call_in_children(self._new_queue)
 
@@ -78,6 +83,28 @@ class Hooks:
                 f"middleware {_name(middleware)} must be a generator function that takes a list of tasks and "
                 "yields once, where the handler runs"
             )
+
+    # --- around a call of the center
+
+    def call(self, name: str) -> AbstractContextManager[None]:
+        """Tell of what is done within as a call of this name."""
+        return self._told(name) if self.on_call else _NOBODY
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        began, error = time.perf_counter(), None
+        try:
+            yield
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            seconds = time.perf_counter() - began
+            for hook in self.on_call:
+                try:
+                    hook(name, seconds, error)
+                except Exception as exc:  # the call is as it is
+                    log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
 
     # --- around a try
 
@@ -156,10 +183,10 @@ def _name(hook: object) -> str:
     return getattr(hook, "__qualname__", type(hook).__name__)
 
 
-def checked(hook: Any, takes: str) -> Any:
-    """Return a hook that is a plain function of two arguments. Raises InvalidHandler."""
+def checked(hook: Any, takes: str, arguments: int = 2) -> Any:
+    """Return a hook that is a plain function of so many arguments. Raises InvalidHandler."""
     try:
-        inspect.signature(hook).bind(None, None)
+        inspect.signature(hook).bind(*[None] * arguments)
     except (TypeError, ValueError) as exc:
         raise InvalidHandler(f"hook {_name(hook)} must take {takes}") from exc
     if inspect.iscoroutinefunction(hook):
