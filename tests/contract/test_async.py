@@ -30,7 +30,7 @@ OWN = {"sync"}
 """What this class alone has."""
 PARTS = {"clock", "store", "queues", "catalog", "tracing", "use", "stands_in"}
 """What a center is made of: that of ``sync``."""
-INNER = {"declared", "handled", "handles", "declare", "serves", "check_usable", "refresh", "forget"}
+INNER = {"declared", "handled", "declare", "serves", "check_usable", "refresh", "forget"}
 """What toc itself calls."""
 
 

@@ -262,7 +262,7 @@ def unusable(order: list[CloseOrder]) -> None: ...
         (no_type, None, "Nowhere, cannot be found"),
         (a_number, None, "its first parameter is a int"),
         (one_of_many, 5, r"list\[CloseOrder\]"),
-        (three, None, "must take a payload, and a task or nothing else"),
+        (three, None, "must take a task as its only argument, or after its payload"),
         (unfinished, None, "its payload Unfinished cannot be used"),
         (unusable, None, "lists need batch=N"),
     ],
@@ -291,6 +291,8 @@ def test_policies_are_checked_where_they_are_declared(toc: Toc, center: TimeoutC
     with pytest.raises(DuplicateHandler, match="declared already"):
         center.topic("p.policies", retries=5)
     center.topic("p.pulled", delivery="pull", slots=8)
+    center.topic("p.numbered", biz_type=1)
+    assert toc.center.submit("p.numbered", biz_id=1, delay=1)
     assert toc.center.submit("p.pulled", biz_id=1, delay=1)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from toc.cli.operations import act, command, commands
 from toc.cli.options import Json, flag, option
-from toc.cli.output import print_json, say, show, show_one
+from toc.cli.output import say, show, show_one
 from toc.cli.values import load_settings
 from toc.operate.operation import Record
 from toc.operate.operations import topics
@@ -58,15 +58,13 @@ def sync(
     Example: toc topic sync --app shop.deadlines:center --dry-run
     """
     steps = synced(app, dry_run=dry_run)
-    if as_json:
-        print_json([step.record() for step in steps])
-    else:
-        lines = [{"topic": step.topic, "action": step.outcome, "changes": step.told()} for step in steps]
-        show(lines, as_json=False, empty="the app declares and handles no topic")
-        for step in steps:
-            if step.refused:
-                say(f"{step.topic}: {step.refused}")
-    if any(step.refused for step in steps):
+    lines = [{"topic": step.topic, "action": step.action, "changes": step.told()} for step in steps]
+    records = [step.record() for step in steps] if as_json else lines
+    show(records, as_json=as_json, empty="the app declares and handles no topic")
+    refused = [step for step in steps if step.refused]
+    for step in refused:
+        say(f"{step.topic}: {step.refused}")
+    if refused:
         raise typer.Exit(1)
 
 

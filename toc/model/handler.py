@@ -39,28 +39,19 @@ class Handler:
         return not topic.paused and topic.delivery is self.delivery
 
     @classmethod
-    def of(cls, topic: str, call: object, batch: int | None, *, typed: bool = False) -> Handler:
-        """Describe ``call``. Raises InvalidHandler unless it can be called with one argument; if it is
-        ``typed``, that is a payload, and a second one may be its task."""
+    def of(cls, topic: str, call: object, batch: int | None, arguments: int = 1) -> Handler:
+        """Describe ``call``. Raises InvalidHandler if it cannot be called with so many arguments."""
         if not callable(call):
             raise InvalidHandler(f"the handler of {topic!r} is a {type(call).__name__}, not a function")
         if batch is not None and not is_whole(batch, 1, 1000):
             raise InvalidHandler(f"batch must be a whole number from 1 to 1000, not {batch!r}")
         try:
-            found = inspect.signature(call)
-            try:
-                found.bind(None)
-            except TypeError:
-                if not typed:
-                    raise
-                found.bind(None, None)
+            inspect.signature(call).bind(*[None] * arguments)
         except TypeError as exc:
             takes = "a list of tasks" if batch else "a task"
-            if typed:
-                raise InvalidHandler(
-                    f"the handler of {topic!r} must take a payload, and {takes} or nothing else"
-                ) from exc
-            raise InvalidHandler(f"the handler of {topic!r} must take {takes} as its only argument") from exc
+            raise InvalidHandler(
+                f"the handler of {topic!r} must take {takes} as its only argument, or after its payload"
+            ) from exc
         except ValueError:
             pass  # built-ins may have no signature
         is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)

@@ -24,19 +24,14 @@ DRAWS = 3
 
 
 class Step(NamedTuple):
-    """What becomes of one declared topic. ``refused`` tells the error that it meets, or would meet."""
+    """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet."""
 
     topic: str
     action: str
-    """create, alter, or none."""
+    """create, alter, none, or refused."""
     changes: dict[str, Any]
     was: dict[str, Any]
     refused: str = ""
-
-    @property
-    def outcome(self) -> str:
-        """The action, unless it is refused."""
-        return "refused" if self.refused else self.action
 
     def told(self) -> str:
         """Return the changes in a line."""
@@ -49,7 +44,7 @@ class Step(NamedTuple):
         """Return it as JSON carries it."""
         changes = {name: {"was": self.was.get(name), "is": value} for name, value in self.changes.items()}
         return {
-            "topic": self.topic, "action": self.outcome, "changes": changes, "refused": self.refused or None
+            "topic": self.topic, "action": self.action, "changes": changes, "refused": self.refused or None
         }  # fmt: skip
 
 
@@ -84,12 +79,10 @@ def _step(center: TimeoutCenter, one: Declaration, topic: Topic | None) -> Step:
 
 
 def _done(step: Step, perform: Perform) -> Step:
-    if step.refused or step.action == "none":
-        return step
     try:
         if step.action == "alter":
             perform(operations.alter, topic=step.topic, **step.changes)
-        else:
+        elif step.action == "create":
             _create(step, perform)
     except TocError as exc:
         return _refused(step, exc)
@@ -109,4 +102,4 @@ def _create(step: Step, perform: Perform) -> None:
 
 
 def _refused(step: Step, error: TocError) -> Step:
-    return step._replace(refused=f"{type(error).__name__}: {error}")
+    return step._replace(action="refused", refused=f"{type(error).__name__}: {error}")

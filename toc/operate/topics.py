@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from toc.model.catalog import NOTICED_SECONDS
@@ -133,9 +132,7 @@ def alter_topic(
     if delivery is None:
         return admin.alter_topic(center.store, name, rest)
     # Refuse the rest first: a refusal must not leave half of what was asked.
-    replace(admin.get_topic(center.store, name), **rest)
-    if rest.get("target"):
-        center.store.targets.check_usable(rest["target"], name)
+    check_change(center, admin.get_topic(center.store, name), changes)
     topic = change_delivery(center, name, delivery, wait=wait, progress=progress)
     return admin.alter_topic(center.store, name, rest) if rest else topic
 

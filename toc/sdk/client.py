@@ -118,7 +118,7 @@ class TimeoutCenter(Parts, Registry[int]):
         self._after_commit = AfterCommit(self._committed)
         self.schedules = Schedules(self)
         """Schedules: each submits a task at each of its times."""
-        self.handled = self.schedules.handles
+        self.handled = self.schedules.handled
         super().__init__(settings, clock)
         _centers.add(self)
         if _stand_in is not None:

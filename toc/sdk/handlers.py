@@ -146,8 +146,8 @@ class Registry(Generic[S_co]):
     topics: dict[str, Declaration]
     """The topics that code declares, with and without a handler."""
     hooks: Hooks
-    handled: Callable[[str, object], None]
-    """Told of each handler."""
+    handled: list[tuple[str, object]]
+    """The topics with their handlers, for what is declared at these."""
 
     def submit(self, *args: Any, **fields: Any) -> S_co:
         """Store a task."""
@@ -176,12 +176,11 @@ class Registry(Generic[S_co]):
         def register(function: Callable[..., Any]) -> Handled[Any, ..., Any, S_co]:
             payload = _payload(topic, function, batch)
             one = Handled(topic, function, payload, self.submit)
-            handler = Handler.of(topic, function, batch, typed=payload is not None)
-            self.handlers[topic] = replace(
-                handler, call=_Calls(handler, payload, self.hooks).call(), made_of=one
-            )
-            for known_as in (function, one):
-                self.handled(topic, known_as)
+            arguments = 1 if payload is None or _required(function) < 2 else 2
+            handler = Handler.of(topic, function, batch, arguments)
+            call = _Calls(handler, payload, self.hooks, arguments).call()
+            self.handlers[topic] = replace(handler, call=call, made_of=one)
+            self.handled += (topic, function), (topic, one)
             return one
 
         return register
@@ -238,10 +237,10 @@ class Registry(Generic[S_co]):
 class _Calls:
     """Makes the function that a worker calls."""
 
-    def __init__(self, handler: Handler, payload: Payload[Any] | None, hooks: Hooks) -> None:
+    def __init__(self, handler: Handler, payload: Payload[Any] | None, hooks: Hooks, arguments: int) -> None:
         self._function, self._payload, self._hooks = handler.call, payload, hooks
         self._batch, self._is_async = handler.batch is not None, handler.is_async
-        self._with_task = payload is not None and _required(handler.call) > 1
+        self._arguments = arguments
 
     def call(self) -> Callable[..., Any]:
         """Return it: of a task or a list of them, a coroutine function if the handler is one."""
@@ -311,7 +310,7 @@ class _Calls:
         fit = [task for task in tasks if task.job_id in payloads]
         found = list(payloads.values())
         arguments = (found, fit) if self._batch else (found[0], given)
-        return fit, arguments if self._with_task else arguments[:1], errors
+        return fit, arguments[: self._arguments], errors
 
 
 def _returned(outcome: Any) -> Any:

@@ -118,10 +118,6 @@ class Schedules:
         self.handled: list[tuple[str, object]] = []
         """The topics with their handlers, as registered."""
 
-    def handles(self, topic: str, function: object) -> None:
-        """Learn that a function is the handler of a topic."""
-        self.handled.append((topic, function))
-
     @property
     def _store(self) -> Store:
         return self._center._placed_store()

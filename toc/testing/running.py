@@ -24,6 +24,7 @@ from toc.testing.worker import Call, Worker
 
 MAX_CALLS = 10_000
 """Most handler calls of one run: a task that submits itself again for ever ends there."""
+FIRST_TYPE = 10**9
 MAX_IDLE = 1000
 """Most turns without a call."""
 Outcome = tuple[bool, Any]
@@ -280,8 +281,8 @@ async def _acall(call: Call) -> Outcome:
 
 
 def new_type(topics: Iterable[Topic]) -> int:
-    """A biz_type that none of these has."""
-    return max((topic.biz_type for topic in topics), default=0) + 1
+    """A biz_type that none of these has, beyond those that applications name."""
+    return max([FIRST_TYPE, *(topic.biz_type for topic in topics)]) + 1
 
 
 def _loop_runs() -> bool:
