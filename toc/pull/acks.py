@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
@@ -19,7 +20,7 @@ from toc.model.verdict import Nack, after_nack
 from toc.pull.handout import HandOuts
 from toc.pull.mover import EndedLease
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.server_batcher import APART, Settle, ask_each, one_each
+from toc.sdk.server_batcher import Settle, ask_each, one_each
 
 SIZE = 100
 """Bytes of a lease in a statement, about."""
@@ -79,8 +80,19 @@ class LeaseBatches:
 
     async def ask(self, verb: Verb, calls: Sequence[LeaseCall]) -> list[Any]:
         """Return what came of each: its outcome or a TocError."""
-        batchers, server_of = self._batchers[verb], self._store.server_of
-        return await ask_each([(batchers[server_of(one.lease.job_id)], one, SIZE) for one in calls])
+        by_server: dict[int, list[int]] = {}
+        for number, one in enumerate(calls):
+            by_server.setdefault(self._store.server_of(one.lease.job_id), []).append(number)
+        batchers, outcomes = self._batchers[verb], list[Any]([None]) * len(calls)
+        asked = [
+            (batchers[server], [calls[number] for number in part], SIZE * len(part))
+            for server, part in by_server.items()
+        ]
+        for part, found in zip(by_server.values(), await ask_each(asked), strict=True):
+            each = found if isinstance(found, list) else [found] * len(part)
+            for number, outcome in zip(part, each, strict=True):
+                outcomes[number] = outcome
+        return outcomes
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads."""
@@ -90,14 +102,24 @@ class LeaseBatches:
         for batcher in batchers:
             batcher.close()
 
-    def _send(self, do: Do, calls: Sequence[LeaseCall], answer: Settle) -> None:
-        by_id: dict[int, LeaseCall] = {}
-        for one in calls:  # a statement takes each task once
-            by_id.setdefault(one.lease.job_id, one)
-        done = do(by_id)
-        found = {**done.outcomes, **done.failed}
-        answer([found.get(one.lease.job_id) if by_id[one.lease.job_id] is one else APART for one in calls])
-        self._outs.ended(done.ends)
+    def _send(self, do: Do, parts: Sequence[list[LeaseCall]], answer: Settle) -> None:
+        calls = list(chain.from_iterable(parts))
+        outcomes: list[Any] = [None] * len(calls)
+        ends: list[EndedLease] = []
+        left: Sequence[int] = range(len(calls))
+        while left:  # a statement takes each task once; the rest follows
+            now: dict[int, int] = {}
+            later = [
+                number for number in left if now.setdefault(calls[number].lease.job_id, number) != number
+            ]
+            done = do({job_id: calls[number] for job_id, number in now.items()})
+            for job_id, number in now.items():
+                outcomes[number] = done.failed.get(job_id) or done.outcomes.get(job_id)
+            ends += done.ends
+            left = later
+        found = iter(outcomes)
+        answer([list(islice(found, len(part))) for part in parts])
+        self._outs.ended(ends)
 
     def _ack(self, calls: Mapping[int, LeaseCall]) -> Done:
         outcomes = self._store.pulls.ack(call.lease for call in calls.values())
@@ -143,5 +165,5 @@ class LeaseBatches:
         return Done()
 
 
-def _not_done(_call: LeaseCall) -> TocError:
+def _not_done(_calls: list[LeaseCall]) -> TocError:
     return StoreUnavailable("the database server does not answer")
