@@ -108,7 +108,7 @@ def test_children_and_parent_go_on_after_a_fork_and_never_share_an_id_or_a_conne
         running.append((child, mine))
     ids = [center.submit("c.plain", biz_id=k, delay=3600) for k in range(50)]
     for child, mine in running:
-        assert mine.poll(30)
+        assert mine.poll(120)
         answer = mine.recv()
         assert not isinstance(answer, BaseException), answer
         job_ids, outcome, seen = answer
