@@ -106,7 +106,8 @@ def noted(tasks: list[Task]) -> Iterator[None]:
 
 @center.on_dead
 def died(task: Task, reason: str) -> None:
-    record(task, reason=reason)
+    if task.topic == "c.typed":  # of the others each line is a start
+        record(task, reason=reason)
 
 
 @center.handler("c.typed")
