@@ -284,18 +284,13 @@ class _Calls:
         return call
 
     def _begin(self, given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
-        """Do as ``_fitting``, and tell of those that begin late."""
-        tasks, arguments, misfits = self._fitting(given)
-        self._hooks.began(tasks)
-        return tasks, arguments, misfits
-
-    def _fitting(self, given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
         """Return the tasks that can run, the arguments of the function, and which payloads do not fit.
 
-        Raises Misfit or Dead if that of the only task does not.
+        Tells of those that begin late. Raises Misfit or Dead if the payload of the only task does not fit.
         """
         tasks: list[Task] = given if self._batch else [given]
         if self._payload is None:
+            self._hooks.began(tasks)
             return tasks, (given,), {}
         now = self._hooks.now_ms()
         payloads: dict[int, Any] = {}
@@ -308,6 +303,7 @@ class _Calls:
                     raise
                 errors[task.job_id] = exc
         fit = [task for task in tasks if task.job_id in payloads]
+        self._hooks.began(fit)
         found = list(payloads.values())
         arguments = (found, fit) if self._batch else (found[0], given)
         return fit, arguments[: self._arguments], errors

@@ -18,6 +18,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from datetime import timedelta
 from queue import Empty, Full, Queue
@@ -160,10 +161,14 @@ class Hooks:
             self._dropped += 1
             log.warning("hook_dropped", hook=_name(hook), dropped=self._dropped)
             return
-        with self._lock:
+        with (
+            self._lock,
+            suppress(RuntimeError),
+        ):  # no thread can be started now
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="toc-hooks", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="toc-hooks", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
