@@ -85,7 +85,7 @@ class Taker:
         self._indexed = queues.present
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
-        self._news: dict[Slot | None, int] = {}
+        self._news: dict[Slot, int] = {}
         self._due_times: dict[str, DueTimes] = {}
         """Changed by ``take`` alone."""
         self._failing: dict[str, float] = {}
@@ -137,8 +137,8 @@ class Taker:
         """Pulls have come, or wait again."""
         (self._take_loop if self._indexed else self._watch_loop).wake()
 
-    def note_due(self, slot: Slot | None, due: int) -> None:
-        """The slot (None: any) may have something due at ``due`` (ms)."""
+    def note_due(self, slot: Slot, due: int) -> None:
+        """The slot may have something due at ``due`` (ms)."""
         with self._lock:
             if due < self._news.get(slot, NEVER):
                 self._news[slot] = due
@@ -146,13 +146,10 @@ class Taker:
 
     def _woken(self, slot: Slot | None, due: int | None) -> None:
         if slot is None or due is None:  # messages may have been missed
-            self._peek_now()
+            self._peeked_at = float("-inf")
+            self._watch_loop.wake()
         else:
             self.note_due(slot, due)
-
-    def _peek_now(self) -> None:
-        self._peeked_at = float("-inf")
-        self._watch_loop.wake()
 
     # --- take
 
@@ -189,7 +186,7 @@ class Taker:
         with self._lock:
             news, self._news = self._news, {}
         for slot, due in news.items():
-            if slot is not None and slot.topic in self._due_times:
+            if slot.topic in self._due_times:
                 self._due_times[slot.topic].note(slot, due)
 
     def _watch_topics(self, names: Sequence[str]) -> None:
