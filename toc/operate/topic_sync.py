@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from toc.model.declaration import Declaration
-from toc.model.errors import TocError, TopicExists
+from toc.model.errors import TocError
 from toc.model.topic import Topic
 from toc.operate import topics
 from toc.operate.operation import Record
@@ -20,7 +20,6 @@ from toc.sdk.client import TimeoutCenter
 
 Perform = Callable[..., Record]
 """Does an operation with values, in somebody's name."""
-DRAWS = 3
 
 
 class Step(NamedTuple):
@@ -83,22 +82,10 @@ def _done(step: Step, perform: Perform) -> Step:
         if step.action == "alter":
             perform(operations.alter, topic=step.topic, **step.changes)
         elif step.action == "create":
-            _create(step, perform)
+            perform(operations.create, name=step.topic, **{"biz_type": drawn_type(), **step.changes})
     except TocError as exc:
         return _refused(step, exc)
     return step
-
-
-def _create(step: Step, perform: Perform) -> None:
-    """Create it, with another number as long as the one is taken that was drawn."""
-    for left in reversed(range(DRAWS)):
-        try:
-            perform(operations.create, name=step.topic, **{"biz_type": drawn_type(), **step.changes})
-        except TopicExists:
-            if "biz_type" in step.changes or not left:
-                raise
-        else:
-            return
 
 
 def _refused(step: Step, error: TocError) -> Step:
