@@ -101,7 +101,8 @@ def test_a_schedule_and_a_target_are_made_and_found(contract: Contract) -> None:
 @pytest.fixture
 def engine(contract: Contract) -> AsyncEngine:
     url = create_engine(contract.settings.need_database_urls()[0]).url
-    return create_async_engine(url.set(drivername="mysql+aiomysql", database=f"{contract.prefix}0"))
+    database = f"{contract.prefix}0"
+    return create_async_engine(url.set(drivername="mysql+aiomysql", database=database), pool_size=12)
 
 
 def test_who_waits_for_a_dedup_key_lets_the_loop_go_on(contract: Contract, engine: AsyncEngine) -> None:
@@ -109,24 +110,27 @@ def test_who_waits_for_a_dedup_key_lets_the_loop_go_on(contract: Contract, engin
 
     async def steps(center: AsyncTimeoutCenter) -> None:
         await center.submit("c.plain", biz_id=4, delay=3600)  # the topic is known
-        first, second = asyncio.Event(), asyncio.Event()
+        began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def submit(began: asyncio.Event, then: asyncio.Event) -> int:
+        async def click() -> list[int]:
             async with AsyncSession(engine) as session:
-                job_id = await center.submit(
-                    "c.plain", biz_id=3, delay=3600, dedup_key="double click", session=session
-                )
-                began.set()
-                await then.wait()
+                found = []
+                for key in ("close", "remind"):
+                    found.append(
+                        await center.submit("c.plain", biz_id=3, delay=3600, dedup_key=key, session=session)
+                    )
+                    began.set()
+                    await go_on.wait()
                 await session.commit()
-                return job_id
+                return found
 
-        one = asyncio.ensure_future(submit(first, second))
-        await first.wait()
-        other = asyncio.ensure_future(submit(asyncio.Event(), second))
-        await asyncio.sleep(0.2)  # time to begin its wait
-        second.set()
-        assert await one == await other
+        clicks = [asyncio.ensure_future(click())]
+        await began.wait()
+        clicks += [asyncio.ensure_future(click()) for _ in range(11)]  # more than the store has connections
+        await asyncio.sleep(0.2)  # time to begin their waits
+        go_on.set()
+        first, *others = await asyncio.gather(*clicks)
+        assert others == [first] * 11
         await engine.dispose()
 
     run(contract, steps)

@@ -112,7 +112,6 @@ class Store(Batches):
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""
-        self.callers.close()
         self._writer.close()
         self._shards.close()
 

@@ -10,9 +10,9 @@ own, and over the caller's, which sees what it has written itself. Locked is by 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, cast
 
 import pymysql
@@ -22,9 +22,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, MissingGreenlet, UnboundE
 from toc.model.errors import InvalidInput, StoreUnavailable, TocError, TwoPhase, WrongShardConnection
 from toc.model.task import Submission, TaskRow, check_expiry
 from toc.store.servers.mysql_connection import error_code
-from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.server import DatabaseServer, Locked, Result, Statement
 from toc.store.servers.shards import Shards
-from toc.store.servers.threads import Threads
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.plan import (
@@ -52,8 +51,9 @@ _WITHOUT_TEXTS = {
 """A caller's character set may lack a letter of a text, or differ from the one that its driver decodes."""
 UPDATED = 200
 """Most rows of one UPDATE."""
-WAITS = 32
-"""Most submits in asynchronous transactions that wait at once for others with their dedup_key."""
+WAIT_SECONDS, AGAIN_SECONDS = 10.0, 0.02
+"""How long a submit in an asynchronous transaction waits for another with its dedup_key, and how often it
+looks."""
 
 
 def connection_of(session: Any, connection: Any) -> Connection:
@@ -110,11 +110,6 @@ class CallersTransaction:
         self._stamp = stamp
         self._planner = Planner(shards)
         self._identities: dict[DatabaseServer, tuple[Any, ...] | None] = {}
-        self._waits = Threads(WAITS, "toc-submit")
-
-    def close(self) -> None:
-        """End the threads. May be called twice; the object stays usable."""
-        self._waits.close()
 
     # --- submit
 
@@ -126,7 +121,7 @@ class CallersTransaction:
             for attempt in range(REPEATS):
                 found = None
                 if one.row.dedup_key is not None:
-                    found = _look(connection, name, one.row) or self._found(connection, one)
+                    found = _look(connection, name, one.row) or self._found(connection, one, attempt > 0)
                 if attempt and found is None:  # no clash with another's dedup_key, so the job_id is taken
                     one = one._replace(row=self._writer.renamed(one.row))
                 plan = self._planner.plan(server, one, found, 0)
@@ -185,14 +180,25 @@ class CallersTransaction:
                         delete = f"DELETE FROM {self._shards.names[table]} WHERE job_id={job_id:d}"
                         _run(connection, Statement(delete))
 
-    def _found(self, connection: Connection, one: Submission) -> Seen | None:
+    def _found(self, connection: Connection, one: Submission, clashed: bool) -> Seen | None:
         """Do as ``Writer.found``. The event loop that serves the caller goes on meanwhile: it may serve the
-        transaction that is waited for, too."""
-        found = partial(self._writer.found, one)
+        transaction that is waited for, too. So no thread or connection of ours waits, unless an INSERT has
+        ``clashed``: then the other has committed, and the lock that was left is the caller's own."""
         if not connection.dialect.is_async:
-            return found()
-        soon, driver = self._waits.soon(found), cast(Any, connection.connection.dbapi_connection)
-        seen: Seen | None = driver.run_async(lambda _: asyncio.wrap_future(soon))
+            return self._writer.found(one)
+
+        async def found() -> Seen | None:
+            until = time.monotonic() + WAIT_SECONDS
+            while True:
+                try:
+                    return await asyncio.wrap_future(self._writer.found_soon(one, wait=clashed))
+                except Locked:
+                    if time.monotonic() > until:
+                        raise
+                await asyncio.sleep(AGAIN_SECONDS)
+
+        driver = cast(Any, connection.connection.dbapi_connection)
+        seen: Seen | None = driver.run_async(lambda _: found())
         return seen
 
     # --- change

@@ -20,6 +20,7 @@ in MySQL 8.) One case still locks a gap: an INSERT that meets a key which came b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -414,10 +415,15 @@ class Writer:
 
     # --- reading
 
-    def found(self, one: Submission) -> Seen | None:
-        """Return the stored row with this dedup_key, after waiting for a transaction that inserts it."""
+    def found(self, one: Submission, *, wait: bool = True) -> Seen | None:
+        """Return the stored row with this dedup_key, after waiting for a transaction that inserts it; Locked
+        unless ``wait``."""
         name = self._name(one.row)
-        return None if name is None else self._look(self._server_of(one), [one]).by_name.get(name)
+        return None if name is None else self._look(self._server_of(one), [one], wait=wait).by_name.get(name)
+
+    def found_soon(self, one: Submission, *, wait: bool) -> Future[Seen | None]:
+        """Do as ``found`` on a thread."""
+        return self._threads.soon(partial(self.found, one, wait=wait))
 
     def kept(self, one: Submission) -> Put | None:
         """Return the task that has this dedup_key and would stay as it is; None if there is none, or it would
