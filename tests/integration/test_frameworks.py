@@ -75,3 +75,43 @@ def test_flask_submits_and_cancels_and_its_handlers_run_in_the_context_of_the_ap
         toc.assert_submitted("order.close", biz_id=42, due_in="30m")
         toc.advance("30m")
     assert logged == ["order 42 is closed"]
+
+
+DJANGO = """
+import sys
+from django.conf import settings
+
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+import django
+
+django.setup()
+from django.db import transaction
+from toc.testing import Toc
+
+shop = {"__name__": "shop.deadlines"}
+exec(sys.stdin.read(), shop)
+with Toc() as toc:
+    for order, error in ((42, None), (43, ValueError)):
+        try:
+            with transaction.atomic():
+                shop["placed"](order)
+                toc.refute_submitted("order.close", biz_id=order)
+                if error is not None:
+                    raise error
+        except ValueError:
+            pass
+    toc.assert_submitted("order.close", biz_id=42, due_in="30m")
+    toc.refute_submitted("order.close", biz_id=43)
+    toc.advance("30m")
+"""
+
+
+def test_django_submits_after_the_commit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DJANGO],
+        input=application("Django"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "order 42 is closed\n"), done.stderr

@@ -1,0 +1,153 @@
+"""Django's tasks on toc: what the reference of ``django.tasks`` says of a backend and its tasks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("django.tasks", reason="it comes with Django 6, which needs Python 3.12")
+
+import django
+from django.conf import settings
+from django.utils import timezone
+
+from toc import TaskStatus, TimeoutCenter
+from toc.testing import Toc
+
+SHOP = """
+from django.tasks import task
+from toc import TimeoutCenter
+from toc.django_tasks import handle
+
+center = TimeoutCenter()
+handle(center)
+handle(center, "mail")
+ran = []
+
+@task
+def remind(*args, **named):
+    ran.append((args, named))
+    return "said"
+
+@task(queue_name="mail", takes_context=True)
+def write(context, to):
+    ran.append((context.attempt, context.task_result.id, to))
+    if context.attempt == 1:
+        raise ConnectionError(to)
+
+@task
+async def awaited(number):
+    ran.append(number)
+"""
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Any]:
+    settings.configure(
+        USE_TZ=True,
+        TASKS={
+            "default": {
+                "BACKEND": "toc.django_tasks.TocBackend",
+                "QUEUES": ["default", "mail"],
+                "OPTIONS": {"center": "django_shop.center"},
+            }
+        },
+    )
+    django.setup()
+    module = sys.modules["django_shop"] = ModuleType("django_shop")
+    exec(SHOP, module.__dict__)
+    yield module
+    del sys.modules["django_shop"]
+
+
+@pytest.fixture
+def kit(shop: Any) -> Iterator[Toc]:
+    with Toc() as toc:
+        toc.use(shop.center)
+        shop.ran.clear()
+        yield toc
+
+
+def test_a_task_runs_now_or_after_its_time(shop: Any, kit: Toc) -> None:
+    from django.tasks import TaskResultStatus
+
+    now = shop.remind.enqueue(1, a=[2])
+    later = shop.remind.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("later")
+    past = shop.remind.using(run_after=timezone.now() - timedelta(hours=1)).enqueue("past")
+    assert {one.status for one in (now, later, past)} == {TaskResultStatus.READY}
+    assert now.enqueued_at is not None
+    assert (now.args, now.kwargs, now.backend, now.attempts) == ([1], {"a": [2]}, "default", 0)
+    kit.run_due()
+    assert sorted(shop.ran, key=str) == [(("past",), {}), ((1,), {"a": [2]})]
+    kit.advance("59m")
+    assert len(shop.ran) == 2
+    kit.advance("2m")
+    assert shop.ran[-1] == (("later",), {})
+    task = kit.center.get(int(now.id))
+    assert task is not None
+    assert task.status is TaskStatus.PROCESSED
+
+
+def test_arguments_of_any_length_arrive(shop: Any, kit: Toc) -> None:
+    shop.remind.enqueue("x" * 10_000)
+    kit.run_due()
+    assert shop.ran == [(("x" * 10_000,), {})]
+
+
+def test_what_fails_is_tried_again_and_its_context_counts_the_tries(shop: Any, kit: Toc) -> None:
+    result = shop.write.enqueue("ann@example.com")
+    with pytest.raises(ConnectionError):
+        kit.run_due()
+    kit.advance("10m")
+    assert shop.ran == [(n, result.id, "ann@example.com") for n in (1, 2)]
+
+
+def test_coroutines_are_enqueued_and_run(shop: Any, kit: Toc) -> None:
+    shop.awaited.enqueue(7)
+    kit.run_due()
+    assert shop.ran == [7]
+
+
+def test_signals_are_sent(shop: Any, kit: Toc) -> None:
+    from django.tasks import signals
+
+    sent: list[tuple[str, str]] = []
+    receivers = {}
+    for name in ("task_enqueued", "task_started", "task_finished"):
+
+        def receive(task_result: Any, name: str = name, **_: Any) -> None:
+            sent.append((name, task_result.status.name))
+
+        receivers[name] = receive
+        getattr(signals, name).connect(receive)
+    shop.remind.enqueue()
+    kit.run_due()
+    for name, receive in receivers.items():
+        getattr(signals, name).disconnect(receive)
+    assert sent == [("task_enqueued", "READY"), ("task_started", "RUNNING"), ("task_finished", "SUCCESSFUL")]
+
+
+@pytest.mark.usefixtures("kit")
+def test_what_the_backend_cannot_do_is_refused(shop: Any) -> None:
+    from django.tasks.exceptions import InvalidTask
+
+    backend = shop.remind.get_backend()
+    assert (backend.supports_defer, backend.supports_async_task) == (True, True)
+    assert (backend.supports_get_result, backend.supports_priority) == (False, False)
+    result = shop.remind.enqueue()
+    with pytest.raises(NotImplementedError):
+        shop.remind.get_result(result.id)
+    with pytest.raises(InvalidTask, match="priority"):
+        shop.remind.using(priority=5)
+    with pytest.raises(InvalidTask, match="not valid"):
+        shop.remind.using(queue_name="other")
+    with pytest.raises(InvalidTask, match="aware"):
+        shop.remind.using(run_after=timezone.now().replace(tzinfo=None))
+    with pytest.raises(TypeError):
+        shop.remind.enqueue(object())
+    assert isinstance(shop.center, TimeoutCenter)
