@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract.system import Contract
+from contract.system import TOPICS, Contract
 from harness import secured
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
 
@@ -50,7 +50,8 @@ def _slots(client: KazooClient, root: str) -> dict[str, str]:
     return found
 
 
-TASK_SLOTS = 4 + 2 + 2 + 1 + 1 + 2 + 1 + 1 + 1
+HANDLED = TOPICS.keys() - {"c.expires"}
+TASK_SLOTS = sum(int(TOPICS[name][TOPICS[name].index("--slots") + 1]) for name in HANDLED)
 TABLES = 8
 
 
