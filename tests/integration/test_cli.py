@@ -532,8 +532,11 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     assert actions == {"topic.alter", "topic.create"}
     store.topics.alter("sync.small", slot_amount=8)
     center.topic("sync.small", slots=4)
+    center.topic("sync.none", slots=4)
     center.catalog.refresh()
     check_drift(center)
     center.settings = center.settings.model_copy(update={"topic_drift": "refuse"})
-    with pytest.raises(TopicDrift, match=r"sync\.small': slot_amount is 8, declared 4"):
+    with pytest.raises(
+        TopicDrift, match=r"sync\.small \(slot_amount is 8, declared 4\); sync\.none \(there is none\)"
+    ):
         check_drift(center)

@@ -80,10 +80,12 @@ class Declaration:
 
 
 def drift(declared: Iterable[Declaration], known: Mapping[str, Topic]) -> dict[str, str]:
-    """Return by name how topics that exist differ from what code declares."""
+    """Return by name how topics differ from what code declares."""
     found = {}
     for one in declared:
-        if (topic := known.get(one.name)) is not None and (changes := one.changes(topic)):
+        if (topic := known.get(one.name)) is None:
+            found[one.name] = "there is none"
+        elif changes := one.changes(topic):
             found[one.name] = ", ".join(
                 f"{name} is {getattr(topic, name)}, declared {value}" for name, value in changes.items()
             )

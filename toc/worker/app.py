@@ -110,8 +110,8 @@ def check_drift(center: TimeoutCenter) -> None:
     for name, how in found.items():
         log.warning("topic_drift", topic=name, differs=how)
     if found and center.settings.topic_drift == "refuse":
-        name, how = next(iter(found.items()))
+        told = "; ".join(f"{name} ({how})" for name, how in found.items())
         raise TopicDrift(
-            f"{len(found)} topics differ from what the app declares, such as {name!r}: {how}; `toc topic "
-            "sync` alters them, and with TOC_TOPIC_DRIFT=warn a worker starts nevertheless"
+            f"topics are not as the app declares them: {told}; `toc topic sync` alters them, and with "
+            "TOC_TOPIC_DRIFT=warn a worker starts nevertheless"
         )
