@@ -29,6 +29,8 @@ class VirtualClock(Clock):
         """Show the present time."""
         self._began_ms = time.time_ns() // 1_000_000
         self._began = _machine_ms()
+        self._lag: int | None = None
+        """How far (ms) the machine's was ahead when it was first moved."""
         self._added = 0
         """How far the test has moved it (ms)."""
         self._shown = self._began_ms
@@ -62,8 +64,14 @@ class VirtualClock(Clock):
         """The time it shows, aware UTC."""
         return from_ms(self.now_ms())
 
+    @property
+    def lag_ms(self) -> int:
+        """How much later (ms) a deadline may be that the application has computed from Python's clock."""
+        return _machine_ms() - self._began if self._lag is None else self._lag
+
     def move_to(self, instant_ms: int) -> None:
         """Show this instant (ms), unless it is past."""
+        self._lag = self.lag_ms
         self._added += max(0, instant_ms - self.now_ms())
 
 

@@ -10,14 +10,15 @@ from typing import Any
 from toc.model.task import Task
 
 TOLERANCE = timedelta(milliseconds=5)
-"""How far a due time may be off: deadlines are rounded up to a millisecond."""
+"""How far a due time may be off in any case: deadlines are rounded up to a millisecond."""
 MAX_SHOWN = 5
 """Most tasks that a failure shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A task as a test describes it. What is None may be anything. ``attribute``: items that it must have."""
+    """A task as a test describes it. What is None may be anything. ``attribute``: items that it must have.
+    ``tolerance``: how far its due time may be off."""
 
     topic: str
     biz_id: int | str | None = None
@@ -25,6 +26,7 @@ class Expected:
     due_at: datetime | None = None
     attribute: Mapping[str, Any] | None = None
     body: bytes | None = None
+    tolerance: timedelta
 
     def differences(self, task: Task, now: datetime) -> list[str]:
         """How a task differs, each as a sentence; empty if it does not."""
@@ -34,7 +36,7 @@ class Expected:
         if self.biz_id is not None and task.biz_id != self.biz_id:
             found.append(f"its biz_id is {task.biz_id!r}")
         due = self.due_at if self.due_in is None else now + self.due_in
-        if due is not None and abs(task.action_time - due) > TOLERANCE:
+        if due is not None and abs(task.action_time - due) > self.tolerance:
             found.append(f"it is due {_apart(task.action_time - due)}")
         for key, value in (self.attribute or {}).items():
             if key not in task.attribute:
@@ -79,8 +81,10 @@ def describe(task: Task, now: datetime) -> str:
 
 
 def short(duration: timedelta) -> str:
-    """A duration as people write it: ``7d``, ``1h 30m``, ``2.5s``."""
+    """A duration as people write it: ``7d``, ``1h 30m``, ``2.5s``. From a minute on in whole seconds."""
     milliseconds = round(duration / timedelta(milliseconds=1))
+    if milliseconds >= 60_000:
+        milliseconds = round(milliseconds, -3)
     parts = []
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
         whole, milliseconds = divmod(milliseconds, size)

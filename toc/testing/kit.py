@@ -25,7 +25,7 @@ from toc.sdk.parts import StandIn, open_queues
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
-from toc.testing.expected import Expected, describe, nearest_first
+from toc.testing.expected import TOLERANCE, Expected, describe, nearest_first
 from toc.testing.running import Running, new_type
 from toc.testing.transactions import Transactions
 
@@ -124,7 +124,7 @@ class Toc:
         ``due_in`` counts from ``now``; ``attribute`` are items that it must have among others. A ``status``
         of None is any.
         """
-        expected = _expected(topic, biz_id, due_in, due_at, attribute, body)
+        expected = self._expected(topic, biz_id, due_in, due_at, attribute, body)
         tasks = self.tasks(status=status)
         for task in tasks:
             if not expected.differences(task, self.now):
@@ -143,7 +143,7 @@ class Toc:
         status: TaskStatus | None = TaskStatus.PENDING,
     ) -> None:
         """Raise AssertionError, which shows it, if there is a task that is so."""
-        expected = _expected(topic, biz_id, due_in, due_at, attribute, body)
+        expected = self._expected(topic, biz_id, due_in, due_at, attribute, body)
         for task in self.tasks(status=status):
             if not expected.differences(task, self.now):
                 raise AssertionError(f"there is a task {expected}: {describe(task, self.now)}")
@@ -234,6 +234,25 @@ class Toc:
 
     # --- inside
 
+    def _expected(
+        self,
+        topic: str,
+        biz_id: int | str | None,
+        due_in: Duration | None,
+        due_at: datetime | None,
+        attribute: Mapping[str, Any] | None,
+        body: bytes | None,
+    ) -> Expected:
+        return Expected(
+            topic=topic,
+            biz_id=biz_id,
+            due_in=None if due_in is None else timedelta(seconds=seconds_of(due_in)),
+            due_at=due_at,
+            attribute=attribute,
+            body=body,
+            tolerance=TOLERANCE + timedelta(milliseconds=self._clock.lag_ms),
+        )
+
     def _after(self, duration: Duration) -> int:
         return self._clock.now_ms() + round(seconds_of(duration) * 1000)
 
@@ -268,15 +287,3 @@ def _parts() -> tuple[VirtualClock, MemoryDatabase, Store]:
 @cache
 def _settings(*_environment: tuple[str, str]) -> Settings:
     return Settings(database_urls=[URL], databases=1, tables=1, redis_url=None, zookeeper=None)
-
-
-def _expected(
-    topic: str,
-    biz_id: int | str | None,
-    due_in: Duration | None,
-    due_at: datetime | None,
-    attribute: Mapping[str, Any] | None,
-    body: bytes | None,
-) -> Expected:
-    wait = None if due_in is None else timedelta(seconds=seconds_of(due_in))
-    return Expected(topic=topic, biz_id=biz_id, due_in=wait, due_at=due_at, attribute=attribute, body=body)

@@ -176,7 +176,7 @@ class Running:
                 self._clock.move_to(until_ms)
                 worker.take_alone(only)
             elif not worker.waits:
-                due = self._next_due(worker, until_ms)
+                due = self._next_due(worker, until_ms + self._clock.lag_ms)
                 if due is None:
                     break
                 self._clock.move_to(due)
