@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -272,6 +273,21 @@ def test_a_typing_mistake_is_told_when_the_handler_is_registered(
 ) -> None:
     with pytest.raises(InvalidHandler, match=told):
         TimeoutCenter().handler("p.mistake", batch=batch)(function)
+
+
+def test_a_partial_or_an_object_can_be_a_typed_handler(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[Any] = []
+
+    class Keeps:
+        async def __call__(self, what: Remind) -> None:
+            got.append(what)
+
+    def keep(into: list[Any], what: Remind) -> None:
+        into.append(what)
+
+    for topic, function in (("p.object", Keeps()), ("p.partial", partial(keep, got))):
+        toc.run(center.handler(topic)(function), Remind(7))
+    assert got == [Remind(7)] * 2
 
 
 def test_policies_are_checked_where_they_are_declared(toc: Toc, center: TimeoutCenter) -> None:

@@ -333,7 +333,9 @@ def _payload(topic: str, function: Any, batch: int | None) -> Payload[Any] | Non
     if get_origin(kind) is not None:
         within = get_args(kind)[:1]
         if batch is None and (Task in within or any(map(is_payload, get_args(kind)))):
-            raise InvalidHandler(f"{of}: its first parameter is {kind}; lists need batch=N")
+            raise InvalidHandler(
+                f"{of}: its first parameter is {kind}; it can be one type, and lists need batch=N"
+            )
         kind = within[0] if within else None
     elif is_payload(kind) and batch is not None:
         raise InvalidHandler(f"{of}: with batch= its first parameter is a list[{kind.__name__}]")
@@ -359,6 +361,7 @@ def _first_annotation(of: str, function: Any) -> Any:
     if not isinstance(annotation, str):
         return annotation
     plain = inspect.unwrap(function)
+    plain = getattr(plain, "func", plain)  # a partial's
     found = getattr(plain, "__globals__", None) or getattr(type(plain).__call__, "__globals__", {})
 
     def one() -> None: ...
