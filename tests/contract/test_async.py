@@ -15,11 +15,12 @@ import structlog
 import trio
 import uvloop
 from contract.system import Contract
+from harness.patience import PATIENCE
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, TimeoutCenter, TocError
+from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, Task, TimeoutCenter, TocError
 from toc.model import errors
 from toc.sdk.async_client import AsyncSchedules, AsyncTargets
 from toc.sdk.handlers import Registry
@@ -239,6 +240,30 @@ def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> No
     found += anyio.run(closed, backend="asyncio")
     assert len(set(found)) == 40
     asyncio.run(end())
+
+
+def test_handlers_of_a_worker_await_the_same_center_on_their_own_loop(contract: Contract) -> None:
+    center = AsyncTimeoutCenter(contract.settings)
+    ran: list[int | str] = []
+
+    @center.handler("c.async")
+    async def first(task: Task) -> None:
+        assert await center.get(task.job_id) is not None
+        await center.submit("c.now", biz_id=task.biz_id)
+
+    @center.handler("c.now")
+    def second(task: Task) -> None:
+        ran.append(task.biz_id)
+
+    async def steps() -> None:
+        async with center, center.worker():
+            await center.submit("c.async", biz_id=5, delay=0.01)
+            async with asyncio.timeout(PATIENCE):
+                while not ran:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(steps())
+    assert ran == [5]
 
 
 def test_trio_is_refused_by_its_name() -> None:
