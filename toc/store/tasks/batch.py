@@ -186,7 +186,8 @@ class Batches(Tries):
         results = server.run(
             [
                 Statement(
-                    f"UPDATE {self._shards.names[table]} SET status={PROCESSED},next_time={ended},"
+                    f"UPDATE {server.by_primary_key(self._shards.names[table])} "
+                    f"SET status={PROCESSED},next_time={ended},"
                     f"gmt_modified={ended}{_delivered(server, part, sent, version, now)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) "
                     f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
@@ -318,7 +319,7 @@ class Batches(Tries):
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
             sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
-            updates = sql.update_by_id(self._shards.names, ids, sets, where, [error_text(what)])
+            updates = sql.update_by_id(server, self._shards.names, ids, sets, where, [error_text(what)])
             server.run(updates, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
@@ -390,7 +391,7 @@ class Batches(Tries):
 
     def _mark_tried(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
         tried = f"attempts={server.greatest}(attempts,1)"
-        updates = sql.update_by_id(self._shards.names, ids, tried, f"status={CANCELLED}")
+        updates = sql.update_by_id(server, self._shards.names, ids, tried, f"status={CANCELLED}")
         server.run(updates, transaction=True, outwait=False)
 
 

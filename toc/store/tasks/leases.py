@@ -137,8 +137,8 @@ class Leases:
 
             updates = [
                 Statement(
-                    f"UPDATE {self._shards.names[table]} SET lease_since={since(server)},"
-                    f"lease_owner={self._me:d},lease_until={server.from_now(lasts * 1000)} "
+                    f"UPDATE {server.by_primary_key(self._shards.names[table])} SET "
+                    f"lease_since={since(server)},lease_owner={self._me:d},lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
                     f"AND ({nobodys}lease_owner={self._me:d}){unfailed}{due}"
                 )
@@ -178,7 +178,7 @@ class Leases:
         """
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
-            updates = sql.update_by_id(self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
+            updates = sql.update_by_id(server, self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
             server.run(updates, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).failed

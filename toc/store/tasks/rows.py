@@ -125,6 +125,7 @@ def select_by_id(
 
 
 def update_by_id(
+    server: DatabaseServer,
     names: Sequence[str],
     ids: Mapping[int, Sequence[int]],
     sets: str,
@@ -133,7 +134,11 @@ def update_by_id(
 ) -> list[Statement]:
     """Return updates of those of the rows of these job_ids, given by table, for which ``where`` holds."""
     return [
-        Statement(f"UPDATE {names[table]} SET {sets} WHERE job_id IN ({numbers(part)}) AND {where}", params)
+        Statement(
+            f"UPDATE {server.by_primary_key(names[table])} SET {sets} "
+            f"WHERE job_id IN ({numbers(part)}) AND {where}",
+            params,
+        )
         for table, part in ids.items()
     ]
 
