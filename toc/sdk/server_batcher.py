@@ -44,8 +44,8 @@ PATIENCE_SECONDS = 0.05
 AWAY_SECONDS = 1.0
 """If a batch takes longer, its server is examined. Without an answer to that, callers are refused."""
 GIVE_UP_SECONDS = 10.0
-"""After this time, checked every LOOK_SECONDS, a caller gets an error. Its item may still be stored."""
-LOOK_SECONDS = 0.5
+"""After this time, checked every CHECK_SECONDS, a caller gets an error. Its item may still be stored."""
+CHECK_SECONDS = 0.5
 """Seconds between two checks for callers that have waited too long."""
 UNDER_WAY = 4
 """Most batches under way, if the server is slow; also most items that go by themselves."""
@@ -136,7 +136,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         """Batches under way, not answered yet."""
         self._busy = 0
         """Threads at work: for batches under way, and for what follows the answers."""
-        self._looking: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
 
     async def ask(self, item: Item, size: int) -> Outcome:
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
@@ -169,8 +169,8 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
         self._apart.add(one for one in asked if one.size > LARGE_BYTES)
         self._bytes += whole
-        if self._looking is None:
-            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._answer_late)
+        if self._checking is None:
+            self._checking = self._loop.call_later(CHECK_SECONDS, self._step, self._answer_late)
         self._pump()
         await future
         return outcomes
@@ -258,7 +258,7 @@ class ServerBatcher(Generic[Item, Outcome]):
 
         For instance, a lock may hold up all items that are sent alone.
         """
-        self._looking = None
+        self._checking = None
         before = self._loop.time() - GIVE_UP_SECONDS
         for line in (self._waiting, self._apart):
             for asked in line.clear(before):
@@ -268,7 +268,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 if asked.since < before:
                     self._settle(asked, self._given_up(asked.item))
         if not self.idle:
-            self._looking = self._loop.call_later(LOOK_SECONDS, self._step, self._answer_late)
+            self._checking = self._loop.call_later(CHECK_SECONDS, self._step, self._answer_late)
 
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
         """Give the callers of a batch their outcomes."""

@@ -43,7 +43,7 @@ class TargetBook:
     def run_once(self) -> float:
         """Read the targets if any has changed. Returns the seconds until the next call; never raises."""
         began = self._clock.monotonic()
-        self._look()
+        self._read()
         return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
 
     @property
@@ -67,7 +67,7 @@ class TargetBook:
             opened = self._opened[target.change_id] = self._table.open(target)
         return opened
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         with self._lock:
             began = self._clock.monotonic()
             try:

@@ -123,7 +123,7 @@ class Health:
                 self._away_since = time.monotonic()
                 log.warning("database_away", error=str(error))
             self.away = error
-            self._look_after()
+            self._watch()
 
     def examine(self, answered: Callable[[float], bool]) -> bool:
         """Find out whether a server is away whose answer is late, or to which no connection is free. If so,
@@ -160,7 +160,7 @@ class Health:
                     log.warning("table_set_aside", table=self._names[table], error=str(error))
                     with self._lock:
                         self._aside[table] = error
-                        self._look_after()
+                        self._watch()
         except (Transient, PoolExhausted):
             pass  # this says nothing about a table
         except StoreUnavailable as exc:
@@ -201,7 +201,7 @@ class Health:
 
     # --- the thread that asks what is marked
 
-    def _look_after(self) -> None:
+    def _watch(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._attend, args=[self._closed], name="toc-store-health", daemon=True

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 """Seconds between a waiter's checks for connections that were abandoned without notice."""
 
 
@@ -86,7 +86,7 @@ class Pool:
             if left <= 0:
                 raise Busy
             with contextlib.suppress(Empty):
-                self._freed.get(timeout=min(left, LOOK_SECONDS))
+                self._freed.get(timeout=min(left, CHECK_SECONDS))
 
     def take_idle(self) -> PooledConnection | None:
         """Take an idle connection, or return None."""

@@ -121,7 +121,7 @@ class CallersTransaction:
             for attempt in range(REPEATS):
                 found = None
                 if one.row.dedup_key is not None:
-                    found = _look(connection, name, one.row) or self._found(connection, one, attempt > 0)
+                    found = _named(connection, name, one.row) or self._found(connection, one, attempt > 0)
                 if attempt and found is None:  # no clash with another's dedup_key, so the job_id is taken
                     one = one._replace(row=self._writer.renamed(one.row))
                 plan = self._planner.plan(server, one, found, 0)
@@ -329,7 +329,7 @@ class CallersTransaction:
             raise StoreUnavailable(f"{server.name}: the body is larger than its max_allowed_packet")
 
 
-def _look(connection: Connection, name: str, row: TaskRow) -> Seen | None:
+def _named(connection: Connection, name: str, row: TaskRow) -> Seen | None:
     """Return the row with this dedup_key if the caller's transaction sees one, above all its own.
 
     A plain read: at REPEATABLE READ, a locking read that finds nothing would lock the gap until the caller's

@@ -1,10 +1,10 @@
 """The engine that writes what is submitted: for one caller, for many together, or many tasks of one call.
 
-    wanted ─▶ look ─▶ plan each ─▶ one transaction ─▶ an outcome for each
+    wanted ─▶ read ─▶ plan each ─▶ one transaction ─▶ an outcome for each
                ▲                         │
-               └── a clash, a lost answer, a row that has changed: look again
+               └── a clash, a lost answer, a row that has changed: read again
 
-The rows are read first, and decide what to do (``plan``). A plain submit need not look: its INSERT,
+The rows are read first, and decide what to do (``plan``). A plain submit need not read: its INSERT,
 one round trip, tells whether a row is there already. If the answer is lost, the same rows are sent again,
 under the same job_ids: a row that equals the one that was sent shows that it was stored. A request is settled
 by its own row, even from another process. Any other change is settled by the version of the task's row; if
@@ -72,7 +72,7 @@ Chunk = Mapping[int, Sequence[int]]
 """Numbers of rows by table."""
 
 
-class _Looked(NamedTuple):
+class _Known(NamedTuple):
     """What is stored: rows by job_id and by name, and answers to requests."""
 
     by_id: Mapping[int, TaskRow]
@@ -80,7 +80,7 @@ class _Looked(NamedTuple):
     answers: requests.Answered
 
 
-_NOTHING = _Looked({}, {}, {})
+_NOTHING = _Known({}, {}, {})
 
 
 class _Work:
@@ -346,7 +346,7 @@ class Writer:
             self._note_away(work.server, cause)
 
     def _try(self, work: _Work) -> None:
-        """Look and write, in one transaction, what is to do. Settles what is certain.
+        """Read and write, in one transaction, what is to do. Settles what is certain.
 
         Raises Duplicate, Lost or another error of the server; for one caller also that of a plan. Unless it
         is Lost, nothing was written then.
@@ -354,21 +354,21 @@ class Writer:
         server, many, unsure = work.server, work.many, work.unsure
         first, work.tried = not work.tried, True
         blind = first and not many and all(one.plain for one in work.todo.values())
-        looked, now = _NOTHING, 0
+        known, now = _NOTHING, 0
         if not blind:
             now = self._stamp()
             also = [plan.stored.put.job_id for plan in unsure.values()]
-            looked = self._look(server, work.todo.values(), also, ids=not first, wait=not many)
-        taken = set(looked.by_id)
+            known = self._known(server, work.todo.values(), also, ids=not first, wait=not many)
+        taken = set(known.by_id)
         used: set[Name | bytes] = set()
         plans: dict[int, Plan] = {}
         for n, one in list(work.todo.items()):
             try:
-                plan: Plan | Stored | None = None if blind else _settled(one, unsure.get(n), looked)
+                plan: Plan | Stored | None = None if blind else _settled(one, unsure.get(n), known)
                 if plan is None:
                     if one.row.job_id in taken:
                         one = work.todo[n] = one._replace(row=self.renamed(one.row))
-                    plan = self._plan(server, one, looked, now)
+                    plan = self._plan(server, one, known, now)
             except TocError as exc:
                 if not many:
                     raise
@@ -409,9 +409,9 @@ class Writer:
             if place is None or results[place].matched:
                 work.settle(n, done.stored)
 
-    def _plan(self, server: DatabaseServer, one: Submission, looked: _Looked, now: int) -> Plan | Stored:
-        name = self._name(one.row) if looked.by_name else None
-        return self._planner.plan(server, one, None if name is None else looked.by_name.get(name), now)
+    def _plan(self, server: DatabaseServer, one: Submission, known: _Known, now: int) -> Plan | Stored:
+        name = self._name(one.row) if known.by_name else None
+        return self._planner.plan(server, one, None if name is None else known.by_name.get(name), now)
 
     # --- reading
 
@@ -419,7 +419,7 @@ class Writer:
         """Return the stored row with this dedup_key, after waiting for a transaction that inserts it; Locked
         unless ``wait``."""
         name = self._name(one.row)
-        return None if name is None else self._look(self._server_of(one), [one], wait=wait).by_name.get(name)
+        return None if name is None else self._known(self._server_of(one), [one], wait=wait).by_name.get(name)
 
     def found_soon(self, one: Submission, *, wait: bool) -> Future[Seen | None]:
         """Do as ``found`` on a thread."""
@@ -436,7 +436,7 @@ class Writer:
         """Return a row with another job_id."""
         return row._replace(job_id=self._job_ids.another(row.job_id))
 
-    def _look(
+    def _known(
         self,
         server: DatabaseServer,
         wanted: Iterable[Submission],
@@ -444,7 +444,7 @@ class Writer:
         *,
         ids: bool = False,
         wait: bool = True,
-    ) -> _Looked:
+    ) -> _Known:
         """Return the rows with the names of these, and answers to their requests; with ``ids`` those with
         their job_ids; and those with the job_ids ``also``.
 
@@ -465,7 +465,7 @@ class Writer:
         statements += [requests.select(name, part) for name, part in asked.items()]
         results = server.run(statements, outwait=wait)
         by_id = {row.job_id: row for row in sql.task_rows(results[:plain])}
-        return _Looked(by_id, self._by_name(results[plain:rows]), requests.answered(results[rows:]))
+        return _Known(by_id, self._by_name(results[plain:rows]), requests.answered(results[rows:]))
 
     def _by_name(self, results: Iterable[Result]) -> dict[Name, Seen]:
         named = seen_rows(results)
@@ -525,16 +525,16 @@ class Writer:
             self._shards.health[server].mark_away(error)
 
 
-def _settled(one: Submission, unsure: Plan | None, looked: _Looked) -> Stored | None:
+def _settled(one: Submission, unsure: Plan | None, known: _Known) -> Stored | None:
     """Return what was done already: for a request that was answered, or by the transaction of ``unsure``,
     whose answer was lost. None if nothing was. Raises RequestReused, SubmitUnknown."""
-    done = requests.answer_of(one.request, looked.answers)
+    done = requests.answer_of(one.request, known.answers)
     if done is not None:
         return Stored(done)
     if unsure is None or one.request is not None:
         return None
     stored = unsure.stored
-    now = looked.by_id.get(stored.put.job_id)
+    now = known.by_id.get(stored.put.job_id)
     if stored.inserted is not None:  # [rule: resend]
         return stored if now is not None and _equal(stored.inserted, now) else None
     if stored.before is None:
