@@ -138,7 +138,8 @@ class Leases:
             updates = [
                 Statement(
                     f"UPDATE {server.by_primary_key(self._shards.names[table])} SET "
-                    f"lease_since={since(server)},lease_owner={self._me:d},lease_until={server.from_now(lasts * 1000)} "
+                    f"lease_since={since(server)},lease_owner={self._me:d},"
+                    f"lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
                     f"AND ({nobodys}lease_owner={self._me:d}){unfailed}{due}"
                 )
