@@ -7,7 +7,7 @@ a pydantic model, a dataclass or a TypedDict     its JSON object is the attribut
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import is_typeddict
 
@@ -16,9 +16,6 @@ from toc.model.documents import parse_object
 from toc.model.errors import InvalidAttribute, InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
 from toc.model.task import SCHEDULED_FOR, Dead, Task, encode_attribute
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -46,7 +43,6 @@ class Payload(Generic[T]):
         from pydantic.errors import PydanticUserError
 
         self._name = kind.__name__
-        self._adapter: TypeAdapter[T]
         try:
             self._adapter = TypeAdapter(kind)
             self._adapter.rebuild()  # a model that names what is not defined yet is found now

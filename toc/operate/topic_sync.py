@@ -18,9 +18,6 @@ from toc.operate.operations import topics as operations
 from toc.operate.templates import drawn_type
 from toc.sdk.client import TimeoutCenter
 
-Perform = Callable[..., Record]
-"""Does an operation with values, in somebody's name."""
-
 
 class Step(NamedTuple):
     """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet."""
@@ -53,8 +50,10 @@ def plan(center: TimeoutCenter, declared: Iterable[Declaration]) -> list[Step]:
     return [_step(center, one, known.get(one.name)) for one in declared]
 
 
-def sync_topics(center: TimeoutCenter, declared: Iterable[Declaration], perform: Perform) -> list[Step]:
-    """Do it: ``perform`` gets the operations. Returns what was done, and what was refused."""
+def sync_topics(
+    center: TimeoutCenter, declared: Iterable[Declaration], perform: Callable[..., Record]
+) -> list[Step]:
+    """Do it: ``perform`` gets the operations with their values. Returns what was done, or refused."""
     return [_done(step, perform) for step in plan(center, declared)]
 
 
@@ -77,7 +76,7 @@ def _step(center: TimeoutCenter, one: Declaration, topic: Topic | None) -> Step:
     return step
 
 
-def _done(step: Step, perform: Perform) -> Step:
+def _done(step: Step, perform: Callable[..., Record]) -> Step:
     try:
         if step.action == "alter":
             perform(operations.alter, topic=step.topic, **step.changes)
