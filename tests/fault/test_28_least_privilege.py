@@ -139,7 +139,7 @@ def _strangers(secured: Secured, told: Told) -> int:
         Operator(stranger, cluster="default", connect_timeout=5) as operator,
         pytest.raises(CoordinationUnavailable, match="NoAuth"),
     ):
-        operator.drain("host-a", by="stranger")
+        operator.want("drain", "host-a", by="stranger")
     return 3
 
 

@@ -40,12 +40,12 @@ def test_a_host_that_alone_does_not_reach_a_server_is_named_and_keeps_its_slots_
             said = system.wait(lambda: _named(system), "doctor names it", 30)
             assert _owned(system, "host-a") == owned
             operator = stack.enter_context(operator_of(system))
-            operator.drain("host-a", by="ann")
+            operator.want("drain", "host-a", by="ann")
             system.wait(lambda: not _owned(system, "host-a"), "host-b has every slot", 20)
             job_ids = [system.client.submit("test.sync", biz_id=biz_id, delay=1) for biz_id in range(40)]
             system.wait(lambda: not system.pending([*job_ids, *meanwhile]), "all have run", 30)
         proxy.accept()
-        operator.undrain("host-a")
+        operator.unwant("drain", "host-a")
         system.wait(lambda: _owned(system, "host-a"), "host-a has slots again", 40)
     told = daemon.log.read_text()
     line.prove(

@@ -104,14 +104,14 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
         system.recorder.fault("other", note="all drained"),
         operator_of(system) as operator,
     ):
-        operator.drain(daemon.host, by="ann")
+        operator.want("drain", daemon.host, by="ann")
         system.wait(
             lambda: unowned(daemon, "test.sync") == 8, "the leader tells of slots without an owner", 10
         )
         system.client.submit("test.sync", biz_id=1, delay=0.1)
         system.wait(lambda: overdue("test.sync") > 1, "and how long a task has been due there", 10)
         assert "8 slots of test.sync have no owner" in ask(daemon, "/readyz")
-        operator.undrain(daemon.host)
+        operator.unwant("drain", daemon.host)
         system.wait(lambda: overdue("test.sync") == 0, "it runs", 10)
     judged = line.judge(system, within=5)
     assert not judged.duplicates
@@ -166,13 +166,13 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
             system.client.submit("test.batch", biz_id=1, delay=0.3)
             alarm("60 handlers of a minute", "test.sync", due)
             alarm("a topic that no host handles", "test.batch", due)
-            operator.drain(daemon.host, by="ann")
+            operator.want("drain", daemon.host, by="ann")
             enough.touch()
             system.wait(lambda: unowned(daemon, "test.async") == 8, "nobody owns its slots", 30)
             due = time.time() + 0.3
             system.client.submit("test.async", biz_id=1, delay=0.3)
             alarm("every host drained", "test.async", due)
-            operator.undrain(daemon.host)
+            operator.unwant("drain", daemon.host)
             system.start("host-b", processes=1)
         judged = line.judge(system, within=10)
         assert not judged.duplicates

@@ -260,7 +260,7 @@ def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) 
     system.create_topics(slots=4)
     system.start("host-a", processes=1)
     with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
-        operator.drain("host-a", by="ann")
+        operator.want("drain", "host-a", by="ann")
     lines = doctor.examine(system.center)
     drained = having(lines, Level.REFUSE, "every host that handles it is drained (host-a)")
     assert {line.of for line in drained} == {"test.sync", "test.async", "test.batch", "test.doomed"}

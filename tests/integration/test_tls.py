@@ -146,7 +146,7 @@ def test_the_doctor_tells_nodes_that_were_made_before_a_user_was_named(
 ) -> None:
     nobody = zookeeper_url(servers.zookeeper, user="", chroot="")
     with Operator(nobody, cluster="early") as operator:
-        operator.drain("host-a", by="anybody")
+        operator.want("drain", "host-a", by="anybody")
     with TimeoutCenter(Settings(**center.settings.model_dump() | {"cluster": "early"})) as late:
         (line,) = [line for line in doctor.examine(late) if "anyone can change" in line.what]
     assert line.level is Level.WARN
@@ -221,7 +221,7 @@ def test_passwords_may_hold_any_character(servers: Servers) -> None:
     with pytest.raises(TocError, match="toc db upgrade"):  # it lets us in, where there is no schema
         visit_mysql(servers.mariadb.url.replace(secured.login("toc"), login))
     with Operator(zookeeper_url(servers.zookeeper, user=login, chroot=""), cluster="umlaut") as operator:
-        operator.drain("host-a", by="test")
+        operator.want("drain", "host-a", by="test")
         assert operator.open_nodes() == []
 
 

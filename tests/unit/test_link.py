@@ -3,44 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from toc import Topic
-from toc.model.topic import Backoff, TopicType
 from toc.worker import control
 from toc.worker.control import ControlPipe
-
-TOPIC = Topic("order.close", 7, 16, TopicType.INSTANT, backoff=Backoff.IMMEDIATE, paused=True, horizon=60)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[ControlPipe, ControlPipe]]:
-    ours, theirs = map(ControlPipe, socket.socketpair())
-    with closing(theirs), closing(ours):
-        yield ours, theirs
-
-
-def test_what_was_sent_first_is_read_alone_and_the_rest_stays(ends: tuple[ControlPipe, ControlPipe]) -> None:
-    daemon, process = ends
-    daemon.send("known", topics=[TOPIC.values()])
-    daemon.send("dead", workers=["a"])
-    daemon.send("stop")
-    told = process.first()
-    assert told is not None
-    assert [Topic.of(values) for values in told["topics"]] == [TOPIC]
-    assert [message["kind"] for message in process.receive()] == ["dead", "stop"]
-
-
-def test_a_daemon_that_says_nothing_or_is_gone_is_not_waited_for(
-    ends: tuple[ControlPipe, ControlPipe],
-) -> None:
-    daemon, process = ends
-    assert process.first() is None
-    daemon.close()
-    assert process.first() is None
 
 
 @pytest.mark.parametrize(

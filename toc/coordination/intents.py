@@ -19,55 +19,33 @@ DIRECTORIES = ("drain", "pin", "weight", "rebalance")
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """A host that is to have no slots. ``at`` is in milliseconds."""
+class Intent:
+    """Who wants it, since when (ms). ``to``: the target of a pin, the weight of a host."""
 
-    host: str
     by: str
     at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A slot that is to be on ``target``, a worker_id or a host. ``at`` is in milliseconds."""
-
-    topic: str
-    number: int
-    target: str
-    by: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """The weight of each worker of a host, in place of its daemon's setting. ``at`` is in milliseconds."""
-
-    host: str
-    weight: float
-    by: str
-    at: int
+    to: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """All intents, by their subject. ``requests`` are the names of requests to rebalance."""
+    """All intents, by their subject: hosts that are to have no slots, slots that are to be on a worker or
+    host, hosts whose workers are to have another weight. ``requests`` are those to rebalance, by name."""
 
-    drains: dict[str, Drain]
-    pins: dict[Slot, Pin]
-    weights: dict[str, Weight]
+    drains: dict[str, Intent]
+    pins: dict[Slot, Intent]
+    weights: dict[str, Intent]
     requests: list[str]
 
     @property
     def targets(self) -> dict[tuple[str, int], str]:
         """Return the pins as ``assign`` takes them."""
-        return {(slot.topic, slot.number): pin.target for slot, pin in self.pins.items()}
+        return {(slot.topic, slot.number): pin.to for slot, pin in self.pins.items()}
 
     def weighed(self, members: Iterable[Member]) -> list[Member]:
         """Return the members with the weights that operators gave them."""
         return [
-            replace(member, weight=self.weights[member.host].weight)
-            if member.host in self.weights
-            else member
+            replace(member, weight=self.weights[member.host].to) if member.host in self.weights else member
             for member in members
         ]
 
@@ -84,19 +62,19 @@ def read_intents(
         nodes = session.nodes(paths.directory(directory), watch(directory))
         return [(name, decode(name, node.data)) for name, node in nodes.items()]
 
-    drains = {name: Drain(name, *_origin(values)) for name, values in found("drain")}
-    pins: dict[Slot, Pin] = {}
+    drains = {name: _intent(values) for name, values in found("drain")}
+    pins: dict[Slot, Intent] = {}
     for name, values in found("pin"):
         slot, target = slot_of(name), values.get("target")
         if slot is not None and isinstance(target, str):
-            pins[slot] = Pin(*slot, target, *_origin(values))
+            pins[slot] = _intent(values, target)
         elif values:
             not_understood(name, "a pin is named after a slot and has a target")
-    weights: dict[str, Weight] = {}
+    weights: dict[str, Intent] = {}
     for name, values in found("weight"):
         weight = weight_of(name, values)
         if weight is not None:
-            weights[name] = Weight(name, weight, *_origin(values))
+            weights[name] = _intent(values, weight)
     requests = session.children(paths.directory("rebalance"), watch("rebalance"))
     return Intents(drains, pins, weights, requests)
 
@@ -108,5 +86,5 @@ def read_members(session: Session, paths: Paths, watch: Watch | None = None) -> 
     return [member for member in found if member is not None]
 
 
-def _origin(values: dict[str, Any]) -> tuple[str, int]:
-    return str(values.get("by", "")), instant(values, "at")
+def _intent(values: dict[str, Any], to: object = None) -> Intent:
+    return Intent(str(values.get("by", "")), instant(values, "at"), to)

@@ -9,11 +9,10 @@ from typing import NamedTuple, Self
 from toc.coordination.address import Address
 from toc.coordination.assignment import TABLES, assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
-from toc.coordination.intents import Intents, Pin, read_intents, read_members
+from toc.coordination.intents import Intent, Intents, read_intents, read_members
 from toc.coordination.session import Session
 from toc.coordination.znodes import (
     DIRECTORIES,
-    MAX_WEIGHT,
     Paths,
     check_node_name,
     decode,
@@ -26,7 +25,6 @@ from toc.coordination.znodes import (
     weight_of,
 )
 from toc.model.clock import Clock
-from toc.model.errors import InvalidInput
 from toc.model.topic import Slot
 
 
@@ -69,14 +67,14 @@ class Operator:
             if host in wanted.drains
         }
 
-        def pinned(pin: Pin) -> str:
-            if hosts.get(pin.target, pin.target) in wanted.drains:
+        def pinned(pin: Intent) -> str:
+            if hosts.get(pin.to, pin.to) in wanted.drains:
                 why_not = ", but that is drained"
-            elif pin.target not in hosts and pin.target not in hosts.values():
+            elif pin.to not in hosts and pin.to not in hosts.values():
                 why_not = ", but that is not running"
             else:
                 why_not = ""
-            return f"pinned to {pin.target} by {pin.by}{why_not}"
+            return f"pinned to {pin.to} by {pin.by}{why_not}"
 
         return slot_rows(
             self._assignment(),
@@ -105,7 +103,7 @@ class Operator:
                 rows.append(
                     WorkerRow(
                         member,
-                        weight=weight.weight if weight else member.weight,
+                        weight=weight.to if weight else member.weight,
                         joined=instant(decode(name, node.data), "joined"),
                         assigned=assigned[name, False],
                         owned=held[name, False],
@@ -144,33 +142,18 @@ class Operator:
             return []
         return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
 
-    def drain(self, host: str, *, by: str) -> None:
-        """Take all slots from a host, and give it none until ``undrain``. ``by`` names the operator."""
-        self._write("drain", check_node_name("host", host), encode(by=by, at=self._clock.now_ms()))
+    def want(self, kind: str, subject: object, *, by: str, **values: object) -> None:
+        """Write an intent: ``drain`` a host, ``pin`` a slot to a ``target``, give a host a ``weight``. ``by``
+        names the operator. While the target of a pin is absent, its slot is balanced as usual."""
+        data = encode(**values, by=by, at=self._clock.now_ms())
+        self._write(kind, _subject(kind, subject), data)
 
-    def undrain(self, host: str) -> bool:
-        """Let a host have slots again. False if it was not drained."""
-        return self._remove("drain", check_node_name("host", host))
-
-    def pin(self, slot: Slot, target: str, *, by: str) -> None:
-        """Put a slot on a worker or a host. While the target is absent, the slot is balanced as usual."""
-        data = encode(target=check_node_name("target", target), by=by, at=self._clock.now_ms())
-        self._write("pin", check_node_name("slot", str(slot)), data)
-
-    def unpin(self, slot: Slot) -> bool:
-        """Remove a slot's pin. False if it was not pinned."""
-        return self._remove("pin", check_node_name("slot", str(slot)))
-
-    def weigh(self, host: str, weight: float, *, by: str) -> None:
-        """Give each worker of a host this share relative to others', until ``unweigh``; overrides the
-        daemon's setting. Raises InvalidInput unless it is more than 0 and at most 1000."""
-        data = encode(weight=check_weight(weight), by=by, at=self._clock.now_ms())
-        self._write("weight", check_node_name("host", host), data)
-
-    def unweigh(self, host: str) -> bool:
-        """Restore the weight that the host's daemon was started with. False if no operator had set
-        another one."""
-        return self._remove("weight", check_node_name("host", host))
+    def unwant(self, kind: str, subject: object) -> bool:
+        """Remove an intent. False if there was none."""
+        path = self._paths.node(kind, _subject(kind, subject))
+        [node] = self._session.read([path])
+        self._session.delete([path])
+        return node is not None
 
     def rebalance(
         self, *, by: str, dry_run: bool = False, deliveries: Mapping[str, str] | None = None
@@ -210,18 +193,9 @@ class Operator:
         self._session.make_directories(self._paths.directory(each) for each in DIRECTORIES)
         self._session.replace(self._paths.node(directory, name), data)
 
-    def _remove(self, directory: str, name: str) -> bool:
-        path = self._paths.node(directory, name)
-        [node] = self._session.read([path])
-        self._session.delete([path])
-        return node is not None
 
-
-def check_weight(weight: float) -> float:
-    """Return ``weight`` if workers can have it. Raises InvalidInput."""
-    if not 0 < weight <= MAX_WEIGHT:
-        raise InvalidInput(f"a weight must be more than 0 and at most {MAX_WEIGHT}, not {weight:g}")
-    return weight
+def _subject(kind: str, subject: object) -> str:
+    return check_node_name("slot" if kind == "pin" else "host", str(subject))
 
 
 def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:

@@ -39,7 +39,7 @@ from toc.observe.log import close_log, configure, detach, get_logger
 from toc.observe.metrics import GATEWAYS_READY
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
-from toc.worker.control import ControlPipe
+from toc.worker.control import ControlPipe, known
 from toc.worker.guards.silence import BEAT_SECONDS
 
 log = get_logger(__name__)
@@ -197,7 +197,7 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     os.close(arguments.board)  # the mapping stays
     detach()
     link = ControlPipe(socket.socket(fileno=arguments.link))
-    told = link.first()
+    told = known()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     watch_threads()
     logging.getLogger("uvicorn").disabled = True
@@ -207,10 +207,9 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
         settings = Settings()
         configure(settings.log_level, settings.log_format)
         with contextlib.closing(TimeoutCenter(settings)) as center:
-            if told is not None:  # else its daemon is gone
-                center.catalog.learn(map(Topic.of, told["topics"]))
-                lease_secret = bytes.fromhex(told["lease_secret"])
-                uvloop.run(Gateway(center, link, arguments, lease_secret, further).run())
+            center.catalog.learn(map(Topic.of, told["topics"]))
+            lease_secret = bytes.fromhex(told["lease_secret"])
+            uvloop.run(Gateway(center, link, arguments, lease_secret, further).run())
         code = 0
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=True)

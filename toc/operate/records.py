@@ -251,11 +251,13 @@ def move_record(move: Move) -> dict[str, Any]:
 def intent_records(wanted: Intents) -> list[dict[str, Any]]:
     """Return what operators have asked for."""
     found = [
-        *(("drain", one.host, None, one.by, one.at) for one in wanted.drains.values()),
-        *(("weight", one.host, f"{one.weight:g}", one.by, one.at) for one in wanted.weights.values()),
-        *(("pin", str(slot), pin.target, pin.by, pin.at) for slot, pin in wanted.pins.items()),
+        *(("drain", host, None, one) for host, one in wanted.drains.items()),
+        *(("weight", host, f"{one.to:g}", one) for host, one in wanted.weights.items()),
+        *(("pin", str(slot), one.to, one) for slot, one in wanted.pins.items()),
     ]
-    return [{"what": what, "of": of, "to": to, "by": by, "at": instant(at)} for what, of, to, by, at in found]
+    return [
+        {"what": what, "of": of, "to": to, "by": one.by, "at": instant(one.at)} for what, of, to, one in found
+    ]
 
 
 def _at(milliseconds: int | None) -> str | None:

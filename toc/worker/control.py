@@ -1,7 +1,6 @@
 """The channel between the daemon and one worker process: JSON lines over a socket pair.
 
     to the process
-    known         the first message: what the daemon has read of the task table
     take, drop    slots
     dead          workers
     sure          until when no other daemon has their slots; how many ``senders`` of webhooks there are
@@ -27,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
@@ -116,26 +116,14 @@ class ControlPipe:
         self._buffer = bytearray(others[-1])
         return [_message(line) for line in lines]
 
-    def first(self) -> dict[str, Any] | None:
-        """Return the message that was sent before this end was used; None if there is none.
-
-        Call it before ``receive``. It waits for the rest of a partial message.
-        """
-        line, wait = b"", socket.MSG_DONTWAIT
-        while not line.endswith(b"\n"):
-            try:
-                data = self._socket.recv(1 << 20, socket.MSG_PEEK | wait)
-            except (BlockingIOError, ConnectionResetError):
-                return None
-            if not data:
-                return None
-            line += self._socket.recv(data.find(b"\n") + 1 or len(data))
-            wait = socket.MsgFlag(0)
-        return parse_object(line, most=MAX_LINE_BYTES)
-
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+
+def known() -> dict[str, Any]:
+    """Return what the daemon has read of the task table: it stands where this process reads its input."""
+    return parse_object(sys.stdin.buffer.read(), most=MAX_LINE_BYTES)
 
 
 def _message(line: bytes) -> dict[str, Any]:

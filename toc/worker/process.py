@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from toc.coordination.presence import Presence
 from toc.loop import end_process, leave_process, watch_threads
@@ -24,7 +23,7 @@ from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
 from toc.sdk.client import TimeoutCenter, apart
 from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints
-from toc.worker.control import ControlPipe
+from toc.worker.control import ControlPipe, known
 from toc.worker.deliveries import WebhookHandlers
 from toc.worker.guards import copies, damage
 from toc.worker.run.traced import traced
@@ -55,7 +54,7 @@ def main() -> None:
     link = ControlPipe(socket.socket(fileno=arguments.link))
     damage.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
-    first = link.first()
+    first = known()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
@@ -63,7 +62,7 @@ def main() -> None:
     try:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format)
-        identity = _learn(center, first)
+        center.catalog.learn(map(Topic.of, first["topics"]))
         if arguments.app != NO_HANDLERS:
             check_topics(center, all_of_them=False)  # the daemon has checked all of them
         if center.tracing is not None:
@@ -75,7 +74,7 @@ def main() -> None:
             arguments.worker_id,
             link,
             threads=arguments.threads,
-            identity=identity,
+            identity=first["identity"],
             webhooks=_webhooks(center, arguments) if arguments.webhooks else None,
         )
     except TocError as exc:
@@ -114,15 +113,6 @@ def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHa
         holder=arguments.worker_id,
         members=center.settings.processes,
     )
-
-
-def _learn(center: TimeoutCenter, first: dict[str, Any] | None) -> str:
-    """Use what the daemon's first message tells about the task table. Returns the identity of the table.
-    Raises TocError if the daemon has ended before it sent that."""
-    if first is None:
-        raise TocError("its daemon has ended")
-    center.catalog.learn(map(Topic.of, first["topics"]))
-    return str(first["identity"])
 
 
 if __name__ == "__main__":

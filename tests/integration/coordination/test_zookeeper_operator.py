@@ -141,29 +141,29 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewher
         return row.reason
 
     with pair.operator() as operator:
-        operator.pin(slot, target, by="ann")
+        operator.want("pin", slot, target=target, by="ann")
         pair.until(lambda: at("h2"))
-        [pin] = list(operator.intents().pins.values())
-        assert (Slot(pin.topic, pin.number), pin.target, pin.by) == (slot, target, "ann")
+        [(pinned, pin)] = operator.intents().pins.items()
+        assert (pinned, pin.to, pin.by) == (slot, target, "ann")
         assert reason(operator) == f"pinned to {target} by ann"
-        operator.drain("h2", by="bob")
+        operator.want("drain", "h2", by="bob")
         pair.until(lambda: at("h1"))  # so the pin is not why it is there
         assert reason(operator) == f"pinned to {target} by ann, but that is drained"
-        operator.pin(slot, "h3", by="ann")
+        operator.want("pin", slot, target="h3", by="ann")
         assert reason(operator) == "pinned to h3 by ann, but that is not running"
-        operator.pin(slot, "h1", by="bob")
+        operator.want("pin", slot, target="h1", by="bob")
         assert [pin.by for pin in list(operator.intents().pins.values())] == ["bob"]
-        assert operator.unpin(slot)
-        assert not operator.unpin(slot)
+        assert operator.unwant("pin", slot)
+        assert not operator.unwant("pin", slot)
         assert list(operator.intents().pins.values()) == []
 
 
 def test_intents_outlive_every_daemon(cluster: Cluster) -> None:
     slot = Slot("order.close", 0)
     with cluster.operator() as operator:
-        operator.drain("h1", by="ann")
-        operator.weigh("h2", 3, by="bob")
-        operator.pin(slot, "h3", by="eve")
+        operator.want("drain", "h1", by="ann")
+        operator.want("weight", "h2", weight=3, by="bob")
+        operator.want("pin", slot, target="h3", by="eve")
     for _ in range(2):
         for host in ("h1", "h2", "h3"):
             cluster.start(host)
@@ -179,7 +179,7 @@ def test_intents_outlive_every_daemon(cluster: Cluster) -> None:
 def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair: Cluster) -> None:
     """h1 is told to let go and does not, as if handlers were running."""
     with pair.operator() as operator:
-        operator.drain("h1", by="ann")
+        operator.want("drain", "h1", by="ann")
         stays = pair.running["h1"]
         deadline = time.monotonic() + 60
         while stays.desired()["h1-0"]:
@@ -202,10 +202,10 @@ def test_rebalance_tells_what_it_will_move_and_moves_exactly_that(
     cluster.start("h2")
     with cluster.operator() as operator:
         for number in range(4):
-            operator.pin(Slot("order.remind", number), "h1" if number < 3 else "h2", by="ann")
+            operator.want("pin", Slot("order.remind", number), target="h1" if number < 3 else "h2", by="ann")
         cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
         for number in range(4):
-            operator.unpin(Slot("order.remind", number))
+            operator.unwant("pin", Slot("order.remind", number))
 
         plan = operator.rebalance(by="ann", dry_run=True)
         assert len(plan) == 2
@@ -269,14 +269,14 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
         cluster.start("h1")
         cluster.until(lambda: cluster.load("h1") == 12)
         with cluster.operator() as operator:
-            operator.drain("h1", by="ann")
+            operator.want("drain", "h1", by="ann")
             cluster.until(lambda: cluster.load("h1") == 0)
         for stranger in ("", "toc:wrong"):
             with (
                 Operator(zookeeper_url(zookeeper, user=stranger, **place), cluster="c") as operator,
                 pytest.raises(CoordinationUnavailable, match="NoAuth"),
             ):
-                operator.drain("h1", by="eve")
+                operator.want("drain", "h1", by="eve")
         written = caplog.text + "".join(capsys.readouterr())
         assert "zookeeper_connected" in written
         assert "canary" not in written

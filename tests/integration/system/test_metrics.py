@@ -127,7 +127,7 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     assert numbers["toc_drained",] == 0
     settings = cluster.settings
     with Operator(settings.zookeeper or "", cluster=settings.cluster) as operator:
-        operator.drain(daemon.host, by="ann")
+        operator.want("drain", daemon.host, by="ann")
     said = "ok\ndrained: it owns nothing; this host gets no slots until `toc undrain`\n"
     said += "".join(
         f"8 slots of {topic} have no owner: no undrained worker handles it\n"

@@ -120,7 +120,7 @@ def _can_drain(doing: Doing, host: str, *, absent: bool) -> None:
 )  # fmt: skip
 def drain(doing: Doing, host: str, **_: bool) -> Record:
     """Take all slots from a host until it is undrained."""
-    doing.operator.drain(host, by=doing.by)
+    doing.operator.want("drain", host, by=doing.by)
     return {"host": host, "drained": True, "present": _find(doing, host, absent=True)}
 
 
@@ -129,16 +129,13 @@ def drain(doing: Doing, host: str, **_: bool) -> Record:
 )
 def undrain(doing: Doing, host: str) -> Record:
     """Let a drained host have slots again."""
-    found = doing.operator.undrain(host)
+    found = doing.operator.unwant("drain", host)
     if not found:
         _find(doing, host, hint=f"drained hosts: {some(doing.operator.intents().drains)}")
     return {"host": host, "drained": False, "changed": found}
 
 
-def _can_weigh(doing: Doing, host: str, *, weight: float, absent: bool) -> None:
-    from toc.coordination.operator import check_weight
-
-    check_weight(weight)
+def _can_weigh(doing: Doing, host: str, *, absent: bool, **_: float) -> None:
     check_node_name("host", host)
     _find(doing, host, absent=absent or host in doing.operator.intents().weights)
 
@@ -152,7 +149,7 @@ def _can_weigh(doing: Doing, host: str, *, weight: float, absent: bool) -> None:
 )  # fmt: skip
 def weigh(doing: Doing, host: str, *, weight: float, **_: bool) -> Record:
     """Give the workers of a host another share of the slots than its TOC_WEIGHT, until it is unweighed."""
-    doing.operator.weigh(host, weight, by=doing.by)
+    doing.operator.want("weight", host, by=doing.by, weight=weight)
     return {"host": host, "weight": weight}
 
 
@@ -162,7 +159,7 @@ def weigh(doing: Doing, host: str, *, weight: float, **_: bool) -> Record:
 )  # fmt: skip
 def unweigh(doing: Doing, host: str) -> Record:
     """Let TOC_WEIGHT of the host's daemon count again."""
-    found = doing.operator.unweigh(host)
+    found = doing.operator.unwant("weight", host)
     if not found:
         _find(doing, host, hint=f"hosts with a weight: {some(doing.operator.intents().weights)}")
     return {"host": host, "changed": found}
@@ -188,7 +185,7 @@ def _can_pin(doing: Doing, slot: str, *, target: str, absent: bool) -> None:
 )  # fmt: skip
 def pin(doing: Doing, slot: str, *, target: str, **_: bool) -> Record:
     """Assign a slot to a host or worker. While that is absent, the slot goes where balance puts it."""
-    doing.operator.pin(_slot(slot), target, by=doing.by)
+    doing.operator.want("pin", _slot(slot), by=doing.by, target=target)
     return {"slot": slot, "target": target}
 
 
@@ -198,7 +195,7 @@ def pin(doing: Doing, slot: str, *, target: str, **_: bool) -> Record:
 )  # fmt: skip
 def unpin(doing: Doing, slot: str) -> Record:
     """Let a pinned slot go where balance puts it, also one that is gone."""
-    return {"slot": slot, "changed": doing.operator.unpin(_slot(slot))}
+    return {"slot": slot, "changed": doing.operator.unwant("pin", _slot(slot))}
 
 
 @operation(

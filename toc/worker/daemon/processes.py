@@ -9,6 +9,7 @@ programs that handlers have started continue.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -96,18 +97,19 @@ def start(
     worker_id: str,
     index: int,
 ) -> WorkerProcess:
-    """Start a worker process that inherits these descriptors, and tell it what is ``known``.
+    """Start a worker process that inherits these descriptors, and reads what is ``known`` as its input.
 
     Raises OSError, after cleaning up.
     """
     ours, theirs = socket.socketpair()
     link = ControlPipe(ours)
-    with theirs:
+    with theirs, os.fdopen(os.memfd_create("toc-known"), "w+b") as told:
+        told.write(json.dumps(known).encode())
+        told.seek(0)
         try:
-            link.send("known", **known)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [*command, "--link", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
+                stdin=told,
                 pass_fds=[theirs.fileno(), *descriptors],
                 cwd=started_in(),
                 process_group=0,
