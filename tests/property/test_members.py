@@ -116,7 +116,6 @@ class Played:
         kept = self.ledger.listed & wanted
         return Daemon(
             {self.member.worker_id: self.member},
-            {self.member.worker_id: 0},
             {self.member.worker_id: frozenset(kept)},
             frozenset(self.ledger.listed - kept),
         )

@@ -47,7 +47,7 @@ def test_a_member_is_read_as_it_was_written() -> None:
         Member("w1", "h"),
         Member("w2", "h", topics=frozenset()),
     ):
-        assert member_of(member.worker_id, member_data(member, 0)) == member
+        assert member_of(member.worker_id, member_data(member)) == member
 
 
 @given(
@@ -64,9 +64,7 @@ def test_what_somebody_else_wrote_breaks_nothing(data: bytes) -> None:
 
 @pytest.mark.parametrize("weight", ["1", -1, 0, None, float("inf"), float("nan"), True, 1001, 10**400])
 def test_a_member_without_a_sane_weight_is_none(weight: object) -> None:
-    data = member_data(Member("w0", "h"), 0).replace(
-        b'"weight":1', b'"weight":' + json.dumps(weight).encode()
-    )
+    data = member_data(Member("w0", "h")).replace(b'"weight":1', b'"weight":' + json.dumps(weight).encode())
     assert member_of("w0", data) is None
 
 

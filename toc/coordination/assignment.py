@@ -51,7 +51,7 @@ class Member:
     metrics, valid on ``machine``. ``version`` is the release that it runs, ``protocol`` that release's
     PROTOCOL. ``keys`` are the marks of the keys with which it can read the secrets of webhook targets.
     ``out_of_reach`` are the servers that it does not reach. ``lost_threads`` is how many threads of an
-    application's own process ran handlers past max_runtime when the member began.
+    application's own process ran handlers past max_runtime when the member began. ``joined`` is when (ms).
     """
 
     worker_id: str
@@ -67,6 +67,7 @@ class Member:
     keys: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
     lost_threads: int = 0
+    joined: int = 0
 
     def can_handle(self, topic: str, delivery: str = Delivery.HANDLER.value) -> bool:
         """Whether the member can have slots of ``topic``, which has this ``delivery``."""

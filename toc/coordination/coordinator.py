@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from toc.coordination.assignment import Member
+from toc.coordination.assignment import TABLES, Member
 from toc.model.topic import Slot
 
 DEAD_FOR_MS = 600_000
@@ -113,20 +114,19 @@ class SlotRow:
 class WorkerRow:
     """An operator's view of one worker. ``leader``: its daemon leads.
 
-    ``joined`` is an instant (ms). ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables``
-    the tables that it sweeps. ``weight`` is the weight in force; ``weighed_by`` is the operator who set it,
-    None if it is the weight with which its daemon was started. ``drained_by`` and ``drained_at`` (ms): who
+    ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables`` the tables that it sweeps.
+    ``weight`` is the weight in force; ``weighed_by`` is the operator who set it, None if it is the weight
+    with which its daemon was started. ``drained_by`` and ``drained_at`` (ms): who
     drained its host, and when.
     """
 
     member: Member
     weight: float
-    joined: int
     assigned: int
     owned: int
     tables_assigned: int
     tables: int
-    leader: bool
+    leader: bool = False
     weighed_by: str | None = None
     drained: bool = False
     drained_by: str | None = None
@@ -150,6 +150,27 @@ def without_owner(assignment: Mapping[str, Collection[str | None]]) -> frozenset
         for number, owner in enumerate(owners)
         if owner is None
     )
+
+
+def worker_rows(
+    members: Iterable[Member],
+    assignment: Mapping[str, Collection[str | None]],
+    claims: Mapping[Slot, SlotOwner],
+) -> list[WorkerRow]:
+    """Return one row per worker, without what operators have asked for."""
+    assigned = Counter((owner, topic == TABLES) for topic, owners in assignment.items() for owner in owners)
+    held = Counter((claim.worker_id, slot.topic == TABLES) for slot, claim in claims.items())
+    return [
+        WorkerRow(
+            member,
+            weight=member.weight,
+            assigned=assigned[member.worker_id, False],
+            owned=held[member.worker_id, False],
+            tables_assigned=assigned[member.worker_id, True],
+            tables=held[member.worker_id, True],
+        )
+        for member in members
+    ]
 
 
 def slot_rows(

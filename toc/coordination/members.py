@@ -33,7 +33,7 @@ from functools import lru_cache
 from typing import Any
 
 from toc.coordination.assignment import Member, assign
-from toc.coordination.znodes import encode, instant, member_from, member_values, not_understood
+from toc.coordination.znodes import encode, member_from, member_values, not_understood
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidDocument
 from toc.model.member import MemberRow
@@ -52,10 +52,9 @@ DEAD_TOLD = 200
 
 @dataclass(frozen=True)
 class Daemon:
-    """What a row says. ``joined`` and ``slots`` are by worker_id; ``dead`` are known deaths."""
+    """What a row says. ``slots`` are by worker_id; ``dead`` are known deaths."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
-    joined: Mapping[str, int] = field(default_factory=dict)
     slots: Mapping[str, frozenset[Slot]] = field(default_factory=dict)
     leaving: frozenset[Slot] = frozenset()
     dead: tuple[str, ...] = ()
@@ -68,7 +67,7 @@ class Daemon:
     def data(self) -> str:
         """Return the row's data."""
         workers = {
-            name: member_values(member, self.joined[name]) | {"slots": _masks(self.slots.get(name, ()))}
+            name: member_values(member) | {"slots": _masks(self.slots.get(name, ()))}
             for name, member in self.members.items()
         }
         dead = list(self.dead[-DEAD_TOLD:])
@@ -83,14 +82,14 @@ def daemon_of(name: str, data: str) -> Daemon:
     except InvalidDocument as exc:
         not_understood(name, str(exc))
         return Daemon()
-    members, joined, slots = {}, {}, {}
+    members, slots = {}, {}
     workers, dead = values.get("workers"), values.get("dead")
     for worker_id, each in workers.items() if isinstance(workers, dict) else ():
         if isinstance(each, dict) and (member := member_from(worker_id, each)):
-            members[worker_id], joined[worker_id] = member, instant(each, "joined")
+            members[worker_id] = member
             slots[worker_id] = _slots(each.get("slots"))
     ended = tuple(each for each in dead if isinstance(each, str)) if isinstance(dead, list) else ()
-    return Daemon(members, joined, slots, _slots(values.get("leaving")), ended)
+    return Daemon(members, slots, _slots(values.get("leaving")), ended)
 
 
 def assign_rows(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 
-from toc.coordination.assignment import TABLES
-from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
+from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.members import assign_rows, daemon_of
 from toc.model.member import MemberRow
 from toc.model.topic import Slot
@@ -21,41 +20,25 @@ class Onlooker:
     ) -> None:
         self._rows = list(rows)
         self._daemons = {row.name: daemon_of(row.name, row.data) for row in self._rows if row.alive}
-        self._assignment = assign_rows(self._daemons.values(), slots, deliveries)
+        owners = assign_rows(self._daemons.values(), slots, deliveries)
+        self._assignment: dict[str, list[str | None]] = {}
+        for slot, owner in sorted(owners.items()):
+            self._assignment.setdefault(slot.topic, []).append(owner)
+        self._claims: dict[Slot, SlotOwner] = {}
+        self._hosts: dict[str, str] = {}
+        for name, daemon in self._daemons.items():
+            for worker, some in {name: daemon.leaving, **daemon.slots}.items():
+                self._claims |= {slot: SlotOwner(worker, 0) for slot in some if slot in owners}
+                self._hosts[worker] = name
 
     def workers(self) -> list[WorkerRow]:
         """Return every worker that is alive."""
-        assigned = Counter((owner, slot.topic == TABLES) for slot, owner in self._assignment.items())
-        found = []
-        for daemon in self._daemons.values():
-            for worker_id, member in daemon.members.items():
-                tables = sum(slot.topic == TABLES for slot in daemon.slots[worker_id])
-                found.append(
-                    WorkerRow(
-                        member,
-                        weight=member.weight,
-                        joined=daemon.joined[worker_id],
-                        assigned=assigned[worker_id, False],
-                        owned=len(daemon.slots[worker_id]) - tables,
-                        tables_assigned=assigned[worker_id, True],
-                        tables=tables,
-                        leader=False,
-                    )
-                )
-        return found
+        members = chain.from_iterable(daemon.members.values() for daemon in self._daemons.values())
+        return worker_rows(members, self._assignment, self._claims)
 
     def slots(self) -> list[SlotRow]:
         """Return every slot, with its owner, its assigned worker, and the reason."""
-        assignment: dict[str, list[str | None]] = {}
-        for slot, owner in sorted(self._assignment.items()):
-            assignment.setdefault(slot.topic, []).append(owner)
-        claims: dict[Slot, SlotOwner] = {}
-        hosts: dict[str, str] = {}
-        for name, daemon in self._daemons.items():
-            for owner, slots in {name: daemon.leaving, **daemon.slots}.items():
-                claims |= {slot: SlotOwner(owner, 0) for slot in slots if slot in self._assignment}
-                hosts[owner] = name
-        return slot_rows(assignment, claims, hosts, pins={}, leaving={})
+        return slot_rows(self._assignment, self._claims, self._hosts, pins={}, leaving={})
 
     def silent(self) -> dict[str, int]:
         """Return the hosts without a living daemon, one of whose daemons did not leave: seconds since it was

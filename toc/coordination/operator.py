@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 from toc.coordination.address import Address
-from toc.coordination.assignment import TABLES, assign
-from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows
+from toc.coordination.assignment import assign
+from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.intents import Intent, Intents, read_intents, read_members
 from toc.coordination.session import Session
 from toc.coordination.znodes import (
@@ -87,36 +87,27 @@ class Operator:
     def workers(self) -> list[WorkerRow]:
         """Return every worker that is alive."""
         wanted = self.intents()
-        assigned = Counter(
-            (owner, topic == TABLES) for topic, owners in self._assignment().items() for owner in owners
-        )
-        held = Counter(
-            (claim.worker_id, slot.topic == TABLES)
-            for slot, claim in read_claims(self._session, self._paths).items()
-        )
         candidates = self._session.children(self._paths.directory("leader"))
         leader = first_candidate(candidates).rpartition("-")[0]
-        rows = []
-        for name, node in self._session.nodes(self._paths.directory("workers")).items():
-            if member := member_of(name, node.data):
-                drain, weight = wanted.drains.get(member.host), wanted.weights.get(member.host)
-                rows.append(
-                    WorkerRow(
-                        member,
-                        weight=weight.to if weight else member.weight,
-                        joined=instant(decode(name, node.data), "joined"),
-                        assigned=assigned[name, False],
-                        owned=held[name, False],
-                        tables_assigned=assigned[name, True],
-                        tables=held[name, True],
-                        leader=f"{node.session:x}" == leader,
-                        weighed_by=weight.by if weight else None,
-                        drained=drain is not None,
-                        drained_by=drain.by if drain else None,
-                        drained_at=drain.at if drain else None,
-                    )
+        nodes = self._session.nodes(self._paths.directory("workers"))
+        members = (member_of(name, node.data) for name, node in nodes.items())
+        claims = read_claims(self._session, self._paths)
+        rows = worker_rows((one for one in members if one is not None), self._assignment(), claims)
+        found = []
+        for row in rows:
+            drain, weight = wanted.drains.get(row.member.host), wanted.weights.get(row.member.host)
+            found.append(
+                replace(
+                    row,
+                    weight=weight.to if weight else row.weight,
+                    leader=f"{nodes[row.member.worker_id].session:x}" == leader,
+                    weighed_by=weight.by if weight else None,
+                    drained=drain is not None,
+                    drained_by=drain.by if drain else None,
+                    drained_at=drain.at if drain else None,
                 )
-        return rows
+            )
+        return found
 
     def damaged_nodes(self) -> list[str]:
         """Return the nodes whose data toc would not write: they count for nothing."""

@@ -89,7 +89,6 @@ class RowsCoordinator:
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
         self._members: dict[str, Member] = {}
-        self._joined: dict[str, int] = {}
         self._claims: dict[Slot, str] = {}
         """The slots that our workers hold."""
         self._assignment: dict[Slot, str | None] = {}
@@ -140,7 +139,6 @@ class RowsCoordinator:
         """Add a worker process of this daemon, or update what is known of it."""
         with self._lock:
             self._members[member.worker_id] = member
-            self._joined.setdefault(member.worker_id, self._clock.now_ms())
         self._changed()
 
     def leave(self, worker_id: str, *, known_dead: bool) -> None:
@@ -149,7 +147,6 @@ class RowsCoordinator:
             if known_dead:
                 self._deaths[worker_id] = self._clock.now_ms()
             if self._members.pop(worker_id, None) is not None:
-                del self._joined[worker_id]
                 self._claims = {slot: owner for slot, owner in self._claims.items() if owner != worker_id}
         self._changed()
 
@@ -258,7 +255,7 @@ class RowsCoordinator:
         listed = self._ledger.listed
         slots = {worker_id: frozenset(share & listed) for worker_id, share in self._shares().items()}
         leaving = frozenset(listed.difference(*slots.values()))
-        return Daemon(dict(self._members), dict(self._joined), slots, leaving, tuple(self._deaths))
+        return Daemon(dict(self._members), slots, leaving, tuple(self._deaths))
 
     def _forget_deaths(self) -> None:
         oldest = self._clock.now_ms() - DEAD_FOR_MS

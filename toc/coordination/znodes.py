@@ -147,16 +147,15 @@ def instant(values: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) and 0 <= value < _YEAR_10000 else 0
 
 
-def member_values(member: Member, joined: int) -> dict[str, Any]:
-    """Return what workers/{worker_id} says: its fields, and when it ``joined`` (ms)."""
+def member_values(member: Member) -> dict[str, Any]:
+    """Return what workers/{worker_id} says: its fields."""
     values = {each.name: getattr(member, each.name) for each in fields(member) if each.name != "worker_id"}
-    sorted_ = {name: sorted(one) if isinstance(one, frozenset) else one for name, one in values.items()}
-    return sorted_ | {"joined": joined}
+    return {name: sorted(one) if isinstance(one, frozenset) else one for name, one in values.items()}
 
 
-def member_data(member: Member, joined: int) -> bytes:
-    """Encode the data of workers/{worker_id}. ``joined`` is an instant (ms)."""
-    return encode(**member_values(member, joined))
+def member_data(member: Member) -> bytes:
+    """Encode the data of workers/{worker_id}."""
+    return encode(**member_values(member))
 
 
 def member_of(worker_id: str, data: bytes) -> Member | None:
@@ -173,7 +172,7 @@ def member_from(worker_id: str, values: dict[str, Any]) -> Member | None:
     for name, kind in _KINDS.items():
         if isinstance(values.get(name), kind):
             given[name] = frozenset(map(str, values[name])) if kind is list else values[name]
-    return Member(worker_id, host, weight, **given)
+    return Member(worker_id, host, weight, joined=instant(values, "joined"), **given)
 
 
 _KINDS: dict[str, type] = {

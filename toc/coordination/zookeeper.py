@@ -100,7 +100,6 @@ class ZooKeeperCoordinator:
         self._dead: frozenset[str] = frozenset()
         self._drained = False
         self._members: dict[str, Member] = {}
-        self._joined: dict[str, int] = {}  # when each of them did (ms)
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
         self._claims = Claims(self._session, self._paths, self._clock, self._ours, on_change)
 
@@ -139,7 +138,6 @@ class ZooKeeperCoordinator:
         """Add a worker process to the cluster, or write its node again."""
         check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
-        self._joined.setdefault(member.worker_id, self._clock.now_ms())
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
         self._on_change()
@@ -148,7 +146,6 @@ class ZooKeeperCoordinator:
         """Remove a worker and its claims. If ``known_dead``, publish its death."""
         member = self._members.pop(worker_id, None)
         if member is not None:
-            del self._joined[worker_id]
             self._claims.let_go([slot for slot, owner in self._claims.held.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
         if member is not None or known_dead:  # it may have left already, and not finished what it held
@@ -304,7 +301,7 @@ class ZooKeeperCoordinator:
         whole = all(_same(before[name], found[name]) for name in DIRECTORIES) and all(
             node is not None
             and node.session == session_id
-            and node.data == member_data(self._members[worker_id], self._joined[worker_id])
+            and node.data == member_data(self._members[worker_id])
             for worker_id, node in zip(members, nodes, strict=True)
         )
         if whole and found["slots"] != before["slots"]:
@@ -348,7 +345,7 @@ class ZooKeeperCoordinator:
         self._departed.clear()
         self._dead = self._dead.union(gone.worker_id for gone in dead)
         for worker_id in sorted(self._unjoined):
-            data = member_data(self._members[worker_id], self._joined[worker_id])
+            data = member_data(self._members[worker_id])
             # Also in place of a node of an earlier session of ours, which is about to vanish.
             self._session.replace(self._paths.node("workers", worker_id), data, ephemeral=True)
         self._unjoined.clear()

@@ -223,7 +223,7 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
         "out_of_reach": sorted(row.member.out_of_reach),
         "lost_threads": row.member.lost_threads,
         "leader": row.leader,
-        "joined": instant(row.joined),
+        "joined": instant(row.member.joined),
         "topics": None if row.member.topics is None else sorted(row.member.topics),
         "metrics": row.member.metrics,
         "weighed_by": row.weighed_by,

@@ -70,7 +70,6 @@ class Worker:
         self._center, self._clock, self.handlers = center, clock, dict(handlers)
         self._waiting: deque[Entry] = deque()
         wake = Reactor()
-        limit = center.settings.max_crashes
         self._inflight = inflight = Inflight()
         self._book = SlotBook(queues, "the test")
         tools = Tools(
@@ -82,6 +81,7 @@ class Worker:
             book=self._book,
             inflight=inflight,
             died=died,
+            max_crashes=center.settings.max_crashes,
         )
         self._finisher = finisher = Finisher(tools=tools, pressure=Pressure())
         self._bodies = BodyReader(tools, finisher)
@@ -99,18 +99,17 @@ class Worker:
             wanted=WantedRoom(lambda _topic: 1, ()),
             recycle=lambda _why: None,
         )
-        self._leases = LeaseKeeper(tools, finisher, limit)
+        self._leases = LeaseKeeper(tools, finisher)
         self.suspects: list[Suspect] = []
         """Tasks that may run only alone: several workers in a row ended while they ran."""
         self._alone = RunsAlone(
-            limit=limit,
             tools=tools,
             finisher=finisher,
             leases=self._leases,
             dispatcher=self,
             tell=lambda *_, **__: None,
         )
-        self._quarantine = Quarantine(limit=limit, tools=tools, finisher=finisher, name=self.suspects.extend)
+        self._quarantine = Quarantine(tools=tools, finisher=finisher, name=self.suspects.extend)
         self._checker = Checker(
             tools=tools,
             finisher=finisher,

@@ -42,10 +42,9 @@ COMPLAIN_SECONDS = 60.0
 class LeaseKeeper:
     """The loop that takes leases for held entries and renews them every third of prepare_timeout."""
 
-    def __init__(self, tools: Tools, finisher: Finisher, max_crashes: int) -> None:
+    def __init__(self, tools: Tools, finisher: Finisher) -> None:
         self._tools = tools
         self._finisher = finisher
-        self._max_crashes = max_crashes
         self._complains = RateLimit(tools.clock, COMPLAIN_SECONDS)
         servers = range(len(tools.store.tables_of_server()))
         self._asked: list[dict[Entry, None]] = [{} for _ in servers]
@@ -213,7 +212,7 @@ class LeaseKeeper:
             if entry.row.lease == RAN_OUT:  # [rule: lease-ran-out]
                 left = entry.topic.remaining(entry.row.attempts)
                 at = max(now, entry.row.next_time)  # it may be due only in a moment
-                crash = after_crash(entry.row, entry.topic, left, at, self._max_crashes, dead=False)
+                crash = after_crash(entry.row, entry.topic, left, at, self._tools.max_crashes, dead=False)
                 if crash is None:
                     start.append(entry)  # to quarantine, which counts its runs itself
                 else:

@@ -46,7 +46,6 @@ class Pipeline:
         *,
         threads: int,
         async_limit: int,
-        max_crashes: int,
         on_room: Sequence[Wake],
         recycle: Callable[[str], None],
         name_suspects: Callable[[Sequence[Suspect]], None],
@@ -73,11 +72,10 @@ class Pipeline:
         )
         self.quarantine = Quarantine(
             tools=tools,
-            limit=max_crashes,
             finisher=self.finisher,
             name=name_suspects,
         )
-        self.leases = LeaseKeeper(tools, self.finisher, max_crashes)
+        self.leases = LeaseKeeper(tools, self.finisher)
         self.checker = Checker(
             tools=tools,
             finisher=self.finisher,

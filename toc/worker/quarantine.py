@@ -61,7 +61,6 @@ OVER_SECONDS = 0.01
 class Quarantine:
     """The loop that puts suspects off and names them to the daemon. The row check admits them."""
 
-    limit: int
     tools: Tools
     finisher: Finisher
     name: Callable[[Sequence[Suspect]], None]
@@ -74,7 +73,7 @@ class Quarantine:
 
     def takes(self, row: TryRow) -> bool:
         """Whether a task may run only alone."""
-        return is_suspect(row, self.limit)
+        return is_suspect(row, self.tools.max_crashes)
 
     def admit(self, entries: Sequence[Entry]) -> None:
         """Have these run alone."""
@@ -117,7 +116,6 @@ class RunsAlone:
     ``tell`` sends the daemon a message.
     """
 
-    limit: int
     tools: Tools
     finisher: Finisher
     leases: LeaseKeeper
@@ -180,7 +178,7 @@ class RunsAlone:
         if how:
             reason = f"its handler ended its process {times} times, the last time alone ({how})"
             self._convict(entry, row, reason)
-        elif times >= self.limit + MAX_UNSEEN and self._ran_alone(entry):
+        elif times >= self.tools.max_crashes + MAX_UNSEEN and self._ran_alone(entry):
             reason = f"the workers that ran it ended {times} times in a row, also while it ran alone"
             self._convict(entry, row, reason)
         elif self._count(entry, row):
@@ -211,7 +209,7 @@ class RunsAlone:
         In this order: the lease of a process that died with it ends when the run is charged.
         """
         now = self.tools.clock.now_ms()
-        again = UNSEEN_MS * 2 ** min(row.crashes - self.limit, MAX_UNSEEN)
+        again = UNSEEN_MS * 2 ** min(row.crashes - self.tools.max_crashes, MAX_UNSEEN)
         counted = row._replace(crashes=row.crashes + 1, next_time=now + again)
         guards = self.tools.store.fail([_change(row, counted, ALONE)])
         tell_unwritten(guards.unanswered)

@@ -68,7 +68,6 @@ class Reclaimer:
 
     tools: Tools
     inbox: Inbox
-    max_crashes: int
 
     def __post_init__(self) -> None:
         self._turns = SlotTurns()
@@ -181,7 +180,7 @@ class Reclaimer:
             for job_id, score in pairs:
                 row = rows.get(job_id)
                 _, remaining, claim = split(score)
-                crash = after_crash(row, topic, remaining, now, self.max_crashes, dead=claim in dead)
+                crash = after_crash(row, topic, remaining, now, self.tools.max_crashes, dead=claim in dead)
                 left.append(_Left(slot, topic, job_id, score, row, crash))
         crashes = [one.crash for one in left if one.crash is not None]
         guards = self.tools.store.crash(crashes) if crashes else Answers[Guard]()

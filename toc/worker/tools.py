@@ -16,7 +16,8 @@ from toc.worker.slots import SlotBook
 
 @dataclass(frozen=True, eq=False)
 class Tools:
-    """Servers, clock and topics; ``handlers`` by topic; the slots and the entries that this worker holds."""
+    """Servers, clock and topics; ``handlers`` by topic; the slots and the entries that this worker holds.
+    ``max_crashes``: after so many in a row a task is a suspect."""
 
     store: Store
     queues: Queues
@@ -25,5 +26,6 @@ class Tools:
     handlers: dict[str, Handler]
     book: SlotBook
     inflight: Inflight
+    max_crashes: int
     died: Callable[[int, str], None]
     """Called with the job_id and the reason once a row says that its task is dead."""

@@ -83,19 +83,18 @@ class Worker:
             died=center.hooks.died,
             book=self.book,
             inflight=Inflight(),
+            max_crashes=settings.max_crashes,
         )
         self.pipeline = Pipeline(
             tools,
             threads=threads,
             async_limit=settings.async_limit,
-            max_crashes=settings.max_crashes,
             on_room=wakes,
             recycle=self._recycle,
             name_suspects=lambda found: link.send("suspects", suspects=found),
         )
         self.alone = RunsAlone(
             tools=tools,
-            limit=settings.max_crashes,
             finisher=self.pipeline.finisher,
             leases=self.pipeline.leases,
             dispatcher=self.pipeline.dispatcher,
@@ -113,7 +112,6 @@ class Worker:
         self.reclaimer = Reclaimer(
             tools=tools,
             inbox=self.pipeline.inbox,
-            max_crashes=settings.max_crashes,
         )
         self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
         self.services = TableServices(center, queues, self.pipeline.pressure)

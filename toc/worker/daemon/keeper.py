@@ -155,6 +155,7 @@ class Keeper(ABC, Generic[C]):
             child.left = True
         if not (child.member or child.leaving) and self._consumes(child) and self._stop_at is None:
             child.member = self._slots.changed = True
+            child.joined = self.center.clock.now_ms()
             self._join(child)
 
     def _consumes(self, child: C) -> bool:  # noqa: ARG002
@@ -178,6 +179,7 @@ class Keeper(ABC, Generic[C]):
                 keys=child.keys,
                 out_of_reach=child.out_of_reach,
                 lost_threads=child.lost_threads,
+                joined=child.joined,
             )
         )
 

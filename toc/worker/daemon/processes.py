@@ -37,6 +37,8 @@ class Child:
         self.silence = Silence()
         self.member = False
         """Whether it has joined the membership."""
+        self.joined = 0
+        """When it did (ms)."""
         self.heard = False
         """Whether it has ever sent a message. Until then it counts as starting, however long that takes."""
         self.out_of_reach: frozenset[str] = frozenset()
