@@ -66,14 +66,17 @@ class Coordinator(Protocol):
         """Whether every claim can be granted now. If not, this daemon keeps what it holds."""
 
     def sure_until(self) -> float:
-        """Return until when (monotonic) no other daemon has what ours hold, as far as this one can know.
-        Later ours start nothing without a lease."""
+        """Return until when (monotonic) no other daemon has what ours hold, as far as this one can know: one
+        that is cut off cannot always tell that from an outage. Later ours start nothing without a lease."""
+        return float("inf")
 
     def senders(self) -> int:
         """Return how many workers of all daemons send webhooks; 0 if that is not known."""
+        return 0
 
     def drained(self) -> bool:
         """Whether an operator has drained this daemon's host, as far as known."""
+        return False
 
     def unowned(self) -> frozenset[Slot]:
         """Return the slots, tables included, that no worker may have.
@@ -84,6 +87,7 @@ class Coordinator(Protocol):
     def step(self) -> float | None:
         """Do what is due. Returns the seconds until the next step, or None if the next step waits
         for an event."""
+        return None
 
 
 class SlotState(StrEnum):

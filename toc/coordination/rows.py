@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import DEAD_FOR_MS
+from toc.coordination.coordinator import DEAD_FOR_MS, Coordinator
 from toc.coordination.members import Daemon, Ledger, assign_rows
 from toc.coordination.presence import LocalNames, Presence
 from toc.loop import Loop
@@ -52,8 +52,8 @@ class Members(Protocol):
         """Delete a row."""
 
 
-class RowsCoordinator:
-    """Spreads slots over the daemons that have rows. Implements Coordinator.
+class RowsCoordinator(Coordinator):
+    """Spreads slots over the daemons that have rows.
 
     ``host`` names this daemon. After ``timeout`` seconds without a beat others take over what it has.
     ``on_change`` is called, from any thread, when ``step`` should be called soon. It must not block.
@@ -204,19 +204,11 @@ class RowsCoordinator:
         """Whether the table answered the last time."""
         return self._reached
 
-    def drained(self) -> bool:
-        """Return False: drains need ZooKeeper."""
-        return False
-
     def unowned(self) -> frozenset[Slot]:
         """Return the slots that no worker may have; only the first of the daemons returns any."""
         with self._lock:
             first = all(self._name < name for name in self._ledger.others)
             return frozenset(slot for slot, owner in self._assignment.items() if first and owner is None)
-
-    def step(self) -> float | None:
-        """Return None: a thread does what is due."""
-        return None
 
     # --- the assignment, under the lock
 

@@ -25,7 +25,7 @@ from toc.coordination.address import Address
 from toc.coordination.assignment import Member
 from toc.coordination.changes import Changes
 from toc.coordination.claims import Claims
-from toc.coordination.coordinator import without_owner
+from toc.coordination.coordinator import Coordinator, without_owner
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import LocalNames
@@ -56,8 +56,8 @@ class _Departed(NamedTuple):
     known_dead: bool
 
 
-class ZooKeeperCoordinator:
-    """Spreads slots over the cluster through ZooKeeper. Implements Coordinator.
+class ZooKeeperCoordinator(Coordinator):
+    """Spreads slots over the cluster through ZooKeeper.
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
     slots of a silent daemon go to others after ``session_timeout``. ``gather``: how many seconds a new leader
@@ -196,15 +196,6 @@ class ZooKeeperCoordinator:
     def connected(self) -> bool:
         """Whether every claim can be granted now."""
         return self._current()
-
-    def sure_until(self) -> float:
-        """Return infinity: a host that is cut off from ZooKeeper cannot tell that from a ZooKeeper that is
-        away."""
-        return float("inf")
-
-    def senders(self) -> int:
-        """Return 0: only the leader reads the workers."""
-        return 0
 
     def drained(self) -> bool:
         """Whether this host is drained, as far as known."""

@@ -184,7 +184,7 @@ def only_from(app: Any, networks: list[str]) -> Any:
 def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     """The entry point of the process; of one with ``further`` ports, called by its own."""
     parser = argparse.ArgumentParser()
-    for name in ("link", "board", "listen"):
+    for name in ("link", "known", "board", "listen"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--tls-cert")
@@ -197,7 +197,7 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     os.close(arguments.board)  # the mapping stays
     detach()
     link = ControlPipe(socket.socket(fileno=arguments.link))
-    told = known()
+    told = known(arguments.known)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     watch_threads()
     logging.getLogger("uvicorn").disabled = True

@@ -89,10 +89,8 @@ class Worker:
         """Whether the threads that read bodies have started."""
         early = EarlyEntries(wake)
         self._calls = HandlerCalls(
-            inflight=inflight,
+            tools=tools,
             finisher=finisher,
-            catalog=catalog,
-            clock=clock,
             early=early,
             let_go=LetGo(Wake()),
             bodies=self._bodies,

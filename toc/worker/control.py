@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
@@ -121,9 +121,10 @@ class ControlPipe:
         self._socket.close()
 
 
-def known() -> dict[str, Any]:
-    """Return what the daemon has read of the task table: it stands where this process reads its input."""
-    return parse_object(sys.stdin.buffer.read(), most=MAX_LINE_BYTES)
+def known(descriptor: int) -> dict[str, Any]:
+    """Return what the daemon has read of the task table. It stands in the file of this descriptor."""
+    with os.fdopen(descriptor, "rb") as file:
+        return parse_object(file.read(), most=MAX_LINE_BYTES)
 
 
 def _message(line: bytes) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--webhooks", action="store_true")
     parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--known", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
     arguments = parser.parse_args()
     presence = Presence(arguments.worker_id)  # before its name is known to others, until the end
@@ -54,7 +55,7 @@ def main() -> None:
     link = ControlPipe(socket.socket(fileno=arguments.link))
     damage.guard(link.fileno())
     copies.keep_apart(link.close, presence.close)
-    first = known()
+    first = known(arguments.known)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it

@@ -82,15 +82,17 @@ class Keeper(ABC, Generic[C]):
     def _stop(self) -> None:
         """Have all workers leave."""
         self._stop_at = time.monotonic() + self.settings.shutdown_deadline
-        self._successors.none()
         for child in self._children.values():
             child.link.send("stop")
 
     def _turn(self) -> None:
         """Start what is missing, align slots, and listen until something is to be done again."""
+        stopping = self._stop_at is not None
+        if stopping:
+            self._successors.none()
         for index in self._successors.take_due():
             self._spawn(index)
-        self._slots.reconcile(self._children.values(), stopping=self._stop_at is not None)
+        self._slots.reconcile(self._children.values(), stopping=stopping)
         self._slots.assure(self._children.values())
         self._wait()
         self._slots.find_gone(self._children)

@@ -80,8 +80,8 @@ class WorkerProcess(Child):
 class SideProcesses:
     """Further processes that a daemon keeps running. They have no slots and are not members of the cluster.
 
-    ``command`` starts one; it also gets ``--worker-id``, ``--link`` and ``--board``, inherits the
-    ``descriptors``, and uses the link as a worker process does. These processes start the tasks of
+    ``command`` starts one; it also gets ``--worker-id``, ``--link``, ``--known`` and ``--board``, inherits
+    the ``descriptors``, and uses the link as a worker process does. These processes start the tasks of
     topics with one of the ``deliveries``; the daemon's workers only own the slots of these topics.
     """
 
@@ -99,7 +99,7 @@ def start(
     worker_id: str,
     index: int,
 ) -> WorkerProcess:
-    """Start a worker process that inherits these descriptors, and reads what is ``known`` as its input.
+    """Start a worker process that inherits these descriptors, and tell it what is ``known``.
 
     Raises OSError, after cleaning up.
     """
@@ -110,9 +110,9 @@ def start(
         told.seek(0)
         try:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [*command, "--link", str(theirs.fileno())],
-                stdin=told,
-                pass_fds=[theirs.fileno(), *descriptors],
+                [*command, "--link", str(theirs.fileno()), "--known", str(told.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), told.fileno(), *descriptors],
                 cwd=started_in(),
                 process_group=0,
             )

@@ -57,10 +57,8 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self._wanted = WantedRoom(self.room, self.on_room)
         calls = HandlerCalls(
-            inflight=self.tools.inflight,
+            tools=self.tools,
             finisher=self.finisher,
-            catalog=self.tools.catalog,
-            clock=self.tools.clock,
             early=self.early,
             let_go=self.let_go,
             bodies=self.bodies,

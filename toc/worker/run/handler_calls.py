@@ -12,20 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from toc.model.body import Body
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import UnreadableTask
 from toc.model.raised import Raised, raised
 from toc.model.task import Task
 from toc.model.topic import Delivery
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
-from toc.worker.entry import Entry, Inflight
+from toc.worker.entry import Entry
 from toc.worker.guards import copies, damage
 from toc.worker.run.bodies import BodyReader
 from toc.worker.settle.finish import Finisher
 from toc.worker.take.early import EarlyEntries
 from toc.worker.take.feedback import LetGo, WantedRoom
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -38,10 +37,8 @@ class HandlerCalls:
     """Decides which entries may start, and reports how their tries ended; and what those need that run
     handlers. Thread-safe."""
 
-    inflight: Inflight
+    tools: Tools
     finisher: Finisher
-    catalog: TopicCatalog
-    clock: Clock
     early: EarlyEntries
     let_go: LetGo
     bodies: BodyReader
@@ -50,7 +47,7 @@ class HandlerCalls:
 
     def concurrency(self, topic: str) -> int:
         """How many handlers of the topic may run at once. 0: no limit."""
-        known = self.catalog.known().get(topic)
+        known = self.tools.catalog.known().get(topic)
         return 0 if known is None else known.concurrency
 
     def last_look(self, batch: Sequence[Entry], started: float) -> list[Entry]:
@@ -60,12 +57,12 @@ class HandlerCalls:
         This is the last check of the clock before a handler starts: none starts early by its
         worker's clock.
         """
-        now = self.clock.now_ms()
+        now = self.tools.clock.now_ms()
         due, early, refused, expired = [], [], [], []
         for entry in batch:
             if entry.row.next_time > now:
                 early.append(entry)
-            elif not self.inflight.start(entry, started):
+            elif not self.tools.inflight.start(entry, started):
                 refused.append(entry)
             elif entry.row.expires_at and has_expired(entry.row.expires_at, now):  # while it waited
                 entry.started = 0.0
@@ -84,7 +81,7 @@ class HandlerCalls:
         """Report the success of a task that was alone in its call. Does less than ``returned``, as
         this is the usual case."""
         self._check_process(entry, None)
-        if self.inflight.settle(entry):
+        if self.tools.inflight.settle(entry):
             self.finisher.ended(entry, None)
 
     def returned(self, batch: Sequence[Entry], errors: Mapping[int, BaseException | None]) -> None:
@@ -96,7 +93,7 @@ class HandlerCalls:
             error = errors.get(entry.job_id)
             if error is not None and id(error) not in texts:
                 texts[id(error)] = raised(error)
-            if not self.inflight.settle(entry):
+            if not self.tools.inflight.settle(entry):
                 continue
             if error is None:
                 self.finisher.ended(entry, None)

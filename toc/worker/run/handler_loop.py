@@ -78,7 +78,7 @@ class HandlerLoop:
     def __init__(self, handlers: Iterable[Handler], limit: int, calls: HandlerCalls) -> None:
         self._limit = limit
         self._calls = calls
-        self._clock = calls.clock
+        self._clock = calls.tools.clock
         self._wanted = calls.wanted
         self.lines = {handler.topic: _line(handler) for handler in handlers}
         """By topic. Replaced, never changed in place: other threads iterate over it."""

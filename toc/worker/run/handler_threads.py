@@ -45,7 +45,7 @@ class HandlerThreads:
     def __init__(self, topics: Sequence[str], threads: int, calls: HandlerCalls) -> None:
         self._size = threads
         self._calls = calls
-        self._clock = calls.clock
+        self._clock = calls.tools.clock
         self._wanted = calls.wanted
         self._lines = {topic: _ThreadLine(topic) for topic in topics}
         self._limit_lines()
