@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from harness.system import small_system
 from benchmarks.local import MariaDB, RedisServer
 from toc.dialects.lmstfy_tasks import template_of
 from toc.index.messages import Peek
+from toc.model.topic import Slot
 
 JSON = "application/json; charset=utf-8"
 
@@ -238,10 +239,19 @@ def test_attributes_of_the_request_are_those_of_the_job(client: Client) -> None:
     )
 
 
-def test_jobs_of_a_bulk_are_consumed_in_the_order_of_the_array(client: Client) -> None:
+def test_jobs_of_a_bulk_are_consumed_in_the_order_of_the_array(gateway: Gateway, client: Client) -> None:
+    center = gateway.system.center
+    texts = [f'"{number}"'.encode() for number in range(64)]
     for queue, count in (("row", 1), ("rows", 100)):
-        texts = [f'"{number}"'.encode() for number in range(64)]
         client.call("PUT", f"/api/ns/{queue}/bulk?ttl=0", b"[" + b",".join(texts) + b"]")
+        slots = center.catalog.refresh()[f"lmstfy.ns.{queue}"].slots()
+
+        def all_wait(slots: Sequence[Slot] = slots) -> bool:
+            """The answer does not wait for the index, and what is not yet in it cannot come first."""
+            peeks = center.queues.peek(slots).values()
+            return sum(peek.store for peek in peeks if isinstance(peek, Peek)) == len(texts)
+
+        assert until(all_wait)
         got: list[bytes] = []
         while len(got) < len(texts):
             found = client.call("GET", f"/api/ns/{queue}?timeout=30&count={count}").json

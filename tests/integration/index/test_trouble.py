@@ -245,8 +245,8 @@ def test_a_server_with_all_the_clients_that_it_takes_is_used_over_the_connection
             other.sendall(b"PING\r\n")
             if b"max number of clients" in other.recv(100):
                 break
-        with ThreadPoolExecutor(8) as threads:
-            replies = list(threads.map(lambda n: queues.add({SLOT: [(n, 1.0)]})[SLOT], range(2, 400)))
+        with ThreadPoolExecutor(3) as threads:  # each waits its turn for half a second at most
+            replies = list(threads.map(lambda n: queues.add({SLOT: [(n, 1.0)]})[SLOT], range(2, 100)))
         assert not [reply for reply in replies if isinstance(reply, IndexUnavailable)]
         refused = late.add({SLOT: [(400, 1.0)]})[SLOT]
         assert isinstance(refused, IndexUnavailable)
