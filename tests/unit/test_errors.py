@@ -37,7 +37,8 @@ def tree(kind: type[Exception] = TocError) -> Iterator[type[Exception]]:
 
 
 for module in pkgutil.walk_packages(toc.__path__, "toc."):
-    if not module.name.startswith(("toc.migrations", "toc.__main__")):
+    # Django's tasks need Python 3.12.
+    if not module.name.startswith(("toc.migrations", "toc.__main__", "toc.django_tasks")):
         importlib.import_module(module.name)
 KINDS = sorted({TocError, Retry, Dead, *tree()}, key=lambda kind: f"{kind.__module__}.{kind.__name__}")
 WAYS: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy]
