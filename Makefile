@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers sizing test-pythons clean
+.PHONY: bench bench-guard chaos docs faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers sizing test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,9 +53,10 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 # Besides the table's: what no other target runs in full. Outages of Redis seen from within, life without one, a
-# server that comes back from its backup, receivers in other languages, toc in a bare environment.
+# server that comes back from its backup, receivers in other languages, toc in a bare environment, the site.
 AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
-	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py tests/integration/test_install.py
+	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py tests/integration/test_install.py \
+	tests/integration/test_site.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)
@@ -71,6 +72,16 @@ faults-page: $(STAMP) ## put the table of the last faults and soaks into evidenc
 
 reference: $(STAMP) ## write the lists of docs/reference.md that the code tells
 	PYTHONPATH=tests $(BIN)/python -m reference_page
+
+# Sphinx is installed by the first `make docs`, for most never build the site. A warning, such as of a link that leads
+# nowhere, fails the build; only what is read warns, so all pages are read each time.
+$(VENV)/docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
+	touch $@
+
+docs: $(VENV)/docs ## the pages and the docstrings as a site that needs no server: build/docs/index.html
+	rm -rf build
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 
 MINUTES ?= 5
 chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000
@@ -107,5 +118,5 @@ sizing: $(STAMP) servers ## what a cluster takes of memory, disk and connections
 	$(BIN)/python -m benchmarks.sizing
 
 clean: ## remove what was built; leaves .toc, which holds data
-	rm -rf $(VENV) .bench dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

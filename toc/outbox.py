@@ -1,5 +1,7 @@
 """An outbox: tasks submitted in a transaction on any database, and brought to toc after its commit.
 
+::
+
     outbox.metadata.create_all(engine)          # one table, toc_outbox, beside the application's own
     with Session(engine) as session, session.begin():
         session.add(order)
