@@ -41,6 +41,7 @@ WORDS = {
         "topic show, topic pause, topic resume": "order.close",
         "topic alter": "order.close --retries 5",
         "topic delete": "order.gone",
+        "topic sync": "--app none:center",
         "template create": "shop.* --slots 1",
         "template show, template delete": "shop.*",
         "template alter": "shop.* --slots 2",

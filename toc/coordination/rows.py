@@ -86,6 +86,8 @@ class RowsCoordinator(Coordinator):
         self._ledger = Ledger(self._name, timeout, self._clock.monotonic)
         self._reached = True
         """Whether the table answered the last time."""
+        self._alone_until = float("-inf")
+        """Until when (monotonic) a daemon without a process keeps its slots for the one that it starts."""
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
         self._members: dict[str, Member] = {}
@@ -138,6 +140,7 @@ class RowsCoordinator(Coordinator):
     def join(self, member: Member) -> None:
         """Add a worker process of this daemon, or update what is known of it."""
         with self._lock:
+            self._alone_until = float("-inf")
             self._members[member.worker_id] = member
         self._changed()
 
@@ -148,6 +151,8 @@ class RowsCoordinator(Coordinator):
                 self._deaths[worker_id] = self._clock.now_ms()
             if self._members.pop(worker_id, None) is not None:
                 self._claims = {slot: owner for slot, owner in self._claims.items() if owner != worker_id}
+                if not self._members:
+                    self._alone_until = self._clock.monotonic() + self._timeout
         self._changed()
 
     def desired(self) -> dict[str, set[Slot]]:
@@ -215,7 +220,8 @@ class RowsCoordinator(Coordinator):
     def _assign(self) -> None:
         """Compute the assignment anew, if something has changed, and list accordingly.
 
-        Nothing goes to other daemons while the table is out of reach.
+        Nothing goes to other daemons while the table is out of reach, nor while a daemon starts its only
+        process.
         """
         if not self._stale:
             return
@@ -232,7 +238,8 @@ class RowsCoordinator(Coordinator):
 
     def _is_apart(self) -> bool:
         """Whether nothing may go to other daemons now."""
-        return self._clock.monotonic() >= self._ledger.sure_until
+        now = self._clock.monotonic()
+        return now >= self._ledger.sure_until or now < self._alone_until
 
     def _shares(self) -> dict[str, set[Slot]]:
         """Return what is assigned to each of our workers."""
