@@ -15,7 +15,9 @@ html_show_copyright = False
 html_sourcelink_suffix = ""  # so that links within the copied sources lead to each other
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/*.rst", "evidence/*.md", "*/README.md", "examples/*/README.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/*.rst", "examples/*/*.md"]
+include_patterns += ["benchmarks/*.md", "evidence/*.md", "spec/*.md"]  # other pages lead to these
+exclude_patterns = [".*", "build"]
 myst_heading_anchors = 4
 highlight_language = "none"
 autodoc_member_order = "bysource"
@@ -51,7 +53,7 @@ def _lists(app: Sphinx, failed: Exception | None) -> None:
     lines = [f"# {project}", ""]
     for page in [root_doc, *app.env.toctree_includes[root_doc]]:
         paragraph = next(iter(app.env.get_doctree(page).findall(nodes.paragraph))).astext()
-        sentence = re.split(r"(?<=\.)\s", paragraph)[0].replace("\n", " ")
+        sentence = re.split(r"(?<=\.)\s", paragraph)[0].replace("\n", " ").rstrip(":")
         path = f"_sources/{page}.md" if app.env.doc2path(page).suffix == ".md" else f"{page}.html"
         lines.append(f"- [{app.env.titles[page].astext()}]({path}): {sentence}")
     Path(app.outdir, "llms.txt").write_text("\n".join([*lines, ""]))
