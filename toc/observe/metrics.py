@@ -100,8 +100,8 @@ RUNTIME = _histogram(
 TRIES = _counter(
     "toc_tries",
     "Tries that ended. failed, crashed: will be tried again. duplicate: another try had processed the task. "
-    "overtaken: the task was cancelled, rescheduled or dead by then. postponed: a webhook could not be sent "
-    "now, which uses up no try.",
+    "overtaken: the task was cancelled, rescheduled or dead by then. postponed: it waits for something else, "
+    "which uses up no try.",
     "topic",
     "outcome",
 )
