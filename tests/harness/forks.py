@@ -356,7 +356,8 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     for descriptor, name in enumerate(STREAMS):
         _open(descriptor, job.get(name, os.devnull))
     _make_streams({descriptor for descriptor, name in enumerate(STREAMS) if job.get(name) == CLOSED})
-    if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not job["whole"]:
+    reloads = job["words"][:1] == ["dev"] and "--app" in job["words"]  # its daemon is a child of its own
+    if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not (reloads or job["whole"]):
         Helper().install()
     # The helper's socket would take the place of a closed stream.
     if job["words"][:1] == ["demo"] and CLOSED not in job.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shlex
 import signal
@@ -104,15 +105,21 @@ def dev(
     app: str | None = option("MODULE:NAME", "Run a worker for this TimeoutCenter."),
     directory: Path = option("DIR", "Where to keep all files, also after the end.", default=Path(".toc")),
     redis: bool = flag("--redis", "Start a private Redis too, for milliseconds always."),
+    debug: bool = flag(
+        "--debug", "Run handlers here, one at a time: breakpoint() works, and uses up no try."
+    ),
 ) -> None:
     """Run all that an application needs until Ctrl-C, to develop it. Tasks are kept in an SQLite file.
 
     Prints the settings for your application and for other toc commands; if the extra `gateway` is
     installed, the address of an HTTP gateway, a token for it, and the ports of the other protocols. If the
     extra `webhooks` is installed, it sends webhooks, also to http://127.0.0.1:8080. Brings the
-    topics to what the app declares, as `toc topic sync` does. One machine, one disk: not for production.
+    topics to what the app declares, as `toc topic sync` does. Tells what becomes of each task, and loads
+    the app again when a Python file below this directory changes; with --debug it does not, and runs only
+    handlers. One machine, one disk: not for production.
 
     Examples: toc dev --app shop.deadlines:center
+              toc dev --app shop.deadlines:center --debug
               toc dev --app shop.deadlines:center --redis
     """
     from toc.dev.demo.stage import only_config
@@ -131,8 +138,10 @@ def dev(
                 center.store.identity.set_indexed(redis)  # nothing else runs: the directory is locked
             print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
             end_if_lost()
-            if app is not None:
-                _sync_topics(app)
+            if debug:
+                if app is None:
+                    raise ConfigError("--debug needs --app")
+                raise typer.Exit(_debug(app))
             beside = _gateway(settings)
             if app is None:
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
@@ -140,14 +149,48 @@ def dev(
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.pause()
             else:
-                from toc.config import Settings
-                from toc.worker.app import NO_HANDLERS
-                from toc.worker.daemon.start import run_daemon
+                raise typer.Exit(_run(app, settings, beside, webhooks=bool(for_webhooks)))
 
-                if app is None:
-                    settings = Settings(**(settings.model_dump() | {"processes": 1}))
-                webhooks = bool(for_webhooks)
-                raise typer.Exit(run_daemon(app or NO_HANDLERS, settings, beside, webhooks=webhooks))
+
+def _run(app: str | None, settings: Settings, beside: SideProcesses | None, *, webhooks: bool) -> int:
+    """Run a daemon with one worker process; that of an app anew when its files change."""
+    from toc.config import Settings
+    from toc.dev.local.reload import run_with_reloads
+    from toc.worker.app import NO_HANDLERS
+    from toc.worker.daemon.start import run_daemon
+
+    settings = Settings(**(settings.model_dump() | {"processes": 1}))
+    if app is None:
+        return run_daemon(NO_HANDLERS, settings, beside, webhooks=webhooks)
+
+    def run() -> None:
+        from toc.cli.main import ended
+        from toc.loop import leave_process
+
+        def serve() -> int:
+            _sync_topics(app)
+            return run_daemon(app, settings, beside, webhooks=webhooks, tell=True)
+
+        leave_process(ended(serve))
+
+    return run_with_reloads(run, Path.cwd(), say)
+
+
+def _debug(app: str) -> int:
+    """Run an app's handlers on a thread of this process, which has the terminal, until Ctrl-C."""
+    from toc.worker.app import load_app, tell
+    from toc.worker.run.told import tell_ready
+
+    os.environ["TOC_SHUTDOWN_DEADLINE"] = "1"  # who ends it at a breakpoint does not wait for the handler
+    # Streams without Python code, which a debugger would step into while it prints.
+    sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    _sync_topics(app)
+    tell(center := load_app(app))
+    with contextlib.suppress(KeyboardInterrupt), center.worker(threads=1) as worker:
+        worker.ready.wait()
+        tell_ready(center.handlers)
+        signal.pause()
+    return 0
 
 
 def _for_webhooks(directory: Path) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
@@ -85,8 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2: the request is wrong; 3: a server must be upgraded or configured first; 4: a server is out of reach; 1:
     any other failure; 130: interrupted. ``run`` checks whether the output could be written.
     """
+    return ended(lambda: app(args=arguments, prog_name="toc"))
+
+
+def ended(run: Callable[[], int | None]) -> int:
+    """Call this, say what it raises, and return the exit code."""
     try:
-        app(args=arguments, prog_name="toc")
+        return run() or 0
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except KeyboardInterrupt:
@@ -99,7 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as exc:  # of a file: errors of servers have been translated
         say(f"error: {exc.strerror or exc}" + (f": {shown(exc.filename)}" if exc.filename else ""))
         return 1
-    return 0
 
 
 def run() -> None:

@@ -12,6 +12,7 @@ from toc.model.raised import raised, where
 from toc.observe.log import get_logger
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
+from toc.worker.run.told import tell_death, told
 
 log = get_logger(__name__)
 
@@ -64,7 +65,7 @@ def load_app(path: str) -> TimeoutCenter:
 
 
 def _at(error: BaseException) -> str:
-    at = where(error)
+    at = "" if isinstance(error, SyntaxError) else where(error)  # whose text tells its own place
     return f" (at {at})" if at else ""
 
 
@@ -80,6 +81,12 @@ def skip_breakpoints() -> None:
 
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = skip
+
+
+def tell(center: TimeoutCenter) -> None:
+    """Have the worker of a center, which does not run yet, tell a developer what becomes of each task."""
+    center.handlers = {topic: told(handler) for topic, handler in center.handlers.items()}
+    center.on_dead(tell_death)
 
 
 def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:

@@ -22,10 +22,11 @@ from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
 from toc.sdk.client import TimeoutCenter, apart
-from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints
+from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints, tell
 from toc.worker.control import ControlPipe, known
 from toc.worker.deliveries import WebhookHandlers
 from toc.worker.guards import copies, damage
+from toc.worker.run.told import tell_ready
 from toc.worker.run.traced import traced
 from toc.worker.worker import Worker
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--webhooks", action="store_true")
+    parser.add_argument("--tell", action="store_true")
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--known", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)
@@ -70,6 +72,8 @@ def main() -> None:
             center.handlers = {
                 topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()
             }
+        if arguments.tell:
+            tell(center)
         worker = Worker(
             center,
             arguments.worker_id,
@@ -91,6 +95,8 @@ def main() -> None:
     # time, most of all in an application that imports much.
     gc.collect()
     gc.freeze()
+    if arguments.tell:
+        tell_ready(center.handlers)
     try:
         worker.run()
     except BaseException as exc:

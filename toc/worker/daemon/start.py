@@ -23,11 +23,17 @@ _PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url
 
 
 def run_daemon(
-    app: str, settings: Settings, beside: SideProcesses | None = None, *, webhooks: bool = False
+    app: str,
+    settings: Settings,
+    beside: SideProcesses | None = None,
+    *,
+    webhooks: bool = False,
+    tell: bool = False,
 ) -> int:
     """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
 
     ``beside``: further processes that it keeps running. ``webhooks``: its workers also send webhooks.
+    ``tell``: they tell a developer what becomes of each task.
 
     Raises, before it starts anything: AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
     ConfigError, also for an address at which it cannot listen.
@@ -46,7 +52,7 @@ def run_daemon(
             catalog=center.catalog,
             handled=center.handlers,
         )
-        daemon = Daemon(app, center, settings, monitor=monitor, beside=beside, webhooks=webhooks)
+        daemon = Daemon(app, center, settings, monitor=monitor, beside=beside, webhooks=webhooks, tell=tell)
         watch_threads()
         return daemon.run()
     finally:

@@ -37,7 +37,8 @@ KILL_AFTER_SECONDS = 10.0
 class Daemon(Keeper[WorkerProcess]):
     """Keeps the configured number of worker processes running, which load ``app``.
 
-    ``beside``: further processes. ``webhooks``: whether the workers send webhooks.
+    ``beside``: further processes. ``webhooks``: whether the workers send webhooks; ``tell``: tell a
+    developer what becomes of each task.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Daemon(Keeper[WorkerProcess]):
         monitor: Monitor,
         beside: SideProcesses | None = None,
         webhooks: bool = False,
+        tell: bool = False,
     ) -> None:
         served = {Delivery.HANDLER.value} | ({Delivery.WEBHOOK.value} if webhooks else set())
         self._processes = settings.processes + (beside.processes if beside else 0)
@@ -65,6 +67,7 @@ class Daemon(Keeper[WorkerProcess]):
         self.monitor = monitor
         self.beside = beside
         self.webhooks = webhooks
+        self.tell = tell
         store = center.store
         # The processes get these from us, because the server may be away when they start.
         self._known = {"identity": store.identity.get(), "lease_secret": store.identity.lease_secret().hex()}
@@ -185,6 +188,7 @@ class Daemon(Keeper[WorkerProcess]):
             command, inherited = [sys.executable, "-m", "toc.worker.process", "--app", self.app], ()
             command += ["--threads", "1" if alone else str(self.settings.threads)]
             command += ["--webhooks"] if self.webhooks and not alone else []
+            command += ["--tell"] if self.tell and not alone else []
         try:
             with self.monitor.board(worker_id) as board:
                 command += ["--worker-id", worker_id, "--board", str(board)]

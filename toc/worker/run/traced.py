@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,13 @@ from toc.worker.run.handler_calls import check_done, per_task
 
 def traced(handler: Handler, tracing: Tracing) -> Handler:
     """The handler, wrapped so that each try of a traced task runs under a span."""
+    return surrounded(handler, tracing.trying if handler.batch is None else tracing.trying_many)
+
+
+def surrounded(handler: Handler, span: Callable[[Any], AbstractContextManager[Any]]) -> Handler:
+    """The handler, wrapped so that each call is within a context, which gets what the handler gets. For a
+    batch it gives a function that is told the errors by job_id."""
     inner = handler.call
-    span = tracing.trying if handler.batch is None else tracing.trying_many
     call: Callable[..., Any]
     if handler.is_async:
 

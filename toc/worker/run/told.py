@@ -1,0 +1,105 @@
+"""Tells a developer what becomes of each task: a line for each step, and the tracebacks of handlers.
+
+For ``toc dev`` alone: unlike the log, it quotes errors, which may quote a task.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from bdb import BdbQuit
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from toc.model.handler import Handler
+from toc.model.raised import Postponed, raised
+from toc.model.task import Dead, Retry, Task
+from toc.worker.run.traced import surrounded
+
+_OURS = f"{Path(__file__).parents[2]}/"
+AGAIN_MS = 5000
+"""When a task runs again whose handler was left at a breakpoint."""
+
+
+def told(handler: Handler) -> Handler:
+    """The handler, wrapped so that each try is told. One that is left at a breakpoint uses up nothing."""
+    return surrounded(handler, _trying if handler.batch is None else _trying_many)
+
+
+def tell_ready(topics: Iterable[str]) -> None:
+    """Tell that handlers of these topics are ready, and what to do next."""
+    first, *others = sorted(topics)
+    _write(
+        f"ready: {', '.join((first, *others))}\n"
+        f"  try it, after the export above: toc submit {first} --biz-id 1 --delay 5s\n"
+    )
+
+
+def tell_death(task: Task, reason: str) -> None:
+    """Tell that a task is dead: a hook ``on_dead``."""
+    _tell("dead", task, f"{reason}; `toc dead redrive {task.job_id}` runs it again")
+
+
+@contextmanager
+def _trying(task: Task) -> Iterator[None]:
+    with _trying_many([task]):
+        yield
+
+
+@contextmanager
+def _trying_many(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
+    for task in tasks:
+        late = (datetime.now(UTC) - task.action_time).total_seconds()
+        when = f"{_duration(late)} late" if task.attempt == 1 else f"try {task.attempt}"
+        _tell("started", task, f"{when}, job_id {task.job_id}")
+    began = time.monotonic()
+    errors: dict[int, BaseException | None] = {}
+    try:
+        yield errors.update
+    except BdbQuit:
+        errors.update(dict.fromkeys((task.job_id for task in tasks), _left()))
+        raise _left() from None
+    except BaseException as exc:
+        errors.update(dict.fromkeys((task.job_id for task in tasks), exc))
+        raise
+    finally:
+        took = _duration(time.monotonic() - began)
+        for task in tasks:
+            if (error := errors.get(task.job_id)) is None:
+                _tell("processed", task, f"in {took}")
+            elif isinstance(error, Postponed):
+                _tell("given back", task, f"after {took}: {error}")
+            else:
+                _tell("failed", task, f"try {task.attempt}, after {took}: {raised(error).text}")
+                if not isinstance(error, (Dead, Retry)):
+                    _write(_trace(error))
+
+
+def _left() -> Postponed:
+    return Postponed(time.time_ns() // 1_000_000 + AGAIN_MS, "left at a breakpoint; it runs again in 5 s")
+
+
+def _trace(error: BaseException) -> str:
+    """Its traceback, without toc's own frames at the top."""
+    own: TracebackType | None = error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename.startswith(_OURS):
+        own = own.tb_next
+    return "".join(traceback.format_exception(type(error), error, own or error.__traceback__))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _tell(step: str, task: Task, how: str) -> None:
+    now = datetime.now().astimezone().strftime("%H:%M:%S.%f")[:-3]
+    _write(f"{now} {step:<10} {task.topic} {task.biz_id}: {how}\n")
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)  # one write: other threads and processes write too
+    sys.stderr.flush()
