@@ -102,11 +102,11 @@ class Settings(BaseSettings):
     """Servers of the task table, as SQLAlchemy URLs: each takes a block of databases, in order. Or one
     sqlite:/// URL."""
     databases: int = Field(1, ge=1, le=MAX_TABLES, description="a power of two, 8 in production")
-    """Number of databases, ``toc_0``, ``toc_1``, ... Fixed once there are rows."""
+    """Number of databases, ``toc_0``, ``toc_1``, ... Fixed from the first ``toc db upgrade`` on."""
     tables: int = Field(
         4, ge=1, le=MAX_TABLES, description=f"a power of two up to {MAX_TABLES}, which is for production"
     )
-    """Number of task tables over all databases. Fixed once there are rows."""
+    """Number of task tables over all databases. Fixed from the first ``toc db upgrade`` on."""
     database_prefix: str = Field("toc_", description="letters, digits and _, beginning with a letter")
     """Prefix of the databases' names."""
 
