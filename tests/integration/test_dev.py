@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import select
@@ -59,9 +60,12 @@ class Terminal:
         os.write(self._terminal, text.encode())
 
     def submit(self, biz_id: int) -> None:
-        words = ["submit", "order.close", "--biz-id", str(biz_id), "--delay", "100ms"]
+        self.toc("submit", "order.close", "--biz-id", str(biz_id), "--delay", "100ms")
+
+    def toc(self, *words: str) -> str:
         env = os.environ | {"TOC_CONFIG": str(self.directory / ".toc/toc.toml")}
-        subprocess.run([sys.executable, "-m", "toc", *words], env=env, check=True, timeout=PATIENCE)
+        command = [sys.executable, "-m", "toc", *words]
+        return subprocess.check_output(command, env=env, text=True, timeout=PATIENCE)
 
     def close(self) -> None:
         self.process.terminate()
@@ -102,6 +106,9 @@ def test_changed_files_are_loaded_again_and_a_broken_one_is_waited_for(
     shown.submit(2)
     shown.await_text("failed     order.close 2: try 1", "RuntimeError: no shop", 'shop.py", line 5, in close')
     shown.await_text("dead       order.close 2: RuntimeError: no shop")
+    kept = shown.toc("find", "--biz-id", "2", "--json")
+    history = json.loads(shown.toc("get", json.loads(kept)[0]["job_id"], "--json"))["history"]
+    assert [each["stack"] for each in history] == [f"{program}:5 in close"]
 
 
 def test_a_breakpoint_stops_in_the_terminal_and_uses_up_no_try(

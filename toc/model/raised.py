@@ -10,12 +10,15 @@ import os
 import traceback
 from bdb import BdbQuit
 from datetime import timedelta
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
 
 MAX_ERROR_CHARS = 1000
+STACK_CHARS = 600
+"""So the history of a row has room for four tries at least."""
 _LIBRARIES = (f"{Path(os.__file__).parent}/", f"{Path(__file__).parents[1]}/", "<frozen ")
 """Where Python's and toc's own modules are."""
 
@@ -59,6 +62,8 @@ class Raised(NamedTuple):
     """The request that the try made, if it was a webhook's."""
     at: str = ""
     """Where it was raised, as FILE:LINE; empty if it was not."""
+    stack: str = ""
+    """The innermost lines of code that it passed, for the history."""
 
 
 EXPIRED = Raised("Expired", "", expired=True)
@@ -123,7 +128,7 @@ def raised(error: BaseException) -> Raised:
     if not dead and not retry and not disturbed:
         text = f"{name}: {text}" if text else name
     after_ms = _after_ms(error) if retry else None
-    return Raised(name, _cut(text), dead, after_ms, disturbed=disturbed, at=where(error))
+    return Raised(name, _cut(text), dead, after_ms, disturbed=disturbed, at=where(error), stack=stack(error))
 
 
 def field_of(error: BaseException, name: str) -> Any:
@@ -142,6 +147,14 @@ def where(error: BaseException) -> str:
         if outside or not own:
             found, own = f"{file}:{line}", outside
     return _cut(found)
+
+
+def stack(error: BaseException) -> str:
+    """Return the lines of code that this exception passed, from the first one of the application on, as
+    ``FILE:LINE in FUNCTION > ...``: the innermost STACK_CHARS of them. No messages, no variables."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(field_of(error, "__traceback__"))]
+    passed = dropwhile(lambda of: of[0].co_filename.startswith(_LIBRARIES), frames)
+    return _cut(" > ".join(f"{c.co_filename}:{line} in {c.co_name}" for c, line in passed)[-STACK_CHARS:])
 
 
 def overran(max_runtime: float) -> Raised:

@@ -140,6 +140,8 @@ class Failure(NamedTuple):
     """The request that the try made, for the history."""
     by_time: bool = False
     """Whether no try has failed: the task ends because it is too late for one."""
+    stack: str = ""
+    """The lines of code that what was raised has passed."""
 
     @classmethod
     def of(
@@ -154,11 +156,12 @@ class Failure(NamedTuple):
         started: bool = True,
         sent: Sent | None = None,
         by_time: bool = False,
+        stack: str = "",
     ) -> Failure:
         """Build the change to these values. It applies only while the row is unchanged."""
         return cls(
             row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error, expired,
-            started, sent, by_time,
+            started, sent, by_time, stack,
         )  # fmt: skip
 
 
@@ -216,6 +219,7 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         error=raised.text,
         expired=expired,
         sent=raised.sent,
+        stack=raised.stack,
     )
     return Outcome(failure, dead or expired)
 

@@ -406,6 +406,7 @@ def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) 
     if item.error is None:
         return ""
     failed = FailedTry(item.new_attempts, item.new_crashes, item.version, now, item.error)
+    failed = failed._replace(stack=item.stack or None)
     if item.sent is not None:
         failed = failed._replace(status=item.sent.status, ms=item.sent.ms, next=following)
     return f",history={added(server, failed)}"

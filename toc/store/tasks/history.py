@@ -4,7 +4,8 @@ off.
     {"attempt":2,"crashes":0,"version":0,"at":1700000000000,"error":"ConnectionError: refused"}
 
 ``attempt`` is the number of tries used up then, ``crashes`` the consecutive tries that had ended with their
-worker, ``at`` milliseconds. A webhook's line has more: the ``status`` of the answer (0: none), the ``ms``
+worker, ``at`` milliseconds. ``stack``, if something was raised, is the innermost lines of code that this
+passed, without any values. A webhook's line has more: the ``status`` of the answer (0: none), the ``ms``
 that the request took, and when the ``next`` try was due (milliseconds; 0: none). Where ``status`` is 2xx the
 try succeeded, and ``error`` is the beginning of the answer. To change the format, add keys and accept lines
 without them.
@@ -27,7 +28,7 @@ LINE_CHARS = 200
 class FailedTry(NamedTuple):
     """A failed try or a crash, or a webhook's try that succeeded. ``at`` is in milliseconds.
 
-    Only webhooks have the last three fields.
+    Only webhooks have the three fields after ``error``, only handlers a ``stack``.
     """
 
     attempt: int
@@ -38,12 +39,15 @@ class FailedTry(NamedTuple):
     status: int | None = None
     ms: int | None = None
     next: int | None = None
+    stack: str | None = None
 
     def shown(self) -> dict[str, Any]:
         """Return it for display: its times as texts, and ``ms`` as ``seconds``. ``next`` is None if there is
-        none."""
+        none; without a ``stack`` this is left out."""
         shown = self._asdict()
         del shown["ms"], shown["next"]
+        if not self.stack:
+            del shown["stack"]
         return shown | {
             "at": instant(self.at),
             "seconds": None if self.ms is None else seconds(self.ms),
