@@ -14,7 +14,6 @@ POLL_SECONDS = 0.5
 """How often files are looked at. A change is followed once none has come for as long."""
 FORCE_SECONDS = 5.0
 """How long handlers may go on when a file has changed; then their tasks are given back."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 Versions = dict[str, tuple[int, int]]
@@ -27,12 +26,14 @@ def run_with_reloads(run: Callable[[], object], root: Path, say: Callable[[str],
     one ends by itself, that is the end; a later one has met a broken file, perhaps half-written, and the
     next change is waited for. Call this from the main thread, while it is the only one.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = {signal.SIGCHLD, *(one for one in ends if signal.getsignal(one) is not signal.SIG_IGN)}  # nohup
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     seen, changed = versions(root), False
     child, code, runs = _start(run), 0, 1
     stopping, asked_at = False, float("inf")
     while True:
-        info = signal.sigtimedwait({*SIGNALS, signal.SIGCHLD}, POLL_SECONDS)
+        info = signal.sigtimedwait(heard, POLL_SECONDS)
         if info is not None and info.si_signo != signal.SIGCHLD:
             stopping = True
             _send(child, info.si_signo)
@@ -83,7 +84,7 @@ def _start(run: Callable[[], object]) -> int:
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # it ends with its parent
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*SIGNALS, signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() == parent:
             run()
     finally:
