@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from toc import Dead, Retry
-from toc.model.raised import MAX_ERROR_CHARS, Raised, raised
+from toc.model.raised import MAX_ERROR_CHARS, STACK_CHARS, Raised, raised
 from toc.observe.log import stack
 
 
@@ -103,3 +103,18 @@ def test_what_was_raised_says_where_in_the_application_and_not_in_which_library(
         at, trace = raised(exc).at, stack(exc)
     assert at.startswith(f"{__file__}:")
     assert __file__ in trace
+
+
+def test_a_stack_has_the_innermost_lines_and_nothing_of_what_was_said() -> None:
+    def deep(left: int) -> None:
+        if left == 0:
+            raise KeyError("card 4711")
+        deep(left - 1)
+
+    for left in (1, 100):
+        with pytest.raises(KeyError) as caught:
+            deep(left)
+        found = raised(caught.value).stack
+        assert len(found) <= STACK_CHARS
+        assert found.endswith(" in deep")
+        assert "4711" not in found

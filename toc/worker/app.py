@@ -12,7 +12,6 @@ from toc.model.raised import raised, where
 from toc.observe.log import get_logger
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
-from toc.worker.run.told import tell_death, told
 
 log = get_logger(__name__)
 
@@ -85,6 +84,8 @@ def skip_breakpoints() -> None:
 
 def tell(center: TimeoutCenter) -> None:
     """Have the worker of a center, which does not run yet, tell a developer what becomes of each task."""
+    from toc.worker.run.told import tell_death, told  # which others who load an application need not have
+
     center.handlers = {topic: told(handler) for topic, handler in center.handlers.items()}
     center.on_dead(tell_death)
 
