@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ def test_fastapi_submits_cancels_and_runs_handlers_in_one_process(tmp_path: Path
         finally:
             server.terminate()
     assert "Application shutdown complete" in log.read_text()
+
+
+def test_fastapi_stores_an_order_with_its_deadline(tmp_path: Path) -> None:
+    shop: dict[str, Any] = {"__name__": "shop", "DATABASE": f"sqlite:///{tmp_path / 'shop.db'}"}
+    exec(compile(application("FastAPI with a session"), "shop", "exec", dont_inherit=True), shop)
+    shop["Base"].metadata.create_all(shop["engine"])
+    session = contextmanager(shop["new_session"])
+    with Toc() as toc:
+        toc.use(shop["center"])
+        for order in (42, 43):
+            with session() as one:
+                shop["place"](order, one)
+            toc.assert_submitted("order.close", biz_id=order, due_in="30m")
+        with session() as one:
+            shop["pay"](43, one)
+        assert toc.advance("30m") == 1
+    with session() as one:
+        assert {order.id: order.state for order in one.query(shop["Order"])} == {42: "closed", 43: "paid"}
+    shop["engine"].dispose()
 
 
 def test_flask_submits_and_cancels_and_its_handlers_run_in_the_context_of_the_application() -> None:

@@ -143,7 +143,10 @@ def test_all_tries_of_a_task_that_keeps_failing_pass_in_one_step(toc: Toc, shop:
     toc.fail("order.close", times=3)
     assert toc.advance("1d") == 0
     assert shop.ran == []
-    assert toc.tasks(status=DEAD)[0].job_id == job_id
+    assert [task.job_id for task in toc.tasks(status=DEAD)] == [job_id]
+    assert toc.tasks(status="dead") == toc.tasks(status=DEAD)
+    with pytest.raises(InvalidInput, match="pending, processed, cancelled, dead"):
+        toc.tasks(status="ended")
 
 
 def test_coroutines_run_in_a_loop_of_the_kit_or_of_the_test(toc: Toc, shop: Shop) -> None:

@@ -137,9 +137,9 @@ class TimeoutCenter(Parts, Registry[int]):
 
     # --- handlers
 
-    def worker(self, *, threads: int = 4) -> EmbeddedWorker:
+    def worker(self, *, threads: int | None = None) -> EmbeddedWorker:
         """Return a worker that runs the handlers in this process: ``with center.worker():``, or ``async
-        with``, as in a FastAPI lifespan. ``threads`` run those that are plain functions.
+        with``, as in a FastAPI lifespan. ``threads`` run plain functions: by default TOC_THREADS.
 
         It needs the extra ``worker``: raises NotInstalled. See EmbeddedWorker.
         """

@@ -95,9 +95,17 @@ class Toc:
         return topic
 
     def tasks(
-        self, topic: str | None = None, *, biz_id: int | str | None = None, status: TaskStatus | None = None
+        self,
+        topic: str | None = None,
+        *,
+        biz_id: int | str | None = None,
+        status: TaskStatus | str | None = None,
     ) -> list[Task]:
-        """All tasks, or those of a topic, a biz_id or a status, the first due first."""
+        """All tasks, or those of a topic, a biz_id or a status, the first due first. "dead" is a status, too.
+
+        Raises InvalidInput for another name.
+        """
+        wanted = _status(status)
         found = [self.center.get(job_id) for job_id in self._database.job_ids()]
         return [
             task
@@ -105,7 +113,7 @@ class Toc:
             if task is not None
             and (topic is None or task.topic == topic)
             and (biz_id is None or task.biz_id == biz_id)
-            and (status is None or task.status == status)
+            and (wanted is None or task.status == wanted)
         ]
 
     def assert_submitted(
@@ -117,7 +125,7 @@ class Toc:
         due_at: datetime | None = None,
         attribute: Mapping[str, Any] | None = None,
         body: bytes | None = None,
-        status: TaskStatus | None = TaskStatus.PENDING,
+        status: TaskStatus | str | None = TaskStatus.PENDING,
     ) -> Task:
         """Return the first task that is so. Raises AssertionError, which shows what there is instead.
 
@@ -140,7 +148,7 @@ class Toc:
         due_at: datetime | None = None,
         attribute: Mapping[str, Any] | None = None,
         body: bytes | None = None,
-        status: TaskStatus | None = TaskStatus.PENDING,
+        status: TaskStatus | str | None = TaskStatus.PENDING,
     ) -> None:
         """Raise AssertionError, which shows it, if there is a task that is so."""
         expected = self._expected(topic, biz_id, due_in, due_at, attribute, body)
@@ -287,3 +295,13 @@ def _parts() -> tuple[VirtualClock, MemoryDatabase, Store]:
 @cache
 def _settings(*_environment: tuple[str, str]) -> Settings:
     return Settings(database_urls=[URL], databases=1, tables=1, redis_url=None, zookeeper=None)
+
+
+def _status(status: TaskStatus | str | None) -> TaskStatus | None:
+    if not isinstance(status, str):
+        return status
+    try:
+        return TaskStatus[status.upper()]
+    except KeyError:
+        names = ", ".join(one.name.lower() for one in TaskStatus)
+        raise InvalidInput(f"status {status!r} is none of {names}", "status") from None

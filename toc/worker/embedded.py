@@ -152,12 +152,13 @@ class _Keeper(Keeper[_Life]):
 class EmbeddedWorker:
     """Runs the handlers of a center in this process, between ``start`` and ``stop``, or as a context manager.
 
-    ``threads`` run handlers that are plain functions; coroutines run on an event loop of the worker's own.
+    ``threads`` run handlers that are plain functions, by default TOC_THREADS; coroutines run on an event loop
+    of the worker's own.
     Handlers must be registered before. Each process of a web server that has one is a member of its own: they
     share the work. Tasks that several workers in a row have not survived wait for a daemon.
     """
 
-    def __init__(self, center: TimeoutCenter, *, threads: int = 4) -> None:
+    def __init__(self, center: TimeoutCenter, *, threads: int | None = None) -> None:
         self._of = center
         self._threads = threads
         self._thread: threading.Thread | None = None
@@ -186,7 +187,9 @@ class EmbeddedWorker:
         self._stopping.clear()
         try:
             check_servers(center, handlers=True)
-            keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
+            keeper = self._keeper = _Keeper(
+                center, self._threads or settings.threads, self.ready, self._stopping
+            )
         except BaseException:
             center.close()
             raise

@@ -92,6 +92,19 @@ def test_handlers_run_in_the_process_between_start_and_stop(shop: Shop) -> None:
         shop.ended(late)
 
 
+def test_as_many_plain_handlers_run_at_once_as_the_setting_of_threads_allows(system: System) -> None:
+    together = threading.Barrier(5)
+    with TimeoutCenter(system.settings.model_copy(update={"threads": 8})) as center:
+        center.handler("order.close")(lambda _task: together.wait(PATIENCE) and None)
+        with center.worker():
+            ids = center.submit_many([NewTask("order.close", n, 0.1) for n in range(5)])
+            assert until(
+                lambda: all(
+                    task is not None and task.status is TaskStatus.PROCESSED for task in map(center.get, ids)
+                )
+            ), "five handlers have met"
+
+
 def test_a_lifespan_may_await_it(shop: Shop) -> None:
     async def application() -> None:
         async with shop.center.worker(threads=1):
