@@ -37,10 +37,10 @@ DEBOUNCE = 0.3
 """Seconds from a change until the inputs are read. So workers that join or leave together cost one
 assignment; each further one could move slots again."""
 
-GATHER = 1.5
+GATHER = 2.5
 """Seconds that a newly registered leader waits for the workers of the assignment in force; without one, for
 any worker. After an outage or a loss of all nodes all daemons register anew, and the first must not take all
-slots from the next ones."""
+slots from the next ones. Each notices a loss within a second."""
 
 GATHER_LOST = 5.0
 """Seconds of that wait if this daemon has seen nodes deleted: the others notice it at about the same time."""

@@ -48,7 +48,7 @@ from toc.observe.log import get_logger
 log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
-_VERIFY = 2.0  # seconds between two checks that our nodes still exist
+_VERIFY = 1.0  # seconds between two checks that our nodes still exist
 
 
 class _Departed(NamedTuple):
