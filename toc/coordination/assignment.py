@@ -13,8 +13,8 @@ Guarantees, in order of priority:
 5. A ``rebalance`` spreads each topic as well: among members that are alike, the numbers of its slots differ
    by at most one. Only this moves slots that 4 would keep.
 
-The result depends only on the arguments, not on their order. Members that can handle the same topics are of one
-kind. Choices are made by kind, and from heaps: 16,000 members and 100,000 slots take a leader seconds.
+The result depends only on the arguments, not on their order. Members that can handle the same topics are of
+one kind. Choices are made by kind, and from heaps: 16,000 members and 100,000 slots take a leader seconds.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def assign(
 class _Plan:
     """An assignment under construction. Workers are numbers: their rank by worker_id.
 
-    ``kept[worker]`` has, by topic, the slots with their previous owner, ``moved`` those with a new one. Pinned
-    slots are in neither, so that nothing moves them, but count in ``load`` and ``count``.
+    ``kept[worker]`` has, by topic, the slots with their previous owner, ``moved`` those with a new one.
+    Pinned slots are in neither, so that nothing moves them, but count in ``load`` and ``count``.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class _Plan:
         """The topics that each kind of workers can handle, sorted. Usually there are one or two kinds."""
         self.kind = self._kinds(deliveries)
         kinds = range(len(self.topics_of))
-        self.kinds_of = {topic: tuple(k for k in kinds if topic in self.topics_of[k]) for topic in self.topics}
+        self.kinds_of = {t: tuple(k for k in kinds if t in self.topics_of[k]) for t in self.topics}
         able = {of: [w for w in self.everyone if self.kind[w] in of] for of in set(self.kinds_of.values())}
         self.able = {topic: able[self.kinds_of[topic]] for topic in self.topics}
         # loose[worker][kind]: how many slots the worker could give to a worker of that kind
