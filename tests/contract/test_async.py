@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,12 +17,23 @@ import trio
 import uvloop
 from contract.system import Contract
 from harness.patience import PATIENCE
+from harness.system import small_system
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, Task, TimeoutCenter, TocError
+from benchmarks.local import MariaDB, RedisServer
+from toc import (
+    AsyncTimeoutCenter,
+    CancelOutcome,
+    NewTask,
+    RescheduleOutcome,
+    Task,
+    TimeoutCenter,
+    TocError,
+)
 from toc.model import errors
+from toc.model.sharding import BizId
 from toc.sdk.async_client import AsyncSchedules, AsyncTargets
 from toc.sdk.handlers import Registry
 from toc.sdk.schedules import Schedules
@@ -282,3 +294,50 @@ def test_trio_is_refused_by_its_name() -> None:
                 await call
 
     trio.run(steps)
+
+
+def test_calls_that_wait_for_a_server_that_hangs_hold_up_none_of_another(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str, launch: Any
+) -> None:
+    hanging = launch(MariaDB)
+    urls = [mariadb.url, hanging.url]
+    system = small_system(
+        tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls, read_timeout=60
+    )
+    system.create_topics()
+
+    async def steps() -> None:
+        async with AsyncTimeoutCenter(system.settings) as center:
+            store = center.sync.store
+
+            def biz_id(server: int) -> int:
+                return next(n for n in range(100) if store.server_of_biz(BizId.of(n)) == server)
+
+            def name_of(server: int) -> str:
+                return next(f"s{n}" for n in range(100) if store.server_of_biz(BizId.of(f"s{n}")) == server)
+
+            there, here = biz_id(1), biz_id(0)
+            one = await center.submit("test.sync", biz_id=there, delay=3600)
+            other = await center.submit("test.sync", biz_id=here, delay=3600)
+            hanging.pause()
+            try:
+                calls = [center.cancel(one), center.find(biz_id=there), center.schedules.get(name_of(1))]
+                waiting = [asyncio.ensure_future(call) for call in calls]
+                waiting += [asyncio.ensure_future(center.find(biz_id=there)) for _ in range(40)]
+                waiting.append(asyncio.ensure_future(center.submit_many([NewTask("test.sync", there, 3600)])))
+                await asyncio.sleep(0)
+                async with asyncio.timeout(PATIENCE):
+                    assert [task.job_id for task in await center.find(biz_id=here)] == [other]
+                    assert await center.reschedule(other, delay=60) is RescheduleOutcome.RESCHEDULED
+                    assert await center.cancel(job_id=other) is CancelOutcome.CANCELLED
+                    assert await center.cancel_by_biz("test.sync", here) == {other: CancelOutcome.CANCELLED}
+                    assert len(await center.submit_many([NewTask("test.sync", here, 3600)] * 2)) == 2
+                    assert await center.schedules.get(name_of(0)) is None
+                    assert await center.targets.get("nobody") is None
+                assert not any(call.done() for call in waiting)
+            finally:
+                hanging.resume()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(steps())
+    system.stop()

@@ -1,27 +1,31 @@
 """The SDK for asyncio: what TimeoutCenter does, awaitable.
 
 Nothing is decided here. A submit and a get go in batches with others that are in flight on the event loop;
-what is given the caller's session runs within its ``run_sync``; all else runs on threads, as it is.
+what is given the caller's session runs within its ``run_sync``; all else runs on threads, as it is. Each
+server has its own, so one that hangs holds up only calls that need it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextvars import copy_context
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.fork import call_in_children
+from toc.model.sharding import BizId
 from toc.model.task import NewTask, Put, Request, Task, TaskRow
 from toc.observe.log import get_logger
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.handlers import Registry
 from toc.sdk.schedules import Schedules
+from toc.sdk.submission import check_job_id
 from toc.sdk.targets import Targets
 from toc.store.servers.threads import Threads
 
@@ -32,7 +36,12 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 THREADS = 16
-"""Most calls at once that are neither in a batch nor in a caller's session."""
+"""Most calls at once that are neither in a batch nor in a caller's session, for each server, and of those
+that need several."""
+FEW = 100
+"""So many tasks of a list tell whether it needs several servers."""
+FIRST = 0
+"""The server of the topics and targets."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,7 +132,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         self.schedules = AsyncSchedules(self.sync.schedules, self._run_on)
         self.targets = AsyncTargets(self.sync.targets, self._run_on)
         self._run = partial(self._run_on, self.sync)
-        self._threads = Threads(THREADS, "toc-async")
+        self._threads: dict[int | None, Threads] = {}
         self._forget()
         call_in_children(self._forget)
 
@@ -140,7 +149,8 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
                 await batcher.close()
             elif of.is_closed():
                 batcher.end_threads()
-        await asyncio.to_thread(self._threads.close)
+        for threads in list(self._threads.values()):
+            await asyncio.to_thread(threads.close)
         await asyncio.to_thread(self.sync.close)
 
     async def __aenter__(self) -> Self:
@@ -182,7 +192,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
             return self.sync._put(task, request)
         batcher = await self._batcher()
         catalog = self.sync.catalog
-        topic = catalog.fresh(task.topic) or await self._on_thread(partial(catalog.get, task.topic))
+        topic = catalog.fresh(task.topic) or await self._on_thread(partial(catalog.get, task.topic), FIRST)
         one = await batcher.checked(task, request=request, topic=topic)
         if isinstance(one, Put):
             return one
@@ -194,7 +204,11 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
             log.warning("submit_cancelled", job_id=job_id, topic=task.topic)
             raise
 
-    submit_many = awaitable(TimeoutCenter.submit_many)
+    @signed_as(TimeoutCenter.submit_many)
+    async def submit_many(self, tasks: Iterable[NewTask], **more: Any) -> list[int]:  # noqa: D102
+        found: list[int] = await self._run(TimeoutCenter.submit_many, list(tasks), **more)
+        return found
+
     index = awaitable(TimeoutCenter.index)
     cancel = awaitable(TimeoutCenter.cancel)
     cancel_by_biz = awaitable(TimeoutCenter.cancel_by_biz)
@@ -210,7 +224,8 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
                 return None
             if row.body_length is None and self.sync.catalog.known_type(row.biz_type) is not None:
                 return self.sync._task(row)
-            return await self._on_thread(partial(_with_body, self.sync, row))
+            read = partial(_with_body, self.sync, row)
+            return await self._on_thread(read, self.sync.store.server_of(job_id))
 
     find = awaitable(TimeoutCenter.find)
 
@@ -237,9 +252,10 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         **more: Any,
     ) -> Any:
         """Call a method of a sync object where it holds up no other coroutine."""
+        _loop()
         do = partial(method, sync, *args, **more)
         if session is None and connection is None:
-            return await self._on_thread(do)
+            return await self._on_thread(do, self._server(method, args, more))
         theirs: Any = connection if session is None else session
         theirs = theirs() if hasattr(theirs, "registry") else theirs  # an async_scoped_session
         if not hasattr(theirs, "run_sync"):
@@ -250,11 +266,29 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         await self._on_thread(self.sync._check_places)
         return await theirs.run_sync(lambda _: do(session=session, connection=connection))
 
-    async def _on_thread(self, do: Callable[[], R]) -> R:
+    def _server(self, method: Callable[..., Any], args: Iterable[Any], more: dict[str, Any]) -> int | None:
+        """Return which server, by number, a call needs. None: several, or what it is given is invalid."""
+        if method.__qualname__.startswith("Targets."):
+            return FIRST
+        store, given = self.sync.store, dict(zip(_names(method), args, strict=False)) | more
+        try:
+            if "job_id" in given:
+                return store.server_of(check_job_id(given["job_id"]))
+            # A schedule is where the tasks with its name as their biz_id are.
+            biz_ids = [given[name] for name in ("biz_id", "name") if name in given]
+            biz_ids += [task.biz_id for task in given.get("tasks", ())[:FEW]]
+            (server,) = {store.server_of_biz(BizId.of(one)) for one in biz_ids}
+        except (InvalidInput, ValueError, AttributeError):
+            return None
+        return server
+
+    async def _on_thread(self, do: Callable[[], R], server: int | None = None) -> R:
         _loop()
         if self.sync.stands_in is not None:  # there is no server to wait for
             return do()
-        running = self._threads.soon(partial(copy_context().run, do))
+        name = "toc-async" if server is None else f"toc-async-{server}"
+        threads = self._threads.get(server) or self._threads.setdefault(server, Threads(THREADS, name))
+        running = threads.soon(partial(copy_context().run, do))
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -271,6 +305,12 @@ def _loop() -> asyncio.AbstractEventLoop:
             "AsyncTimeoutCenter needs an event loop of asyncio or uvloop, and here runs none: trio is not "
             "supported (anyio: choose its asyncio backend); without an event loop use TimeoutCenter"
         ) from None
+
+
+@cache
+def _names(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a method's parameters without ``self``."""
+    return tuple(signature(method).parameters)[1:]
 
 
 def _ended_alone(do: Any, ended: Future[Any]) -> None:
