@@ -40,7 +40,7 @@ STREAMS = ("stdin", "stdout", "stderr")
 OBEYED = ("PYTHONPATH", "PYTHONWARNINGS")
 """Variables of the interpreter that a forked process does obey."""
 TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
-"""How ``toc demo`` and local clusters start daemons."""
+"""How users start the program, in a new interpreter."""
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 HELPER, HTTP = b"toc-helper", b"toc-http"
 
@@ -295,6 +295,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.store.servers.mysql_connection
     import toc.webhooks.handlers
     import toc.worker.daemon.start
+    import toc.worker.embedded
     import toc.worker.process
 
     keep_commands()
@@ -359,9 +360,6 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     reloads = job["words"][:1] == ["dev"] and "--app" in job["words"]  # its daemon is a child of its own
     if job["words"][:1] in (["worker"], ["gateway"], ["dev"]) and not (reloads or job["whole"]):
         Helper().install()
-    # The helper's socket would take the place of a closed stream.
-    if job["words"][:1] == ["demo"] and CLOSED not in job.values():
-        Helper(paths=paths).install_daemons()
     module = job["module"]
     _customize(module or "toc", job["words"])
     sys.argv = [module or "toc", *job["words"]]
@@ -435,18 +433,13 @@ class Helper:
     }
     """What it forks, and the name by which the kernel knows each."""
 
-    def __init__(self, others: Sequence[int] = (), *, paths: list[str] | None = None) -> None:
-        """``others``: descriptors whose other ends must see it when this process has ended. ``paths``: where
-        daemons that it forks find packages."""
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._paths = paths or []
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if not os.fork():
             _prctl(PR_SET_NAME, HELPER)
             os.setpgid(0, 0)  # what is sent to the daemon's group is not meant for it
             self._line.close()
-            for one in others:
-                os.close(one)
             self._serve(theirs)
         theirs.close()
 
@@ -460,25 +453,6 @@ class Helper:
             return self._start(args, **options)
 
         subprocess.Popen = start  # type: ignore[assignment, misc]
-
-    def install_daemons(self) -> None:
-        """Have this command start daemons so, each with a session of its own."""
-        from toc.dev.local.process import Process
-
-        right = Process.spawn
-
-        def spawn(
-            command: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None
-        ) -> Process:
-            if command[:3] != TOC:
-                return right(command, log, env=env)
-            place = {"cwd": str(Path.cwd()), "env": dict(os.environ if env is None else env)}
-            how = {"session": True, "seconds": 0, "whole": False, "module": None}
-            streams = dict.fromkeys(("stdout", "stderr"), str(log))
-            daemon = {"words": list(command[3:]), **place, **how, **streams}
-            return Process(self._ask({"daemon": daemon}))
-
-        Process.spawn = spawn  # type: ignore[method-assign]
 
     def _start(self, args: list[str], **options: Any) -> Child:
         descriptors = options["pass_fds"]
@@ -509,22 +483,14 @@ class Helper:
                 if not child:
                     os.close(held)
                     os.read(gate, 1)  # until its parent has ended, and the daemon has it
-                    if "daemon" in job:
-                        self._become_daemon(job["daemon"])
                     self._become(job, descriptors)
-                if "daemon" not in job:  # which has a session of its own
-                    os.setpgid(child, child)
+                os.setpgid(child, child)
                 os.write(tell, str(child).encode())
                 os._exit(0)
             os.waitpid(between, 0)
             line.send(os.read(told, 20))
             for one in (told, tell, gate, held, *descriptors):
                 os.close(one)
-
-    def _become_daemon(self, job: dict[str, Any]) -> NoReturn:
-        os.closerange(3, 200)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        _become(job, self._paths)
 
     def _become(self, job: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
         module = job["module"]

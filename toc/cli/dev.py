@@ -50,31 +50,28 @@ def demo(
               toc demo --count 100 --speed 10
     """
     from toc.dev.demo.orders import COMPRESSED, judge, plan
-    from toc.dev.demo.run import await_worker, drive
+    from toc.dev.demo.run import drive
     from toc.dev.demo.stage import embedded
-    from toc.dev.local.process import tail
     from toc.observe import log
 
     deadlines, seconds = plan(count, seed, speed)
     log.configure("warning")
     _clean_up_when_terminated()
     say("starting a private Redis, SQLite and a worker ...")
-    with embedded() as stage:
-        await_worker(stage)
+    with embedded() as app:
         say(
             f"{count} orders, {len(deadlines)} deadlines; 30 minutes and 7 days take "
             f"{COMPRESSED / speed:g} s here; done in about {seconds:.0f} s"
         )
         with progress_line("") as bar:
             drive(
-                stage,
+                app.center,
+                app.starts,
                 deadlines,
                 seconds,
                 lambda at, done: bar(at / seconds, f"{at:5.0f} s of {seconds:.0f}  {done}"),
             )
-        report = judge(deadlines, stage.starts)
-        if not report["right"]:
-            say(f"the worker's log ends with:\n{tail(stage.log)}")
+    report = judge(deadlines, app.starts)
     _print_report(report, as_json)
     raise typer.Exit(0 if report["right"] else 1)
 

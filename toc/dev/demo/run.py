@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 
-from toc.dev.demo.orders import BIZ_TYPES, Deadline
-from toc.dev.demo.stage import Stage
+from toc.dev.demo.orders import Deadline
 from toc.model.clock import from_ms
-from toc.model.errors import TocError, Unavailable
+from toc.model.errors import TocError
 from toc.model.task import CancelOutcome, TaskStatus
 from toc.sdk.client import TimeoutCenter
 
@@ -19,7 +17,6 @@ LEAD_SECONDS = 0.5
 """Seconds between the start of the drive and the first submit."""
 UNFINISHED_SECONDS = 20.0
 """Seconds after the last deadline after which unfinished tasks count as lost."""
-READY_SECONDS = 60.0
 LOOK_SECONDS = 0.25
 """How often the progress is shown."""
 
@@ -27,23 +24,17 @@ Progress = Callable[[float, str], None]
 """Gets the seconds since the start of the run, and what was done by then."""
 
 
-def await_worker(stage: Stage) -> None:
-    """Return once the worker handles tasks of both topics. Raises Unavailable if it ends or is too slow."""
-    end = time.monotonic() + READY_SECONDS
-    probes = {
-        stage.center.submit(topic, biz_id=f"probe-{time.time_ns()}", delay=timedelta(milliseconds=50))
-        for topic in BIZ_TYPES
-    }
-    while not all(stage.starts[job_id] for job_id in probes):
-        stage.check()
-        if time.monotonic() > end:
-            raise Unavailable(f"the worker handled nothing within {READY_SECONDS:g} s; is the machine busy?")
-        time.sleep(0.05)
-        stage.starts.read()
+def drive(
+    center: TimeoutCenter,
+    starts: Container[int | None],
+    deadlines: Sequence[Deadline],
+    seconds: float,
+    progress: Progress,
+) -> None:
+    """Play the deadlines, and note at each what was seen. Calls ``progress`` a few times a second.
 
-
-def drive(stage: Stage, deadlines: Sequence[Deadline], seconds: float, progress: Progress) -> None:
-    """Play the deadlines, and note at each what was seen. Calls ``progress`` a few times a second."""
+    ``starts`` has the job_ids of what handlers have started.
+    """
     begin = time.time() + LEAD_SECONDS
     next_look = 0.0
 
@@ -51,8 +42,7 @@ def drive(stage: Stage, deadlines: Sequence[Deadline], seconds: float, progress:
         nonlocal next_look
         if time.monotonic() >= next_look:
             next_look = time.monotonic() + LOOK_SECONDS
-            stage.starts.read()
-            progress(max(time.time() - begin, 0.0), _done(deadlines, stage))
+            progress(max(time.time() - begin, 0.0), _done(deadlines, starts))
 
     def wait_until(at: float) -> None:
         while (left := begin + at - time.time()) > 0:
@@ -71,9 +61,9 @@ def drive(stage: Stage, deadlines: Sequence[Deadline], seconds: float, progress:
         for at, is_cancel, number in sorted(events):
             wait_until(at)
             if is_cancel:
-                pool.submit(_cancel, stage.center, deadlines[number], submits[number])
+                pool.submit(_cancel, center, deadlines[number], submits[number])
             else:
-                submits[number] = pool.submit(_submit, stage.center, deadlines[number])
+                submits[number] = pool.submit(_submit, center, deadlines[number])
         wait_until(seconds)
     finally:
         pool.shutdown(cancel_futures=True)  # on an interrupt; else none is left
@@ -81,17 +71,16 @@ def drive(stage: Stage, deadlines: Sequence[Deadline], seconds: float, progress:
     unfinished = [one for one in deadlines if one.job_id is not None]
     while unfinished and time.monotonic() < end:
         for one in unfinished:
-            task = stage.center.get(one.job_id or 0)
+            task = center.get(one.job_id or 0)
             one.status = None if task is None else task.status
         unfinished = [one for one in unfinished if one.status is TaskStatus.PENDING]
         look()
-    stage.starts.read()
 
 
-def _done(deadlines: Sequence[Deadline], stage: Stage) -> str:
+def _done(deadlines: Sequence[Deadline], starts: Container[int | None]) -> str:
     submitted = [one for one in deadlines if one.job_id is not None]
     cancelled = sum(one.cancelled is CancelOutcome.CANCELLED for one in submitted)
-    fired = sum(one.job_id in stage.starts for one in submitted)
+    fired = sum(one.job_id in starts for one in submitted)
     return f"submitted {len(submitted)}/{len(deadlines)}  cancelled {cancelled}  fired {fired}"
 
 
