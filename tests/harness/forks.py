@@ -278,6 +278,7 @@ def _serve(scripts: socket.socket) -> None:
     import uvicorn.lifespan.off  # noqa: F401
 
     import toc.cli.main
+    import toc.console.console
     import toc.coordination.operator
     import toc.coordination.zookeeper
     import toc.dev.demo.orders

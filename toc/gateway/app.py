@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -45,6 +45,7 @@ from toc.gateway.problems import (
     MEDIA_TYPE,
     METHOD,
     NOT_FOUND,
+    NOT_INSTALLED,
     RATE,
     SYNTAX,
     TOO_LARGE,
@@ -76,7 +77,12 @@ MAX_NAME = 255
 """Longest Idempotency-Key."""
 OUT_OF_TIME = "the gateway stops and did not finish this in time; it may or may not be done"
 
+CONSOLE = "/console"
+"""The path of the console; all its pages are below."""
+
 Headers = list[tuple[bytes, bytes]]
+Console = Callable[[Scope, Exchange], Awaitable[Answer]]
+"""Answers what is asked of the console. Its errors are pages already."""
 
 _COMMON: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")]
@@ -85,8 +91,9 @@ _PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src '
 class App:
     """The ASGI application of one gateway process."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, console: Console | None = None) -> None:
         self._service = service
+        self._console = console
         self._routes = [(_pattern(path), by_method) for path, by_method in _by_path(CALLS).items()]
         self._pages = {
             "/healthz": lambda: _text("ok"),
@@ -111,6 +118,9 @@ class App:
             if page is not None:
                 name = scope["path"]
                 answer = _page(scope, page)
+            elif scope["path"] == CONSOLE or scope["path"].startswith(f"{CONSOLE}/"):
+                name = CONSOLE
+                answer = await self._of_console(scope, exchange)
             else:
                 call, path = self._find(scope)
                 name = call.name
@@ -118,6 +128,12 @@ class App:
             status, media_type, handed = answer.status, answer.media_type, answer.handed
             body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
             headers = _encoded(answer.headers)
+            if answer.parts is not None:
+                await exchange.stream(
+                    status, [(b"content-type", media_type.encode()), *headers], answer.parts
+                )
+                exchange.end()
+                return
             exchange.ready(b"" if page else body)
         except ClientGone:
             self._service.pulls.release(handed)
@@ -135,6 +151,11 @@ class App:
             exchange.end()
         REQUESTS.of(name, f"{status // 100}xx").add()
         REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
+
+    async def _of_console(self, scope: Scope, exchange: Exchange) -> Answer:
+        if self._console is None:
+            raise Problem(NOT_INSTALLED, "the console needs jinja2: pip install 'timeout-center[console]'")
+        return await self._console(scope, exchange)
 
     # --- one call
 
@@ -252,10 +273,11 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _head(media_type: str, body: bytes, headers: Headers) -> Headers:
+    given = {name for name, _ in headers}
     return [
         (b"content-type", media_type.encode()),
         (b"content-length", b"%d" % len(body)),
-        *_COMMON,
+        *(one for one in _COMMON if one[0] not in given),
         *(_PAGE if media_type.startswith("text/html") and not headers else ()),
     ]
 
@@ -293,7 +315,7 @@ def _query(call: HttpCall, text: bytes) -> Any:
     try:
         return call.query.model_validate(values)
     except ValidationError as exc:
-        raise _invalid(exc, call.query) from None
+        raise invalid(exc, call.query) from None
 
 
 def _parsed(model: type[Model], data: bytes, most: int) -> Model:
@@ -315,12 +337,12 @@ def _parsed(model: type[Model], data: bytes, most: int) -> Model:
             raise Problem(SYNTAX, f"the body is not JSON: {why}") from None
         if not first["loc"] and first["type"] == "model_type":
             raise Problem(SYNTAX, "the body is not a JSON object") from None
-        raise _invalid(exc, model) from None
+        raise invalid(exc, model) from None
     return found
 
 
-def _invalid(error: ValidationError, model: type[BaseModel]) -> Problem:
-    """Name the wrong fields, never their values."""
+def invalid(error: ValidationError, model: type[BaseModel]) -> Problem:
+    """Return the answer that names the wrong fields, never their values."""
     found = [
         {
             "field": ".".join(map(str, one["loc"])),

@@ -6,7 +6,7 @@ page at /docs and the metrics are made from these declarations.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -125,6 +125,8 @@ class Answer:
     """The answer to a call. ``content`` is sent as JSON, unless it is bytes of ``media_type``.
 
     ``handed`` are the tasks that it hands out: if the answer cannot be written, they are taken back.
+    ``parts`` are sent instead of ``content``, each when it comes, to a client that takes one of the places of
+    those that wait.
     """
 
     content: Any
@@ -132,6 +134,7 @@ class Answer:
     media_type: str = "application/json"
     handed: Sequence[HandedOut] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    parts: AsyncIterator[bytes] | None = None
 
 
 @dataclass(slots=True)

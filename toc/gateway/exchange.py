@@ -6,7 +6,7 @@ check ─▶ body (time, bytes, memory) ─▶ begin: a place ─▶ the door's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -223,6 +223,16 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": rest})
         connection.outlet.uncork()
         connection.answered()
+
+    async def stream(self, status: int, headers: Headers, parts: AsyncIterator[bytes]) -> None:
+        """Send the parts of an answer as they come, until they end or the client leaves. Raises Busy before
+        the first, if too many wait already."""
+        with suppress(ClientGone, asyncio.CancelledError), self.waiting():
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            async for part in parts:
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            await self._send({"type": "http.response.body", "body": b""})
+            self.connection.answered()
 
     async def _rest(self) -> None:
         """Drop the rest of the body, if it is short and there."""

@@ -28,6 +28,7 @@ import uvloop
 from toc.config import Settings
 from toc.coordination.assignment import PROTOCOL
 from toc.gateway.app import App
+from toc.gateway.app import Console as Pages
 from toc.gateway.connections import MAX_CONNECTIONS, MAX_PER_ADDRESS, Crowd, client_address
 from toc.gateway.server import GatewayServer, server
 from toc.gateway.service import Service
@@ -87,7 +88,7 @@ class Gateway:
         tokens.start()
         self._service = Service(self._center, book, self._lease_secret)
         arguments = self._arguments
-        app: Any = App(self._service)
+        app: Any = App(self._service, _console(self._service, self._lease_secret))
         if arguments.allow:
             app = only_from(app, arguments.allow)
         crowd = Crowd(most_connections(), arguments.per_address, map(ip_network, arguments.proxy))
@@ -154,6 +155,15 @@ class Gateway:
         self._service.stop()
         for one in self._servers:
             one.should_exit = True
+
+
+def _console(service: Service, lease_secret: bytes) -> Pages | None:
+    """Return the console, None if its packages are not installed."""
+    try:
+        from toc.console.console import Console
+    except ModuleNotFoundError:
+        return None
+    return Console(service, lease_secret)
 
 
 def most_connections() -> int:

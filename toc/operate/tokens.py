@@ -144,9 +144,13 @@ class TokenBook:
         """
         if not secret.startswith(PREFIX) or len(secret) > LONGEST:
             return None
+        return self.of(digest(secret))
+
+    def of(self, sha256: bytes) -> Token | None:
+        """Return the token whose text has this SHA-256, as ``find`` does."""
         age = self._clock.monotonic() - self._answered
         if age <= KEPT_SECONDS:
-            token = self._tokens.get(digest(secret))
+            token = self._tokens.get(sha256)
             if token is not None:
                 return token if token.lives(self._clock.now_ms()) else None
             if age <= FRESH_SECONDS:

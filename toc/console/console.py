@@ -1,0 +1,341 @@
+"""The console as the gateway's application calls it: finds the page, who is logged in, and answers.
+
+    path ─▶ login ─▶ rate ─▶ form: same site, CSRF token ─▶ right ─▶ the page's function ─▶ HTML
+                                                                                       └─▶ a page with why not
+
+Each page has a nonce of its own, without which no script runs and no htmx attribute counts. Nobody who is not
+logged in learns anything, not even which pages there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from math import ceil
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from toc.console.assets import STATIC, Assets
+from toc.console.pages import PAGES
+from toc.console.sessions import COOKIE, Session, Sessions
+from toc.console.shown import Content, Note, span
+from toc.console.view import Page, Readings, Redirect, View
+from toc.gateway.app import CONSOLE
+from toc.gateway.calls import Answer, forbidden
+from toc.gateway.connections import ClientGone
+from toc.gateway.exchange import Exchange, Scope
+from toc.gateway.problems import (
+    FORBIDDEN,
+    INTERNAL,
+    METHOD,
+    NOT_FOUND,
+    RATE,
+    SYNTAX,
+    TOO_LARGE,
+    UNAUTHENTICATED,
+    Problem,
+    problem_of,
+)
+from toc.gateway.service import Service
+from toc.model.access import Access
+from toc.model.errors import BodyTooLarge, TocError
+from toc.observe.log import get_logger, stack
+
+log = get_logger(__name__)
+
+LOGIN, LOGOUT, LIVE = f"{CONSOLE}/login", f"{CONSOLE}/logout", f"{CONSOLE}/live"
+FORM_BYTES = 64 << 10
+MAX_FIELDS = 100
+EVERY_SECONDS = 5
+"""How often an open page is brought up to date."""
+LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
+
+_SAFE = {
+    "cache-control": "no-store",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types htmx"
+)
+
+
+class Console:
+    """The console of one gateway process."""
+
+    def __init__(self, service: Service, secret: bytes) -> None:
+        self._service = service
+        self._sessions = Sessions(service.book, service.center.clock, secret)
+        self._readings = Readings(service)
+        self._assets = Assets(f"{CONSOLE}/static")
+        self._routes = [(_pattern(one.path), one) for one in PAGES]
+        self._templates = Environment(
+            loader=FileSystemLoader(STATIC.with_name("templates")), autoescape=True,
+            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+        )  # fmt: skip
+        self._templates.globals.update(asset=self._assets.path, root=CONSOLE)
+
+    async def __call__(self, scope: Scope, exchange: Exchange) -> Answer:
+        """Answer one request. Raises ClientGone."""
+        path = scope["path"]
+        asset = self._assets.find(path, exchange.header(b"accept-encoding"))
+        if asset is not None:
+            return asset
+        session = None
+        try:
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            if method == "POST":
+                _check_same_site(exchange)
+            if path == LOGIN:
+                return await self._login(method, scope, exchange)
+            session = self._sessions.find(exchange.header(b"cookie"))
+            if session is None:
+                return self._stranger(method, scope, exchange)
+            return await self._of_session(session, method, scope, exchange)
+        except Exception as exc:
+            problem = _problem(exc)
+        kind = problem.kind
+        note = Note(text=f"{problem.detail}.", level="bad")
+        return self._html(
+            "page.html", session, kind.status, problem.headers, content=Content(kind.title, [note]), live=""
+        )
+
+    # --- who is there
+
+    async def _login(self, method: str, scope: Scope, exchange: Exchange) -> Answer:
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        if method == "GET":
+            return self._login_page(scope, exchange, query.get("next", ""))
+        form = await _form(method, exchange)
+        address = exchange.connection.address
+        following = _within(form.get("next", ""))
+        wait = self._sessions.wait(address)
+        if wait:
+            why = f"too many failed logins from this address: try again in {ceil(wait)} s"
+            return self._login_page(scope, exchange, following, why, 429, {"retry-after": str(ceil(wait))})
+        secret = form.get("token", "").strip()
+        cookie = self._sessions.begin(secret)
+        if cookie is None:
+            self._sessions.failed(address)
+            why = self._service.book.why_not(secret)
+            return self._login_page(scope, exchange, following, why, 401)
+        return _redirect(following, cookie)
+
+    def _login_page(
+        self, scope: Scope, exchange: Exchange, following: str, why: str = "", status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:  # fmt: skip
+        # Browsers send Sec-Fetch-Site where they keep secure cookies, as at the outside of a proxy with TLS.
+        local = LOCAL.fullmatch(exchange.header(b"host") or "") is not None
+        secure = scope["scheme"] == "https" or local or exchange.header(b"sec-fetch-site") is not None
+        return self._html(
+            "login.html", None, status, headers or {}, why=why, secure=secure, following=_within(following)
+        )
+
+    def _stranger(self, method: str, scope: Scope, exchange: Exchange) -> Answer:
+        """Send who is not logged in to the login."""
+        if method != "GET" or scope["path"] == LIVE:
+            raise Problem(UNAUTHENTICATED, "you are not logged in, or the login has ended: log in")
+        here = _here(scope)
+        if exchange.header(b"sec-fetch-site") in ("cross-site", "same-site"):
+            # A link from elsewhere comes without the cookie, as that is SameSite=Strict. From here it has it.
+            return self._html("again.html", None, 200, {}, here=here)
+        return _redirect(f"{LOGIN}?next={quote(here, safe='')}" if here != CONSOLE else LOGIN)
+
+    # --- pages
+
+    async def _of_session(self, session: Session, method: str, scope: Scope, exchange: Exchange) -> Answer:
+        token = session.token
+        exchange.sender = token.name
+        if wait := self._service.book.wait(token):
+            why = "this access token has made its requests of this second"
+            raise Problem(RATE, why, headers={"retry-after": str(ceil(wait))})
+        form = await _form(method, exchange) if method == "POST" else {}
+        if method == "POST":
+            sent = form.pop("csrf", None) or exchange.header(b"x-csrf-token") or ""
+            if not secrets.compare_digest(sent.encode(), session.csrf.encode()):
+                raise Problem(
+                    FORBIDDEN, "the form is of another login: go back, reload the page, send it again"
+                )
+        exchange.begin(f"token {token.name}")
+        path, query = scope["path"], _query(scope["query_string"])
+        if path == LOGOUT and method == "POST":
+            return _redirect(LOGIN, "")
+        if path == LIVE and scope["method"] == "GET":
+            cookies = exchange.header(b"cookie")
+            return self._live(session, cookies, query.get("of", CONSOLE))
+        mine = _menu(session)
+        if path == CONSOLE and mine and mine[0].path:  # it may not see the first page
+            return _redirect(f"{CONSOLE}/{mine[0].path}")
+        found, values = self._find(path, method)
+        view = View(self._service, self._readings, session, path, values, query, form)
+        self._check(found, session)
+        content = await found.do(view)
+        if isinstance(content, Redirect):
+            return _redirect(content.href)
+        return self._html("page.html", session, 200, {}, content=content, live=_here(scope), now=found)
+
+    def _find(self, path: str, method: str) -> tuple[Page, Mapping[str, str]]:
+        below = path.removeprefix(CONSOLE).strip("/")
+        others = set()
+        for pattern, one in self._routes:
+            if match := pattern.fullmatch(below):
+                if one.method == method:
+                    return one, match.groupdict()
+                others.add(one.method)
+        if others:
+            allowed = ", ".join(sorted(others))
+            raise Problem(METHOD, f"this page accepts {allowed}", headers={"allow": allowed})
+        raise Problem(NOT_FOUND, "there is no such page")
+
+    @staticmethod
+    def _check(found: Page, session: Session) -> None:
+        if found.right is not None and not _may(found, session):
+            raise forbidden(session.token, found.right, "this page")
+
+    # --- live
+
+    def _live(self, session: Session, cookies: str | None, of: str) -> Answer:
+        parts = urlsplit(_within(of))
+        found, values = self._find(parts.path, "GET")
+        self._check(found, session)
+        query = _query(parts.query.encode())
+        view = View(self._service, self._readings, session, parts.path, values, query, {})
+        headers = {**_SAFE, "x-accel-buffering": "no"}
+        events = self._events(found, view, cookies, self._service.center.clock.now_ms())
+        return Answer(b"", media_type="text/event-stream", headers=headers, parts=events)
+
+    async def _events(
+        self, found: Page, view: View, cookies: str | None, opened: int
+    ) -> AsyncIterator[bytes]:
+        """Bring an open page up to date until its login ends or the process does."""
+        last = ""
+        while True:
+            html = await self._fragment(found, view, opened)
+            yield _event(html) if html != last else b": still here\n\n"
+            last = html
+            for _ in range(EVERY_SECONDS):
+                await asyncio.sleep(1)
+                if self._service.stopping:
+                    return
+                if not self._lasts(cookies):
+                    yield _event(self._render("ended.html")) + b"event: end\ndata: .\n\n"
+                    return
+
+    def _lasts(self, cookies: str | None) -> bool:
+        try:
+            return self._sessions.find(cookies) is not None
+        except TocError:
+            return False
+
+    async def _fragment(self, found: Page, view: View, opened: int) -> str:
+        if not found.live:
+            return self._render("age.html", age=span(max(1.0, (view.now_ms - opened) // 1000)))
+        try:
+            content = await found.do(view)
+        except Exception as exc:
+            content = Content("", [Note(text=f"{_problem(exc).detail}.", level="bad")])
+        return self._render("blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms)
+
+    # --- HTML
+
+    def _render(self, template: str, **values: Any) -> str:
+        return self._templates.get_template(template).render(span=span, **values)
+
+    def _html(
+        self, template: str, session: Session | None, status: int, headers: Mapping[str, str], **values: Any
+    ) -> Answer:
+        nonce = secrets.token_urlsafe(16)
+        text = self._render(
+            template, nonce=nonce, session=session, menu=_menu(session), csrf=session.csrf if session else "",
+            now_ms=self._service.center.clock.now_ms(), **{"now": None, **values},
+        )  # fmt: skip
+        policy = _POLICY.format(nonce=nonce)
+        more = {**_SAFE, **headers, "content-security-policy": policy}
+        return Answer(text.encode("utf-8", "replace"), status, "text/html; charset=utf-8", headers=more)
+
+
+def _problem(error: Exception) -> Problem:
+    """Return what a page says of an error; of one that should not be, the log tells more."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, ClientGone):
+        raise error
+    if isinstance(error, TocError):
+        return problem_of(error)
+    log.error("page_failed", stack=stack(error))
+    return Problem(INTERNAL, "the console failed; the gateway's log tells more")
+
+
+def _menu(session: Session | None) -> list[Page]:
+    return [] if session is None else [one for one in PAGES if one.menu and _may(one, session)]
+
+
+def _may(one: Page, session: Session) -> bool:
+    return one.right is None or session.token.may(one.right) is not Access.FORBIDDEN
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/\\n]+)", re.escape(path)))
+
+
+def _here(scope: Scope) -> str:
+    query = scope["query_string"].decode("latin-1")
+    return quote(scope["path"]) + (f"?{query}" if query else "")
+
+
+def _within(path: str) -> str:
+    """Return a path of the console that a request names, and for any other text the first page."""
+    fits = path == CONSOLE or path.startswith((f"{CONSOLE}/", f"{CONSOLE}?"))
+    return path if fits and path.isascii() and path.isprintable() and len(path) < 4096 else CONSOLE
+
+
+def _query(text: bytes) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(text.decode("ascii"), errors="strict", max_num_fields=MAX_FIELDS))
+    except ValueError:
+        raise Problem(SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
+
+
+async def _form(method: str, exchange: Exchange) -> dict[str, str]:
+    """Return what a form sends. Raises Problem."""
+    kind = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
+    if method != "POST":
+        raise Problem(METHOD, "this page accepts GET, POST", headers={"allow": "GET, POST"})
+    if kind != "application/x-www-form-urlencoded":
+        raise Problem(SYNTAX, "send a form")
+    try:
+        return _query(await exchange.body(FORM_BYTES))
+    except BodyTooLarge as exc:
+        raise Problem(TOO_LARGE, str(exc)) from None
+
+
+def _check_same_site(exchange: Exchange) -> None:
+    """Raise Problem for a form that another site sends."""
+    site, origin = exchange.header(b"sec-fetch-site"), exchange.header(b"origin")
+    if site is not None:
+        ours = site == "same-origin"
+    else:
+        ours = origin is None or urlsplit(origin).netloc == exchange.header(b"host")
+    if not ours:
+        raise Problem(FORBIDDEN, "forms are sent from the console's own pages only")
+
+
+def _redirect(path: str, cookie: str | None = None) -> Answer:
+    headers = {**_SAFE, "location": path}
+    if cookie is not None:
+        gone = "" if cookie else "; Max-Age=0"
+        headers["set-cookie"] = f"{COOKIE}={cookie}; Path=/; Secure; HttpOnly; SameSite=Strict{gone}"
+    return Answer(b"", 303, "text/plain; charset=utf-8", headers=headers)
+
+
+def _event(html: str) -> bytes:
+    return "".join(f"data: {line}\n" for line in html.splitlines()).encode("utf-8", "replace") + b"\n"

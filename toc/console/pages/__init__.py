@@ -1,0 +1,10 @@
+"""The pages, a module for each subject. A function with ``@page`` is one; ``menu`` puts it into the menu."""
+
+from __future__ import annotations
+
+from toc.console.pages import tasks, topics
+from toc.console.view import Page
+
+SUBJECTS = (topics, tasks)
+PAGES = tuple(one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Page))
+"""All pages, in the order of the menu."""

@@ -1,0 +1,94 @@
+"""Who is logged in: a sealed cookie that ends with its token, a CSRF token made of it, and a bound on failed
+logins.
+
+The cookie holds the SHA-256 of the access token and when the login ends, under an HMAC with a key made of the
+secret of the task table. So nothing is stored, every gateway process knows it, and a token that is revoked,
+expired or made anew ends it within a second.
+"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+
+from toc.model.access import Token
+from toc.model.clock import Clock
+from toc.operate.tokens import TokenBook, digest
+
+COOKIE = "__Host-toc"
+LASTS_MS = 12 * 3_600_000
+FAILURES = 10
+"""Failed logins of an address in FAILURE_SECONDS, after which it waits."""
+FAILURE_SECONDS = 60.0
+ADDRESSES = 10_000
+"""Addresses whose failures are remembered at most."""
+_HASH, _END = 32, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A login. ``csrf`` is in each form of its pages."""
+
+    token: Token
+    csrf: str
+
+
+class Sessions:
+    """Seals and reads cookies, without a server. For one event loop."""
+
+    def __init__(self, book: TokenBook, clock: Clock, secret: bytes) -> None:
+        self._book = book
+        self._clock = clock
+        self._key = hmac.digest(secret, b"toc console", "sha256")
+        self._failures: dict[str, list[float]] = {}
+
+    def begin(self, secret: str) -> str | None:
+        """Return the cookie of a new login by an access token, None if it lets nobody in.
+
+        Raises TokensUnavailable.
+        """
+        token = self._book.find(secret)
+        if token is None:
+            return None
+        ends = self._clock.now_ms() + LASTS_MS
+        payload = digest(secret) + ends.to_bytes(_END)
+        return urlsafe_b64encode(payload + self._seal(payload, token.name)).decode()
+
+    def find(self, cookies: str | None) -> Session | None:
+        """Return the login that a header of cookies has, None if there is none or it has ended.
+
+        Raises TokensUnavailable.
+        """
+        pairs = [one.strip().partition("=") for one in (cookies or "").split(";")]
+        values = [value for name, _, value in pairs if name == COOKIE]
+        if len(values) != 1 or len(values[0]) > 200:
+            return None
+        try:
+            data = urlsafe_b64decode(values[0])
+        except ValueError:
+            return None
+        payload, seal = data[: _HASH + _END], data[_HASH + _END :]
+        if int.from_bytes(payload[_HASH:]) <= self._clock.now_ms():
+            return None
+        token = self._book.of(payload[:_HASH])
+        if token is None or not hmac.compare_digest(seal, self._seal(payload, token.name)):
+            return None
+        return Session(token, hmac.digest(self._key, b"csrf" + data, "sha256").hex())
+
+    def _seal(self, payload: bytes, name: str) -> bytes:
+        return hmac.digest(self._key, payload + name.encode(), "sha256")
+
+    def wait(self, address: str) -> float:
+        """Return after how many seconds an address may try to log in; 0.0: now."""
+        failures = self._failures.get(address, ())
+        if len(failures) < FAILURES:
+            return 0.0
+        return max(0.0, failures[-FAILURES] + FAILURE_SECONDS - self._clock.monotonic())
+
+    def failed(self, address: str) -> None:
+        """Count a failed login of an address."""
+        failures = self._failures.pop(address, [])
+        self._failures[address] = [*failures[1 - FAILURES :], self._clock.monotonic()]
+        if len(self._failures) > ADDRESSES:
+            del self._failures[next(iter(self._failures))]

@@ -1,0 +1,248 @@
+"""What pages are made of: facts, tables, forms, notes. What users wrote is cut and made harmless here; the
+templates escape all of it."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+MOST = 200
+"""Characters of a value in a table."""
+MOST_LINES = 20_000
+"""Characters of a text that has lines of its own."""
+_JOINERS = "\u200d\ufe0f"
+"""They make one emoji of several."""
+
+
+def harmless(value: object, most: int = MOST, *, lines: bool = False) -> str:
+    """Return a value as a text that shows what it holds and does nothing: control characters and those that
+    turn the direction of a text are named, and it has at most ``most`` characters and then how many more.
+
+    ``lines``: it may have lines and tabs.
+    """
+    text = value if isinstance(value, str) else str(value)
+    more = len(text) - most
+    if more > 0:
+        text = text[:most]
+    if not text.isprintable():
+        text = "".join(_named(one, lines=lines) for one in text)
+    return f"{text}… ({more} more)" if more > 0 else text
+
+
+def _named(one: str, *, lines: bool) -> str:
+    if one.isprintable() or one in _JOINERS or (lines and one in "\n\t"):
+        return one
+    if one < " ":
+        return chr(0x2400 + ord(one))
+    return " " if unicodedata.category(one) == "Zs" else f"⟨U+{ord(one):04X}⟩"
+
+
+class Cell(NamedTuple):
+    """A value as it is shown. ``kind`` is its class: number, time. ``level`` makes it a badge: good, warn,
+    bad, quiet. ``iso`` is an instant for programs."""
+
+    text: str
+    kind: str = ""
+    href: str = ""
+    level: str = ""
+    iso: str = ""
+
+
+def text(value: object) -> Cell:
+    """Show a text, or anything that has no form of its own."""
+    return Cell(harmless(value))
+
+
+def number(value: object) -> Cell:
+    """Show a number."""
+    shown = f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else f"{value:g}"
+    return Cell(shown, "number")
+
+
+def time(value: object) -> Cell:
+    """Show an instant of RFC 3339."""
+    at = harmless(value)
+    return Cell(at.replace("T", " "), "time", iso=at)
+
+
+def seconds(value: Any) -> Cell:
+    """Show a duration."""
+    return Cell(span(value), "number")
+
+
+def span(value: float) -> str:
+    """Return seconds as a text: 12 ms, 4.5 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.3g} s"
+    for unit, below, size, part in (("min", "s", 60, 1), ("h", "min", 3600, 60), ("d", "h", 86_400, 3600)):
+        if unit == "d" or value < 60 * size:
+            whole, rest = divmod(int(value), size)
+            return f"{whole} {unit}" + (f" {rest // part} {below}" if rest // part else "")
+    raise AssertionError
+
+
+def flag(value: object) -> Cell:
+    """Show whether it is so."""
+    return Cell("yes", level="warn") if value else Cell("no", level="quiet")
+
+
+_LEVELS = {
+    "ok": "good", "processed": "good", "done": "good", "owned": "good",
+    "dead": "bad", "wrong": "bad", "failed": "bad", "unowned": "bad",
+    "warn": "warn", "moving": "warn", "unknown": "warn", "interrupted": "warn",
+}  # fmt: skip
+
+
+def status(value: object) -> Cell:
+    """Show a state as a badge."""
+    return Cell(harmless(value), level=_LEVELS.get(str(value), "quiet"))
+
+
+def names(value: Any) -> Cell:
+    """Show a list."""
+    return Cell(harmless(", ".join(map(str, value))))
+
+
+def document(value: object) -> Cell:
+    """Show what is JSON."""
+    return Cell(harmless(json.dumps(value, ensure_ascii=False, default=str)))
+
+
+class Column(NamedTuple):
+    """A value of a record: its key, what it is called, how it is shown. ``link`` is a path with {keys} of the
+    record."""
+
+    key: str
+    title: str
+    show: Callable[[Any], Cell] = text
+    link: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The class of its cells."""
+        return "number" if self.show in (number, seconds) else ""
+
+    def cell(self, record: Mapping[str, Any]) -> Cell:
+        """Return its cell of a record; a value that there is not is empty."""
+        value = record.get(self.key)
+        if value is None or value in ("", [], {}):
+            return Cell("-", self.kind)
+        cell = self.show(value)
+        return cell._replace(href=path(self.link, record)) if self.link else cell
+
+
+def path(pattern: str, values: Mapping[str, Any]) -> str:
+    """Return a path or query with values instead of their {names}, each encoded."""
+    return pattern.format_map({name: quote(str(value), safe="") for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a page. ``about`` stands below its title."""
+
+    title: str = ""
+    about: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The name of its macro in the templates."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True)
+class Facts(Block):
+    """The values of one record."""
+
+    columns: Sequence[Column] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> list[tuple[str, Cell]]:
+        """What to show."""
+        return [(one.title, one.cell(self.record)) for one in self.columns if one.key in self.record]
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    """Records, a row each. ``more`` is where the next page is, ``empty`` is said if there are none."""
+
+    columns: Sequence[Column] = ()
+    records: Sequence[Mapping[str, Any]] = ()
+    more: str = ""
+    empty: str = "None."
+
+    @property
+    def rows(self) -> list[list[Cell]]:
+        """What to show."""
+        return [[one.cell(record) for one in self.columns] for record in self.records]
+
+
+@dataclass(frozen=True)
+class Note(Block):
+    """A sentence. ``level`` as of a cell. ``href`` is where to read on."""
+
+    text: str = ""
+    level: str = "quiet"
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Lines(Block):
+    """A text with lines of its own, such as a stack."""
+
+    text: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What to show."""
+        return harmless(self.text, MOST_LINES, lines=True)
+
+
+class Field(NamedTuple):
+    """An input of a form. ``kind``: text, number, select, checkbox, hidden, area."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    value: str = ""
+    hint: str = ""
+    choices: Sequence[str] = ()
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Form(Block):
+    """What a reader fills in. A ``post`` changes something; ``danger`` says that it cannot be undone."""
+
+    fields: Sequence[Field] = ()
+    action: str = ""
+    submit: str = "Find"
+    post: bool = False
+    danger: bool = False
+
+
+@dataclass(frozen=True)
+class Content:
+    """A whole page. ``read_ms`` is when the oldest of what it shows was read."""
+
+    title: str
+    blocks: Sequence[Block] = ()
+    read_ms: int | None = None
+
+
+def following(url: str, query: Mapping[str, str], **changed: object) -> str:
+    """Return the address of a page with other values in its query; those that are None are left out."""
+    values = {name: value for name, value in {**query, **changed}.items() if value not in (None, "")}
+    pairs = "&".join(f"{quote(name)}={quote(str(value), safe='')}" for name, value in values.items())
+    return f"{url}?{pairs}" if pairs else url
+
+
+def ids(values: Iterable[object]) -> str:
+    """Return a few values as a text."""
+    return harmless(", ".join(map(str, values)))

@@ -1,0 +1,205 @@
+"""One request for a page, by who is logged in: what it may ask the gateway for, and what it got.
+
+A page asks by the calls of the native API, so it sees what a client with the same access token would. What
+may hang, or is dear, it asks for as a ``part``: shared by all pages that would get the same, waited for a
+moment only, and shown with its age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from toc.console.sessions import Session
+from toc.console.shown import Block, Content, Field, Note, span
+from toc.gateway.app import CALLS, invalid
+from toc.gateway.calls import Asked, HttpCall, NoFields, forbidden
+from toc.gateway.problems import Problem, problem_of
+from toc.gateway.service import Service
+from toc.model.access import Access, Action
+from toc.model.errors import TocError
+
+BY_NAME: Mapping[str, HttpCall] = {call.name: call for call in CALLS}
+FRESH_SECONDS = 4.0
+"""A part that is younger is not read again."""
+WAIT_SECONDS = 1.5
+"""How long a page waits for a part."""
+MOST_READINGS = 256
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a part was when it was read last. ``at``: when (ms). ``error``: why it could not be read since."""
+
+    value: Any = None
+    at: int | None = None
+    error: str = ""
+    began: float = float("-inf")
+    reading: asyncio.Task[None] | None = None
+
+
+class Readings:
+    """Parts that pages share. Each is read when a page wants it, once at a time. For one event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._readings: dict[Any, Reading] = {}
+
+    async def get(self, key: Any, read: Callable[[], Awaitable[Any]], fresh: float, wait: float) -> Reading:
+        """Return the newest reading, of this moment if it can be had within ``wait`` seconds."""
+        one = self._readings.pop(key, None) or Reading()
+        self._readings[key] = one
+        if len(self._readings) > MOST_READINGS:
+            del self._readings[next(iter(self._readings))]
+        clock = self._service.center.clock
+        if one.reading is None and clock.monotonic() - one.began >= fresh:
+            one.began = clock.monotonic()
+            one.reading = asyncio.create_task(self._read(one, read))
+        if one.reading is not None:
+            await asyncio.wait([one.reading], timeout=wait)
+        return one
+
+    async def _read(self, one: Reading, read: Callable[[], Awaitable[Any]]) -> None:
+        began = self._service.center.clock.now_ms()
+        try:
+            one.value, one.at, one.error = await read(), began, ""
+        except (Problem, TocError) as exc:
+            problem = exc if isinstance(exc, Problem) else problem_of(exc)
+            one.error = problem.detail
+        finally:
+            one.reading = None
+
+
+class Part(NamedTuple):
+    """A part of a page. ``value`` is None if it was never read. ``notes`` say what is missing, and how old
+    it is."""
+
+    value: Any
+    notes: list[Block]
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One request for a page. ``path`` and ``query`` are its parameters, ``form`` what was sent with it."""
+
+    service: Service
+    readings: Readings
+    session: Session
+    url: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    form: Mapping[str, str]
+
+    @property
+    def now_ms(self) -> int:
+        """The present."""
+        return self.service.center.clock.now_ms()
+
+    def may(self, action: Action, topic: str | None = None) -> bool:
+        """Whether who is logged in may do it."""
+        return self.session.token.may(action, topic) is Access.ALLOWED
+
+    async def ask(
+        self, name: str, query: Mapping[str, Any] | None = None, body: Mapping[str, Any] | None = None,
+        **path: Any,
+    ) -> Any:  # fmt: skip
+        """Make a call of the native API, named as ``GET /v1/topics``, and return what it answers. Values of
+        the query are texts; None and '' are left out. Raises Problem, TocError."""
+        call, token = BY_NAME[name], self.session.token
+        if token.may(call.access) is Access.FORBIDDEN:
+            raise forbidden(token, call.access)
+        sent = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        asked = Asked(
+            self.service, call, token, path, _checked(call.query, sent),
+            None if call.body is None else _checked(call.body, body or {}),
+        )  # fmt: skip
+        return (await call.handler(asked)).content
+
+    async def part(
+        self, what: str, name: str, query: Mapping[str, Any] | None = None, *,
+        fresh: float = FRESH_SECONDS, wait: float = WAIT_SECONDS, **path: Any,
+    ) -> Part:  # fmt: skip
+        """Make a call that may hang or is dear. ``what`` names what it tells; a reading not older than
+        ``fresh`` seconds is good enough. Raises Problem if it is not allowed."""
+        call, token = BY_NAME[name], self.session.token
+        if token.may(call.access) is Access.FORBIDDEN:
+            raise forbidden(token, call.access)
+        given = tuple(sorted((query or {}).items())), tuple(sorted(path.items()))
+        key = (name, given, token.roles, token.topics)
+        one = await self.readings.get(key, lambda: self.ask(name, query, **path), fresh, wait)
+        why = one.error or ("it is still being read" if one.at is None else "")
+        old = "" if one.at is None else f"; this is as of {span((self.now_ms - one.at) / 1000)} ago"
+        notes: list[Block] = [Note(text=f"{what}: {why}{old}.", level="bad")] if why else []
+        return Part(one.value, notes, one.at)
+
+
+def _checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
+    try:
+        return model.model_validate(values)
+    except ValidationError as exc:
+        raise invalid(exc, model) from None
+
+
+def fields_of(name: str, values: Mapping[str, str], *, leave_out: tuple[str, ...] = ()) -> list[Field]:
+    """Return the inputs for what a call takes, with the values that they have."""
+    call = BY_NAME[name]
+    model = call.body or call.query
+    found = []
+    for key, info in model.model_fields.items():
+        if key not in leave_out and model is not NoFields:
+            choices = _choices(info.annotation)
+            kind = "select" if choices else "checkbox" if bool in _types(info.annotation) else "text"
+            label = key.replace("_", " ")
+            found.append(
+                Field(
+                    key, label, kind, values.get(key, ""), info.description or "", choices, info.is_required()
+                )
+            )
+    return found
+
+
+def _types(kind: Any) -> list[Any]:
+    return [one for part in (get_args(kind) or (kind,)) for one in ([part, *get_args(part)])]
+
+
+def _choices(kind: Any) -> list[str]:
+    for one in [kind, *_types(kind)]:
+        if get_origin(one) is Literal:
+            return list(get_args(one))
+        if isinstance(one, type) and issubclass(one, StrEnum):
+            return [member.value for member in one]
+    return []
+
+
+class Redirect(NamedTuple):
+    """What a form answers with: the page that comes next."""
+
+    href: str
+
+
+Shows = Callable[[View], Awaitable[Content | Redirect]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The declaration of a page. ``path`` is that below /console, with parameters in braces. ``right``: only
+    those have it in their menu and may see it. ``menu``: its name there. ``live``: while it is open, it is
+    made anew every few seconds; otherwise only its age is."""
+
+    path: str
+    right: Action | None
+    do: Shows
+    menu: str = ""
+    live: bool = False
+    method: str = "GET"
+
+
+def page(path: str, right: Action | None = None, **more: Any) -> Callable[[Shows], Page]:
+    """Declare the decorated function as a page; ``more`` are further fields of Page."""
+    return lambda do: Page(path, right, do, **more)
