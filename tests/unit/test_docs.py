@@ -38,12 +38,12 @@ MAX_WORDS = {
     "docs/schedules.md": 1200,
     "docs/testing.md": 700,
     "docs/frameworks.md": 700,
-    "docs/guarantees.md": 2000,
+    "docs/guarantees.md": 2200,
     "docs/install.md": 2500,
     "docs/run.md": 6000,
-    "docs/reference.md": 6850,
-    "docs/architecture.md": 2760,
-    "docs/decisions.md": 2750,
+    "docs/reference.md": 6800,
+    "docs/architecture.md": 2700,
+    "docs/decisions.md": 2700,
 }
 
 
