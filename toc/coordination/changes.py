@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 
 class Dirty(NamedTuple):
-    """What must be read again. ``everything``: all directories and topics, as watches may have been lost."""
+    """What must be read again. ``everything``: all of it, as watches may have been lost."""
 
     everything: bool
     directories: set[str]
     topics: set[str]
+    workers: set[str]
 
 
 class Changes:
@@ -24,6 +25,7 @@ class Changes:
         self._everything = False
         self._directories: set[str] = set()
         self._topics: set[str] = set()
+        self._workers: set[str] = set()
 
     # --- kazoo's threads
 
@@ -41,9 +43,16 @@ class Changes:
 
     def topic(self, event: Any) -> None:
         """The assignment of a topic has changed."""
+        self._node(self._topics, event)
+
+    def worker(self, event: Any) -> None:
+        """What a worker tells of itself has changed."""
+        self._node(self._workers, event)
+
+    def _node(self, changed: set[str], event: Any) -> None:
         if event.path:  # else the connection was lost, and everything is read again
             with self._lock:
-                self._topics.add(event.path.rpartition("/")[2])
+                changed.add(event.path.rpartition("/")[2])
             self._signal()
 
     # --- the daemon's thread
@@ -55,6 +64,8 @@ class Changes:
     def take(self) -> Dirty:
         """Return what must be read again, and forget it."""
         with self._lock:
-            dirty = Dirty(self._everything, self._directories, self._topics)
-            self._everything, self._directories, self._topics = False, set(), set()
+            dirty = Dirty(self._everything, self._directories, self._topics.copy(), self._workers.copy())
+            self._everything, self._directories = False, set()
+            self._topics.clear()
+            self._workers.clear()
         return dirty

@@ -79,9 +79,9 @@ def read_intents(
     return Intents(drains, pins, weights, requests)
 
 
-def read_members(session: Session, paths: Paths, watch: Watch | None = None) -> list[Member]:
+def read_members(session: Session, paths: Paths) -> list[Member]:
     """Read the workers that are alive, with the weights that their daemons gave them."""
-    nodes = session.nodes(paths.directory("workers"), watch)
+    nodes = session.nodes(paths.directory("workers"))
     found = [member_of(name, node.data) for name, node in nodes.items()]
     return [member for member in found if member is not None]
 

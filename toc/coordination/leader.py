@@ -9,11 +9,11 @@ nothing, whatever it believes; one without a connection sends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import intents
-from toc.coordination.assignment import Owners, assign
+from toc.coordination.assignment import Member, Owners, assign
 from toc.coordination.coordinator import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import (
@@ -23,6 +23,7 @@ from toc.coordination.znodes import (
     encode,
     first_candidate,
     holder_of,
+    member_of,
     slot_of,
 )
 from toc.model.clock import Clock
@@ -59,6 +60,7 @@ class Leader:
     session: Session
     paths: Paths
     watches: Mapping[str, Watch]
+    worker_watch: Watch
     host: str
     clock: Clock
     gather: float = GATHER
@@ -66,6 +68,9 @@ class Leader:
     def __post_init__(self) -> None:
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
+        self._members: dict[str, Member | None] = {}
+        """The workers as read, by worker_id, None for what is not understood. A watch tells of changes: to
+        read 16,000 anew would take a leader seconds."""
         self._token = ""
         self._gathered = 0.0
         """Until when to wait for missing workers."""
@@ -90,6 +95,11 @@ class Leader:
     def inputs_changed(self) -> None:
         """Record that the assignment may have to change."""
         self._due = min(self._due, time.monotonic() + DEBOUNCE)
+
+    def forget(self, workers: Iterable[str] | None) -> None:
+        """Read these workers again, or all, at the next assignment."""
+        for worker_id in list(self._members) if workers is None else workers:
+            self._members.pop(worker_id, None)
 
     def enroll(self, session_id: int) -> None:
         """Become a candidate, in a new session or after a loss of nodes."""
@@ -143,7 +153,7 @@ class Leader:
     ) -> bool:
         """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
         topics = self._topics
-        workers = intents.read_members(self.session, self.paths, self.watches["workers"])
+        workers = self._read_members()
         wanted = intents.read_intents(self.session, self.paths, self.watches.get)
         present = {member.worker_id for member in workers}
         if not ours <= present:  # nodes were deleted, perhaps those of others too: all make them again
@@ -169,6 +179,18 @@ class Leader:
             return False
         self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
         return True
+
+    def _read_members(self) -> list[Member]:
+        """Return the workers that are alive, with the weights that their daemons gave them."""
+        names = self.session.children(self.paths.directory("workers"), self.watches["workers"])
+        known = {name: self._members[name] for name in names if name in self._members}
+        new = [name for name in names if name not in known]
+        nodes = self.session.read((self.paths.node("workers", name) for name in new), self.worker_watch)
+        for name, node in zip(new, nodes, strict=True):
+            if node is not None:
+                known[name] = member_of(name, node.data)
+        self._members = known
+        return [member for member in known.values() if member is not None]
 
     def _must_gather(self, owners: Set[str | None], accounted_for: Set[str]) -> bool:
         """Whether owners of slots may still register; then a new leader looks again soon.

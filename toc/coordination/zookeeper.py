@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -49,6 +50,27 @@ log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
 _VERIFY = 1.0  # seconds between two checks that our nodes still exist
+_NAMES_A_SECOND = (
+    2500  # of a directory: 1,000 daemons that list 100,000 claims each second would stop ZooKeeper
+)
+
+
+@dataclass(eq=False)
+class _Listing:
+    """The names in a directory, read again after a change; the longer they are, the more seldom."""
+
+    path: str
+    names: frozenset[str] = frozenset()
+    _state: Directory | None = None
+    _at: float = 0.0
+
+    def read(self, session: Session, state: Directory | None) -> bool:
+        """Whether the directory has changed and was read."""
+        if state == self._state or time.monotonic() < self._at:
+            return False
+        self.names = frozenset(session.children(self.path))
+        self._state, self._at = state, time.monotonic() + len(self.names) / _NAMES_A_SECOND
+        return True
 
 
 class _Departed(NamedTuple):
@@ -88,13 +110,17 @@ class ZooKeeperCoordinator(Coordinator):
         self._watches = {name: partial(self._changes.directory, name) for name in DIRECTORIES}
         self._host = host
         self._local_names = LocalNames.of(host)
-        self._leader = Leader(self._session, self._paths, self._watches, host, self._clock, gather=gather)
+        watches, worker_watch = self._watches, self._changes.worker
+        self._leader = Leader(
+            self._session, self._paths, watches, worker_watch, host, self._clock, gather=gather
+        )
         self._started = False
         self._topics: Mapping[str, int] = {}
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
         self._directories: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
+        self._listed = {name: _Listing(self._paths.directory(name)) for name in ("slots", "workers")}
         self._verify_at = 0.0  # when the next one is due (monotonic)
         self._assignment: dict[str, Assigned] = {}
         self._dead: frozenset[str] = frozenset()
@@ -295,9 +321,9 @@ class ZooKeeperCoordinator(Coordinator):
             and node.data == member_data(self._members[worker_id])
             for worker_id, node in zip(members, nodes, strict=True)
         )
-        if whole and found["slots"] != before["slots"]:
-            names = set(self._session.children(self._paths.directory("slots")))
-            whole = all(str(slot) in names for slot in self._claims.held)
+        slots = self._listed["slots"]
+        if whole and slots.read(self._session, found["slots"]):
+            whole = all(str(slot) in slots.names for slot in self._claims.held)
         if not whole:
             self._enter_session(session_id, lost=True)
             return
@@ -311,8 +337,11 @@ class ZooKeeperCoordinator(Coordinator):
     def _find_gone(self) -> None:
         """Remove what workers of an earlier daemon of this host have left in a session that has not expired
         yet. Those that are proved gone run nothing, so their slots are free."""
-        names = self._session.children(self._paths.directory("workers"))
-        gone = [name for name in names if name not in self._ours and self._local_names.proves_gone(name)]
+        workers = self._listed["workers"]
+        workers.read(self._session, self._directories["workers"])
+        gone = [
+            name for name in workers.names if name not in self._ours and self._local_names.proves_gone(name)
+        ]
         if gone:
             log.warning("workers_proved_gone", workers=gone)
             claims = read_claims(self._session, self._paths)
@@ -343,7 +372,8 @@ class ZooKeeperCoordinator(Coordinator):
 
     def _refresh(self) -> None:
         """Read what has changed, and watch it."""
-        everything, dirty, topics = self._changes.take()
+        everything, dirty, topics, workers = self._changes.take()
+        self._leader.forget(None if everything else workers)
         if everything:
             dirty.update(DIRECTORIES)
             topics.update(self._assignment)

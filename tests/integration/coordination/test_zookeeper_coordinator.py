@@ -109,15 +109,20 @@ class Daemon:
         Client.maker = None
         self.coordinator.set_topics(topics)
         self._handles = None if handles is None else frozenset(handles)
-        self._weight = weight
+        self.weight = weight
         for number in range(workers):
             self.join(f"{host}-{number}")
 
     def join(self, worker_id: str, *, out_of_reach: Iterable[str] = ()) -> None:
         out = frozenset(out_of_reach)
-        member = Member(worker_id, self.host, self._weight, self._handles, out_of_reach=out)
+        member = Member(worker_id, self.host, self.weight, self._handles, out_of_reach=out)
         self.coordinator.join(member)
         self.held.setdefault(worker_id, set())
+
+    def set_weight(self, weight: float) -> None:
+        self.weight = weight
+        for worker_id in self.held:
+            self.join(worker_id)
 
     def worker_died(self, worker_id: str) -> None:
         del self.held[worker_id]
@@ -591,3 +596,14 @@ def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemo
         daemons.onlooker.set(path, value)
         daemons.until(lambda: daemons.onlooker.get(path)[0] == written)
     assert daemons.holders() == before
+
+
+def test_a_leader_that_knows_a_worker_notices_what_it_tells_anew(daemons: Daemons) -> None:
+    leader = daemons.start("a")
+    daemons.until(lambda: leader.coordinator.leading)
+    other = daemons.start("b")
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    light = len(other.slots)
+    for weight in (3, 1):
+        other.set_weight(weight)
+        daemons.until(lambda: daemons.settled() and (len(other.slots) > light) == (other.weight == 3))
