@@ -112,15 +112,16 @@ def submit(
 def drain(engine: Engine, center: TimeoutCenter) -> int:
     """Submit what the outbox holds, and remove it. Returns how many tasks that were.
 
-    A task whose time has passed is due at once. One that toc refuses or cannot read stays, with its
-    ``error``, and is logged (``outbox_refused``). Raises Unavailable if a server of toc was out of reach,
-    once those of the others are submitted; and the errors of ``engine``.
+    A task whose time has passed is due at once. One that toc refuses, such as one that has expired, or cannot
+    read stays, with its ``error``, and is logged (``outbox_refused``). Raises Unavailable if a server of toc
+    was out of reach, once those of the others are submitted; and the errors of ``engine``.
     """
     done, after = 0, 0
     away: dict[int, Unavailable] = {}
     while True:
         with engine.connect() as connection:
-            waiting = select(table).where(table.c.error.is_(None), table.c.id > after)
+            waiting = select(table.c.id, table.c.task, table.c.body.is_not(None).label("has_body"))
+            waiting = waiting.where(table.c.error.is_(None), table.c.id > after)
             records = connection.execute(waiting.order_by(table.c.id).limit(TOGETHER)).all()
         if not records:
             for error in away.values():
@@ -131,7 +132,7 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
         refused: dict[int, str] = {}
         for record in records:
             try:
-                task = _task(record)
+                task = _task(engine, record)
                 server = center.store.server_of_biz(BizId.of(task.biz_id))
                 if server not in away:
                     try:
@@ -158,9 +159,13 @@ def _settle(engine: Engine, submitted: Sequence[int], refused: Mapping[int, str]
             connection.execute(update(table).where(table.c.id == number).values(error=text))
 
 
-def _task(record: Row[Any]) -> NewTask:
-    """Return the task of a record. Its time may have passed meanwhile."""
+def _task(engine: Engine, record: Row[Any]) -> NewTask:
+    """Return the task of a record, whose body is read by itself. Its time may have passed meanwhile."""
     fields = json.loads(record.task)
     for name in ("action_time", "expires_at"):
         fields[name] = from_ms(fields[name]) if fields[name] else None
-    return NewTask(**{**fields, "body": record.body, "past": "run"})
+    body = None
+    if record.has_body:
+        with engine.connect() as connection:
+            body = connection.scalar(select(table.c.body).where(table.c.id == record.id))
+    return NewTask(**{**fields, "body": body, "past": "run"})

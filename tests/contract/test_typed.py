@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from contract.system import Contract
 
-from toc.model.errors import InvalidDelay, InvalidExpiry
+from toc.model.errors import InvalidDelay, InvalidExpiry, InvalidInput
 
 
 def test_a_task_expires_as_its_topic_says_unless_it_says_so_itself(each: Contract) -> None:
@@ -35,6 +35,8 @@ def test_a_task_expires_as_its_topic_says_unless_it_says_so_itself(each: Contrac
         assert (there.version, there.expires_at) == (1, said.expires_at)
     with pytest.raises(InvalidExpiry):
         center.reschedule(own.job_id, delay=timedelta(hours=9))
+    with pytest.raises(InvalidInput, match="not both"):
+        center.submit("c.expires", biz_id=200, delay="1h", expires_in="5m", expires_at=datetime.now(UTC))
     with pytest.raises(InvalidDelay, match="expires_in"):
         center.submit("c.expires", biz_id=200, delay="1h", expires_in=-1)
     with pytest.raises(InvalidDelay, match="soon"):

@@ -15,7 +15,7 @@ from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
 from harness.patience import until
-from harness.rows import insert
+from harness.rows import insert, insert_many
 from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
 
@@ -147,7 +147,7 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     long_ago = center.clock.now_ms() - 60_000
     for n, biz_type in enumerate((77, 78, 99, 79), 1):
         late = replace_row(stale, status=0, biz_type=biz_type, action_time=long_ago, next_time=long_ago)
-        insert(center.store, replace_row(late, job_id=stale.job_id ^ n))
+        insert(center.store, replace_row(late, job_id=stale.job_id ^ n, slot_amount=2))
     center.store.topics.alter("test.async", paused=True)
     lines = doctor.examine(center)
     expected = [
@@ -167,6 +167,16 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     assert (deleted.of, deleted.do) == ("biz_type 79", f"toc cancel {stale.job_id ^ 4}")
     center.cancel(stale.job_id ^ 4)
     assert "owner" not in pulled.do
+    # Of a backlog a bounded part is read; it does not hide what is overdue of another topic.
+    before = {"status": 0, "biz_type": 78, "action_time": long_ago - 1000, "next_time": long_ago - 1000}
+    insert_many(center.store, [replace_row(stale, job_id=stale.job_id ^ n, **before) for n in range(16, 266)])
+    center.catalog.refresh()
+    center.index([stale.job_id ^ 1])
+    seen = [line for line in doctor.examine(center) if "are overdue" in line.what]
+    assert {line.of: line.what.partition(" tasks")[0] for line in seen} == {
+        "test.pulled": "at least 200",
+        "test.nobody": "at least 1",
+    }
     assert not having(doctor.examine(center), Level.REFUSE, "of a deleted topic")
     assert doctor.exit_code(lines) == 2
     assert [line.level for line in lines] == sorted(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -125,6 +126,21 @@ def test_drains_that_die_half_way_or_run_at_once_make_one_task(
         thread.join()
     assert waiting(engine) == 0
     assert [len(found(system, biz_id)) for biz_id in range(40)] == [1] * 40
+
+
+def test_a_drain_holds_few_bodies_at_a_time(system: System, engine: Engine) -> None:
+    size, many = 1 << 19, 40
+    with engine.begin() as connection:
+        for n in range(many):
+            outbox.submit(connection, "test.sync", biz_id=n, delay=3600, body=bytes([n]) * size)
+    tracemalloc.start()
+    try:
+        assert outbox.drain(engine, system.center) == many
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < many * size / 2
+    assert [found(system, n)[0].body for n in (0, 39)] == [bytes(size), b"\x27" * size]
 
 
 def test_a_task_that_toc_refuses_stays_and_holds_up_no_other(system: System, engine: Engine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -36,6 +38,27 @@ def test_a_process_that_was_killed_is_proved_gone_and_not_before(here: LocalName
         finally:
             process.kill()
     assert here.proves_gone(name)
+
+
+FORK = HOLD.replace(
+    'print("held"',
+    "import os\nread, write = os.pipe()\nif child := os.fork(): os.read(read, 1)\n"
+    "else: os.write(write, b'x'); time.sleep(60)\nprint(child",
+)
+
+
+def test_a_child_that_outlives_the_process_does_not_hold_its_name(here: LocalNames) -> None:
+    name = here.name("host-a-0")
+    with subprocess.Popen([sys.executable, "-c", FORK, name], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert not here.proves_gone(name)
+            process.kill()
+            process.wait()
+            assert here.proves_gone(name)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

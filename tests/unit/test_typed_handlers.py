@@ -35,6 +35,11 @@ class Remind:
     text: str = ""
 
 
+@dataclass
+class Priced:
+    price: float | None
+
+
 class Ship(TypedDict):
     order: int
     lines: list[str]
@@ -122,6 +127,17 @@ def test_what_does_not_fit_is_refused_at_submit(toc: Toc, center: TimeoutCenter,
     with pytest.raises(InvalidPayload, match="one payload"):
         remind.submit(biz_id=1, delay=1)  # type: ignore[call-arg]
     assert toc.tasks() == []
+
+
+@pytest.mark.parametrize("price", [float("nan"), float("inf")])
+def test_a_number_that_json_has_not_is_no_missing_one(toc: Toc, center: TimeoutCenter, price: float) -> None:
+    @center.handler("p.refused")
+    def note(what: Priced) -> None: ...
+
+    with pytest.raises(InvalidPayload, match="does not fit Priced"):
+        note.submit(Priced(price), biz_id=1, delay=1)
+    note.submit(Priced(None), biz_id=1, delay=1)
+    assert [task.attribute for task in toc.tasks()] == [{"price": None}]
 
 
 def test_a_handler_of_tasks_submits_an_attribute(toc: Toc, center: TimeoutCenter) -> None:

@@ -72,10 +72,10 @@ def check(as_json: Json = False) -> None:
         for shard in shards
     ]
     show(records, as_json=as_json, empty="no shards")
-    behind = sum(shard.behind for shard in shards)
+    behind = [shard for shard in shards if shard.behind]
     if any(shard.absent for shard in shards):
         say(NO_TABLES)
         raise typer.Exit(3)
     if behind:
-        say(f"{behind} of {len(shards)} databases are behind: run `toc db upgrade`")
+        say(f"{len(behind)} of {len(shards)} databases are behind: {behind[0].remedy}")
         raise typer.Exit(3)

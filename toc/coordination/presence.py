@@ -17,13 +17,16 @@ import socket
 from pathlib import Path
 from typing import Self
 
+from toc.model.fork import call_in_children
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 _MARKED = re.compile(r"[0-9a-f]{8}\.([0-9a-f]{8})")
 
 
 class Presence:
-    """A name that this process holds until ``close`` or its end. A name without a mark is not held.
+    """A name that this process holds until ``close`` or its end; a forked child does not. A name without a
+    mark is not held.
 
     Raises OSError if the kernel refuses it.
     """
@@ -37,6 +40,7 @@ class Presence:
             except OSError:
                 self._socket.close()
                 raise
+            call_in_children(self.close)
 
     def close(self) -> None:
         """Free the name. May be called twice."""

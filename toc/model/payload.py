@@ -7,6 +7,7 @@ a pydantic model, a dataclass or a TypedDict     its JSON object is the attribut
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import is_typeddict
@@ -55,6 +56,9 @@ class Payload(Generic[T]):
         handler could read it."""
         try:
             text = self._adapter.dump_json(payload, by_alias=True, round_trip=True, warnings="error")
+            if b"null" in text:  # pydantic writes NaN and infinity so
+                values = self._adapter.dump_python(payload, mode="json", by_alias=True, round_trip=True)
+                json.dumps(values, allow_nan=False)
             self._adapter.validate_json(text)
             attribute = parse_object(text, most=len(text) + 1)
         except (ValueError, TypeError, RecursionError) as exc:

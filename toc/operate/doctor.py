@@ -117,7 +117,7 @@ def examine(
     progress(0.8, "looking at schedules and overdue tasks")
     if topics_read:  # else each would be said to have no topic
         lines += _lines("schedules", schedules.examine(center, topics))
-        lines += _overdue(center, topics, lines)
+        lines += _overdue(center, topics, peeks, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
 
@@ -382,7 +382,9 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
 
 
-def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
+def _overdue(
+    center: TimeoutCenter, topics: list[Topic], peeks: BySlot[Peek], known: list[Line]
+) -> Iterator[Line]:
     """Look for overdue tasks in the rows (a bounded read), so that entries missing in the index show too."""
     now = center.clock.now_ms()
     found = overdue_rows(center.store, topics, now - OVERDUE_MS)
@@ -403,6 +405,13 @@ def _overdue(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         some = rows if isinstance(ids, IndexUnavailable) else [row for row in rows if row.job_id not in ids]
         free.setdefault(slot.topic, []).extend(now - row.next_time for row in some)
         held[slot.topic] += len(rows) - len(some)
+    told_of = {slot.topic for slot in by_slot} | {topic.name for topic in topics if topic.paused}
+    for slot, peek in peeks.items() if found.more else ():
+        # Rows of a backlog were read instead of this topic's, whose slots tell.
+        if slot.topic not in told_of and isinstance(peek, Peek) and peek.due and peek.next_due is not None:
+            late_ms = peek.redis_now_ms - int(peek.next_due)
+            if late_ms >= OVERDUE_MS:
+                free.setdefault(slot.topic, []).extend([late_ms] * peek.due)
     # Which of the taken ones run, only their workers know.
     told = late(center) if held.total() else {}
     more = "at least " if found.more else ""

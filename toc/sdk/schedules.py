@@ -241,8 +241,9 @@ class Schedules:
         """Submit the occurrences of the past, nominally due in [start, end], that have no task.
 
         Their tasks become due one after the other, ``rate`` per second, whether or not the earlier
-        ones have ended. Repeating a backfill is safe while its tasks are kept. ``dry_run`` only
-        counts. Raises UnknownSchedule, InvalidSchedule, PartialSubmit.
+        ones have ended. Repeating a backfill is safe while its tasks are kept; of two at once each
+        counts what both submit. ``dry_run`` only counts. Raises UnknownSchedule, also if the schedule is
+        deleted meanwhile, InvalidSchedule, PartialSubmit.
         """
         stored = self._stored(name)
         definition, now = stored.definition, self._store.schedules.now(name)
@@ -262,6 +263,8 @@ class Schedules:
             )
         present = submitted = may_have_run = 0
         for first in range(0, len(nominals), BACKFILL_PAGE):
+            if first and self._stored(name).state.schedule_id != stored.state.schedule_id:
+                raise UnknownSchedule(f"schedule {name!r} was deleted meanwhile, and made anew")
             page = nominals[first : first + BACKFILL_PAGE]
             there = self._store.schedules.occurrences.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]

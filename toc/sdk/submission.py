@@ -102,6 +102,8 @@ class RowMaker:
                 f"{'url' if task.target is None else 'target'} goes with a topic whose delivery is webhook; "
                 f"that of {topic.name!r} is {topic.delivery.value}"
             )
+        if task.expires_at is not None and task.expires_in is not None:
+            raise InvalidInput("give expires_at or expires_in, not both", "expires_at")
         now = self._clock.now_ms()
         max_delay_ms = self._max_delay_ms if max_delay is None else int(max_delay * 1000)
         expires_in = topic.expires_in if task.expires_in is None else task.expires_in

@@ -51,6 +51,13 @@ class ShardStatus:
             or bool(self.unexpected_tables)
         )
 
+    @property
+    def remedy(self) -> str:
+        """What to do if it is behind."""
+        if self.revision is not None and (self.missing_tables or self.unexpected_tables):
+            return "set TOC_DATABASES and TOC_TABLES as at the first `toc db upgrade`, or restore lost tables"
+        return "run `toc db upgrade`"
+
     def __str__(self) -> str:
         if self.absent:
             return f"{self.server} {self.database}: no table"

@@ -203,7 +203,9 @@ class EmbeddedWorker:
 
     def stop(self) -> None:
         """Take nothing more, and wait for running handlers until the shutdown deadline. May be called
-        twice."""
+        twice, not by a handler: InvalidInput."""
+        if self._thread is not None and threading.current_thread().name.startswith(PREFIX):
+            raise InvalidInput("stop() waits for handlers: call it outside of them, such as after an event")
         thread, self._thread = self._thread, None
         if thread is None or self._keeper is None or self._pid != os.getpid():
             return

@@ -172,6 +172,22 @@ def test_a_copy_that_a_handler_makes_ends_where_the_handler_returns(shop: Shop) 
         assert shop.copies == [0]
 
 
+def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
+    told: list[str] = []
+
+    @shop.center.handler("order.stop")
+    def stop(_task: Task) -> None:
+        try:
+            worker.stop()
+        except InvalidInput as exc:
+            told.append(str(exc))
+
+    shop.center.store.topics.create(Topic("order.stop", 3, 1))
+    with shop.center.worker() as worker:
+        shop.ended(shop.center.submit("order.stop", biz_id=1, delay=0.1))
+        assert ["outside of them" in text for text in told] == [True]
+
+
 def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:
     with shop.center.worker() as worker:
         with pytest.raises(InvalidInput, match="has a worker already"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zoneinfo
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from math import ceil
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from harness.system import System
 
-from toc import CancelOutcome, TimeoutCenter
+from toc import CancelOutcome, NewTask, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
@@ -26,6 +26,7 @@ from toc.model.task import Task, TaskStatus
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
 from toc.operate.schedules import examine
+from toc.sdk import schedules as sdk_schedules
 from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Statement
 from toc.store.tasks.batch import Guard
@@ -346,6 +347,27 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_backfill_ends_with_its_schedule(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    schedules, submit_many = bench.center.schedules, bench.center.submit_many
+    schedules.create("gone", topic="test.sync", every=HOUR, overlap="allow", paused=True)
+    bench.until(3 * HOUR)
+    monkeypatch.setattr(sdk_schedules, "BACKFILL_PAGE", 2)
+
+    def submit(tasks: Iterable[NewTask]) -> list[int]:
+        assert schedules.delete("gone")
+        if again:
+            schedules.create("gone", topic="test.sync", every=HOUR, overlap="allow", paused=True)
+        return submit_many(tasks)
+
+    monkeypatch.setattr(bench.center, "submit_many", submit)
+    with pytest.raises(UnknownSchedule):
+        schedules.backfill("gone", START - 10 * HOUR, START)
+    assert len(bench.tasks("gone")) == 2
 
 
 def test_trigger_changes_nothing_else(bench: Bench) -> None:

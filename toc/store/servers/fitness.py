@@ -151,7 +151,7 @@ def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
         yield Finding(Level.REFUSE, server.name, f"{absent[0]}{several}: {NO_TABLES}", "see there")
     for status in statuses:
         if status.behind and not status.absent:
-            yield Finding(Level.REFUSE, server.name, str(status), "toc db upgrade")
+            yield Finding(Level.REFUSE, server.name, str(status), status.remedy)
     fit = [status for status in statuses if not status.behind]
     if fit:
         revisions = ", ".join(sorted({str(status.revision) for status in fit}))
