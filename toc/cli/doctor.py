@@ -14,7 +14,7 @@ from toc.cli.values import opened
 def doctor(
     problems: bool = flag("--problems", "Show only failures and warnings."), as_json: Json = False
 ) -> None:
-    """Check servers, settings, rights, clocks, workers and topics; say what to do.
+    """Check servers, settings, clocks, workers and topics; say what to do.
 
     Exits with 0 when all is well, 1 when there are warnings, 2 when something is wrong. It changes nothing.
     """

@@ -8,9 +8,8 @@ from typing import Any
 
 from toc.index.calls import IndexBroken
 from toc.index.connections import RedisNode
-from toc.index.keys import SlotKeys
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
-from toc.index.refusals import Disconnected, Refusal
+from toc.index.refusals import Refusal
 from toc.index.url import Topology
 from toc.index.wire import Command
 from toc.model.clock import MAX_CLOCK_SKEW_MS
@@ -23,7 +22,7 @@ _OLDEST = f"Redis or Valkey {_MIN_MAJOR}"
 _ANOTHER = "set another TOC_NAMESPACE, or use another Redis, for one of the two"
 _BRING_BACK = "bring it back, or promote a replica"
 _NO_SLOT = Slot("toc.operate.doctor", 0)
-"""A slot that no topic uses, for testing rights."""
+"""A slot that no topic uses."""
 NEARLY_FULL = 0.8
 _MEMORY = ("used_memory", "maxmemory")
 _COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
@@ -36,13 +35,12 @@ def check(queues: Queues) -> list[Finding]:
     A master out of reach is a warning, because due tasks then run from the rows. Raises IndexUnavailable,
     which names every master, if all are out of reach.
     """
-    kind = queues.nodes.location.kind
     found: list[Finding] = []
     away: list[IndexUnavailable] = []
     masters = queues.nodes.masters()
     for node in masters:
         try:
-            found += _look(node, kind)[1]
+            found += _examine(node, queues)[1]
         except IndexUnavailable as exc:
             away.append(exc)
             found.append(Finding(Level.WARN, str(node.address), str(exc), _BRING_BACK))
@@ -94,7 +92,7 @@ def examine(queues: Queues) -> list[Finding]:
         server = str(node.address)
         try:
             began = time.time()
-            facts, wrong = _look(node, queues.nodes.location.kind)
+            facts, wrong = _examine(node, queues)
             took_ms = (time.time() - began) * 1000
         except IndexUnavailable as exc:
             found.append(Finding(Level.REFUSE, server, str(exc), _BRING_BACK))
@@ -111,18 +109,21 @@ def examine(queues: Queues) -> list[Finding]:
                     "",
                 )
             )
-        found.append(_rights(node, queues))
         if facts.get("server_time_usec", "").isdecimal():
             ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
             found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
     return found
 
 
-def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding]]:
+def _examine(node: RedisNode, queues: Queues) -> tuple[dict[str, str], list[Finding]]:
     """Return a node's facts about itself, and what is wrong with them."""
-    server = str(node.address)
-    info, save, cluster, coverage = node.ask(
-        ("INFO",), ("CONFIG", "GET", "save"), ("CLUSTER", "INFO"), _COVERAGE
+    server, kind = str(node.address), queues.nodes.location.kind
+    info, save, cluster, coverage, published = node.ask(
+        ("INFO",),
+        ("CONFIG", "GET", "save"),
+        ("CLUSTER", "INFO"),
+        _COVERAGE,
+        ("PUBLISH", queues.keys(_NO_SLOT).channel, ""),
     )
     if isinstance(info, Refusal):
         return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
@@ -132,64 +133,10 @@ def _look(node: RedisNode, kind: Topology) -> tuple[dict[str, str], list[Finding
         *_persistence(facts, save),
         *_cluster(facts, {} if isinstance(cluster, Refusal) else _facts(cluster), coverage, kind),
     ]
+    if isinstance(published, Refusal) and published.code == "NOPERM":
+        what = "its ACL refuses PUBLISH, which a script does not report: no worker hears of an earlier task"
+        wrong.append((Level.WARN, what, "grant the commands, keys and channels in deploy/redis-acl.conf"))
     return facts, [Finding(level, server, what, do) for level, what, do in wrong]
-
-
-def _rights(node: RedisNode, queues: Queues) -> Finding:
-    """Check whether the account may do all that toc and its scripts do. A script has its caller's rights."""
-    server = str(node.address)
-    probes = _probes(queues.keys(_NO_SLOT), queues.nodes.location.kind)
-    try:
-        wire = node.open()
-        try:
-            wire.send(probes.values())
-            replies = {name: wire.read() for name in probes}
-        finally:
-            wire.close()
-    except (Disconnected, IndexUnavailable) as exc:
-        what = f"its rights could not be checked ({type(exc).__name__})"
-        return Finding(Level.WARN, server, what, "try again")
-    refused = [
-        name for name, reply in replies.items() if isinstance(reply, Refusal) and reply.code == "NOPERM"
-    ]
-    if not refused:
-        return Finding(Level.OK, server, "its ACL grants the account every right that toc needs", "")
-    what = f"its ACL refuses the account {', '.join(refused)}"
-    return Finding(
-        Level.REFUSE, server, what, "grant the commands, keys and channels in deploy/redis-acl.conf"
-    )
-
-
-def _probes(keys: SlotKeys, kind: Topology) -> dict[str, Command]:
-    """Return each command that needs a right, in a form that changes nothing.
-
-    Redis checks rights first: an error about the arguments, or a MOVED, shows that the caller has the right.
-    """
-    probes: dict[str, Command] = {
-        "EVALSHA": ("EVALSHA", "0" * 40, 1, keys.store),
-        "SCRIPT LOAD": ("SCRIPT", "LOAD", "return ("),
-        "TIME": ("TIME",),
-        "PING": ("PING",),
-        "GET": ("GET", keys.generation),
-        "SET": ("SET", keys.generation, "", "NX", "XX"),
-        "HGETALL": ("HGETALL", keys.claims),
-        "HSET": ("HSET", keys.claims, "one", "value", "too many"),
-        "HDEL": ("HDEL", keys.claims, "none"),
-        "ZADD": ("ZADD", keys.store, "XX", 0, "0"),
-        "ZREM": ("ZREM", keys.prepare, "0"),
-        "ZCARD": ("ZCARD", keys.dead),
-        "ZCOUNT": ("ZCOUNT", keys.store, 0, 0),
-        "ZRANGE": ("ZRANGE", keys.store, 0, 0),
-        "ZSCORE": ("ZSCORE", keys.store, "0"),
-        "ZMSCORE": ("ZMSCORE", keys.store, "0"),
-        "ZSCAN": ("ZSCAN", keys.prepare, 0),
-        "PUBLISH": ("PUBLISH", keys.channel, ""),
-        "UNSUBSCRIBE": ("UNSUBSCRIBE", keys.channel),
-    }
-    if kind is Topology.CLUSTER:
-        probes |= {"CLUSTER SLOTS": ("CLUSTER", "SLOTS"), "CLUSTER INFO": ("CLUSTER", "INFO")}
-        probes["ASKING"] = ("ASKING",)
-    return probes | {"SUBSCRIBE": ("SUBSCRIBE", keys.channel)}  # it is last: no other command may follow it
 
 
 _Wrong = Iterator[tuple[Level, str, str]]

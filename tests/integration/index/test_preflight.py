@@ -49,37 +49,14 @@ def test_one_evicting_master_of_a_cluster_is_enough(launch: Launch) -> None:
     assert (finding.level, finding.server) == (Level.REFUSE, f"127.0.0.1:{servers.nodes[2].port}")
 
 
-def test_the_doctor_names_each_right_that_an_account_lacks(launch: Launch) -> None:
-    """Each of those in deploy/redis-acl.conf, taken away one at a time; a script that may not tell a worker
-    of an earlier task says nothing of it."""
+def test_a_channel_that_is_not_granted_is_told_as_no_script_does(launch: Launch) -> None:
     server = launch(RedisServer, config=acl_lines())
-    (line,) = [line for line in acl_lines() if line.startswith("user toc ")]
-    granted = [word[1:] for word in line.split() if word.startswith("+")]
-    elsewhere = {"info", "cluster|slots", "cluster|info", "asking"}  # looked at with INFO, or in a cluster
-
-    def account(*rules: str) -> None:
-        with redis.Redis("127.0.0.1", server.port, username="admin", password=PASSWORDS["admin"]) as admin:
-            admin.execute_command("ACL", "SETUSER", "toc", *rules)
-
-    def rights(namespace: str | None = None) -> tuple[Level, str]:
-        queues = Queues(f"redis://{login('toc')}@127.0.0.1:{server.port}", namespace=namespace)
-        (found,) = [finding for finding in preflight.examine(queues) if "its ACL" in finding.what]
-        queues.close()
-        return found.level, found.what
-
-    well = (Level.OK, "its ACL grants the account every right that toc needs")
-    assert rights() == well
-    assert len(granted) > 20
-    for right in [right for right in granted if right not in elsewhere]:
-        account(f"-{right}")
-        assert rights() == (Level.REFUSE, f"its ACL refuses the account {right.upper().replace('|', ' ')}")
-        account(f"+{right}")
-    assert rights() == well
-    account("resetkeys", "~staging:*_*", "~*_{staging:*_*}")
-    assert rights("staging") == well
-    assert "ZADD" in rights()[1]
-    account("resetchannels")
-    assert rights("staging") == (Level.REFUSE, "its ACL refuses the account PUBLISH, SUBSCRIBE")
+    with redis.Redis("127.0.0.1", server.port, username="admin", password=PASSWORDS["admin"]) as admin:
+        admin.execute_command("ACL", "SETUSER", "toc", "resetchannels")
+    queues = Queues(f"redis://{login('toc')}@127.0.0.1:{server.port}")
+    told = [(finding.level, finding.what) for finding in preflight.examine(queues) if "ACL" in finding.what]
+    queues.close()
+    assert [level for level, what in told if "PUBLISH" in what] == [Level.WARN]
 
 
 def test_a_replica_is_refused(launch: Launch) -> None:

@@ -1,7 +1,6 @@
-"""Checks whether each server of the task table is fit: version, durability, rights, space, clock, schema.
+"""Checks whether each server of the task table is fit: version, durability, space, clock, schema.
 
-For ``toc doctor``. It needs only rights that toc needs anyway: it tests them with statements that touch no
-row, and every account may read the rest.
+For ``toc doctor``. It needs only rights that every account has.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.errors import StoreUnavailable
 from toc.model.finding import Finding, Level, clock_finding
 from toc.store.check import NO_TABLES, check_server
-from toc.store.schema import task_table_name
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Shards
 
@@ -27,14 +25,6 @@ _VARIABLES = (
     *("version", "innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "read_only"),
     *("max_allowed_packet", "max_connections"),
 )
-_PROBES = (
-    "SELECT job_id FROM {name} WHERE 1=0",
-    "INSERT INTO {name} SELECT * FROM {name} WHERE 1=0",
-    "UPDATE {name} SET status=status WHERE 1=0",
-    "DELETE FROM {name} WHERE 1=0",
-)
-"""Statements that need a right each and touch nothing."""
-_DENIED = re.compile(r"\((1044|1142|1143|1227|1370)\)$")
 
 
 def examine(shards: Shards) -> list[Finding]:
@@ -54,7 +44,6 @@ def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             )
         else:
             yield from _settings(server)
-            yield from _rights(shards, server)
         yield from _schema(shards, server)
     except StoreUnavailable as exc:
         yield Finding(
@@ -123,25 +112,6 @@ def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
             f"max_allowed_packet is {packet / 2**20:g} MiB: large batches would be refused",
             f"set max_allowed_packet = {PACKET_BYTES >> 20}M",
         )
-
-
-def _rights(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
-    """Check whether the account may do what toc does in each database; the first that it may not is named."""
-    layout = shards.layout
-    for database in server.databases:
-        name = server.table(layout.database_name(database), task_table_name(database))
-        try:
-            server.run([Statement(probe.replace("{name}", name)) for probe in _PROBES], again=False)
-        except SchemaBehind:
-            return  # no such table: the schema check reports it
-        except StoreUnavailable as exc:
-            if not _DENIED.search(str(exc)):
-                raise
-            pattern = layout.prefix.replace("_", r"\_") + "%"
-            do = f"GRANT SELECT, INSERT, UPDATE, DELETE ON `{pattern}`.*: see deploy/mysql-grants.sql"
-            yield Finding(Level.REFUSE, server.name, str(exc), do)
-            return
-    yield Finding(Level.OK, server.name, "the account may read and write rows", "")
 
 
 def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
