@@ -33,6 +33,7 @@ NAMES: dict[str, str] = {
     "schedule.rows-written": "schedules are moved on, their occurrences are not in the index",
     "import.stored": "an import has stored a batch of jobs; dead letters among them are not marked as dead",
     "webhook.answered": "a webhook was answered; its row is not written",
+    "bulk.step-done": "tasks of a bulk job are changed; what came of them is not written",
     "sweep.rows-read": "the sweep has read rows and has not added them to the index",
 }
 """Each failpoint and its place in the code."""

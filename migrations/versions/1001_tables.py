@@ -199,6 +199,39 @@ IN_THE_FIRST_DATABASE: Tables = {
         """,
         ("ix_audit_age", "gmt_create"),
     ),
+    "timeout_bulk": (
+        """
+        name VARCHAR(32) NOT NULL,
+        kind VARCHAR(16) NOT NULL,
+        topic VARCHAR(128) NOT NULL,
+        details TEXT NOT NULL,
+        created_by VARCHAR(128) NOT NULL,
+        rate DOUBLE NOT NULL,
+        tasks {u32} NOT NULL,
+        state VARCHAR(16) NOT NULL,
+        done {u32} NOT NULL,
+        counts TEXT NOT NULL,
+        error VARCHAR(1000) NOT NULL,
+        owner {u64},
+        lease_until {ms},
+        gmt_create {ms} NOT NULL,
+        gmt_modified {ms} NOT NULL,
+        ended {ms},
+        PRIMARY KEY (name)
+        """,
+        None,
+    ),
+    "timeout_bulk_part": (
+        """
+        name VARCHAR(32) NOT NULL,
+        part {u32} NOT NULL,
+        job_ids {blob} NOT NULL,
+        outcomes {blob} NOT NULL,
+        gmt_create {ms} NOT NULL,
+        PRIMARY KEY (name, part)
+        """,
+        None,
+    ),
     "timeout_target": (
         """
         name VARCHAR(128) NOT NULL,

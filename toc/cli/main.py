@@ -10,6 +10,7 @@ import typer
 
 from toc.cli import (
     audit,
+    bulk,
     config,
     db,
     dead,
@@ -52,7 +53,7 @@ _COMMANDS = {
 _GROUPS = {
     "db": db.app, "topic": topic.app, "template": template.app, "schedule": schedule.app,
     "target": target.app, "secrets": target.secrets, "import": importing.app, "dead": dead.app,
-    "index": index.app, "token": token.app, "config": config.app,
+    "bulk": bulk.app, "index": index.app, "token": token.app, "config": config.app,
 }  # fmt: skip
 
 for panel, commands in _COMMANDS.items():

@@ -111,6 +111,7 @@ KIND_OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
     e.UnknownToken: (UNKNOWN, None),
     e.UnknownTarget: (UNKNOWN, None),
     e.UnknownSchedule: (UNKNOWN, None),
+    e.UnknownBulk: (UNKNOWN, None),
     e.UnreadableSchedule: (NOT_READY, None),
     e.ScheduleExists: (EXISTS, None),
     e.TopicExists: (EXISTS, None),

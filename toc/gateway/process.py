@@ -38,6 +38,7 @@ from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import close_log, configure, detach, get_logger
 from toc.observe.metrics import GATEWAYS_READY
+from toc.operate.bulk_jobs import BulkRunner
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import ControlPipe, known
@@ -86,6 +87,9 @@ class Gateway:
         await loop.run_in_executor(None, book.run_once)
         tokens = Loop("tokens", book.run_once)
         tokens.start()
+        runner = BulkRunner(self._center)
+        jobs = Loop("bulk-jobs", runner.run_once)
+        jobs.start()
         self._service = Service(self._center, book, self._lease_secret)
         arguments = self._arguments
         app: Any = App(self._service, _console(self._service, self._lease_secret))
@@ -130,6 +134,8 @@ class Gateway:
             task.cancel()
         await self._service.close()
         tokens.stop(1.0)
+        await loop.run_in_executor(None, jobs.stop)
+        await loop.run_in_executor(None, runner.close)
         loop.remove_reader(self._link.fileno())
         self._link.send("left")
 

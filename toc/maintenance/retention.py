@@ -1,5 +1,5 @@
 """Retention: what is old is deleted bit by bit, in the background: ended rows once their topic's retention is
-over, rows of the audit, and the answers to named requests.
+over, rows of the audit, bulk jobs, and the answers to named requests.
 
 The worker that sweeps a table purges it, in a separate thread. A step reads a page of rows in the order of
 their end, deletes those that are old enough, and rests many times as long as it took, so that traffic never
@@ -7,8 +7,8 @@ waits for it. It never touches pending and dead rows, nor rows whose biz_type ha
 Rows of a deleted topic are kept for the retention that the topic had.
 
 What is deleted is gone for good, so the row must be old enough by the clock of its server too: this
-host's clock may be days ahead. The audit belongs to the worker that sweeps table 0; the answers in database
-N, which holds table N, to the one that sweeps that table.
+host's clock may be days ahead. The audit and the jobs belong to the worker that sweeps table 0; the answers
+in database N, which holds table N, to the one that sweeps that table.
 
 Topics with equal retention are purged together. The next pass over a table continues where the last one
 stopped, so rows that other topics keep longer are not read each time. The position is forgotten once a day,
@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from toc.model.bulk import KEPT_MS
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
@@ -82,6 +83,7 @@ class Retention:
         """(retention, status, table) -> the place up to which all rows were checked."""
         self._records = [
             (0, partial(store.audit.purge, round(audit * 1000))),
+            (0, partial(store.bulk.purge, KEPT_MS)),
             *(
                 (number, partial(store.requests.purge, number, KEEP_REQUESTS_MS))
                 for number in range(store.requests.databases)

@@ -142,6 +142,10 @@ class UnknownTarget(InvalidInput):
     """No webhook target has that name."""
 
 
+class UnknownBulk(InvalidInput):
+    """No bulk job has that name."""
+
+
 class NotGranted(InvalidInput):
     """A new access token would allow more than the token that makes it."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -69,14 +69,8 @@ def audited(
     ``by`` is ``user@host`` at the command line, the token's name at a gateway. Raises StoreUnavailable before
     the block is entered if the intent cannot be written.
     """
-    action_id, target = secrets.token_hex(16), _storable(target)
-    about = {"by": by, "action": action, "target": target}
-    try:
-        store.audit.intend(action_id, by, action, target, _text(details))
-    except StoreUnavailable as exc:
-        raise StoreUnavailable(
-            f"nothing was changed: the audit, which is in the first database, cannot be written: {exc}"
-        ) from exc
+    action_id = secrets.token_hex(16)
+    intend(store, action_id, by, action, target, **details)
     record: dict[str, Any] = {}
     outcome = {"outcome": INTERRUPTED}
     try:
@@ -89,13 +83,38 @@ def audited(
         outcome = {"outcome": FAILED, "error": type(exc).__name__}
         raise
     finally:
-        if record or outcome["outcome"] == DONE:  # else it was refused
-            told = {key: value for key, value in record.items() if isinstance(value, int | str)}
-            log.info("change_made", **{**told, **about, "outcome": outcome["outcome"]})
-        try:
-            store.audit.conclude(action_id, by, action, target, _text({**outcome, **record}))
-        except TocError as exc:
-            log.warning("audit_result_not_written", action=action, target=target, error=str(exc))
+        conclude(store, action_id, by, action, target, outcome, record)
+
+
+def intend(store: Store, action_id: str, by: str, action: str, target: str, /, **details: object) -> None:
+    """Record that a change is about to be made. Raises StoreUnavailable: then it must not be."""
+    try:
+        store.audit.intend(action_id, by, action, _storable(target), _text(details))
+    except StoreUnavailable as exc:
+        raise StoreUnavailable(
+            f"nothing was changed: the audit, which is in the first database, cannot be written: {exc}"
+        ) from exc
+
+
+def conclude(
+    store: Store,
+    action_id: str,
+    by: str,
+    action: str,
+    target: str,
+    outcome: Mapping[str, str],
+    record: Mapping[str, Any],
+) -> None:
+    """Record what came of a change, also in the log unless it was refused."""
+    target = _storable(target)
+    if record or outcome["outcome"] == DONE:  # else it was refused
+        told = {key: value for key, value in record.items() if isinstance(value, int | str)}
+        about = {"by": by, "action": action, "target": target, "outcome": outcome["outcome"]}
+        log.info("change_made", **{**told, **about})
+    try:
+        store.audit.conclude(action_id, by, action, target, _text({**outcome, **record}))
+    except TocError as exc:
+        log.warning("audit_result_not_written", action=action, target=target, error=str(exc))
 
 
 def _text(values: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """What operators do to many tasks at once: in chunks, at most as fast as the operator says.
 
-After every chunk each function yields what it has done so far, so that the caller can show it, and can tell
-how far it came if it fails. A chunk that was yielded is done; repeating it is harmless.
+After every chunk each generator yields what it has done so far, so that the caller can show it, and can tell
+how far it came if it fails. A chunk that was yielded is done; repeating it is harmless. Bulk jobs
+(``operate/bulk_jobs``) do what the generators do, in steps of their own.
 """
 
 from __future__ import annotations
@@ -88,23 +89,33 @@ def redrive(
     the rows first, then the index. Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for
     the sweep, because Redis is out of reach. Raises StoreUnavailable.
     """
-    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     counts = {"redriven": 0, "not_indexed_yet": 0}
     for done, chunk in paced(job_ids, rate):
-        rows = center.store.redrive(chunk, center.clock.now_ms(), tries=tries, expires_at=expires_at)
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        for row in rows:
-            topic = topics.get(row.biz_type)
-            if topic is None:
-                counts["not_indexed_yet"] += 1  # its topic was removed: no worker consumes its slot
-                continue
-            entry = row.job_id, entry_score(topic, row.next_time, 0)
-            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
-        for slot, reply in center.queues.redrive(entries).items():
-            if isinstance(reply, IndexUnavailable):
-                counts["not_indexed_yet"] += len(entries[slot])
-        counts["redriven"] += len(rows)
+        redriven, not_indexed = redrive_some(center, chunk, tries=tries, expires_at=expires_at)
+        counts["redriven"] += redriven
+        counts["not_indexed_yet"] += not_indexed
         yield BulkStep(done, dict(counts))
+
+
+def redrive_some(
+    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0
+) -> tuple[int, int]:
+    """Redrive at most CHUNK tasks. Returns how many, and how many of them wait for the sweep."""
+    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
+    rows = center.store.redrive(job_ids, center.clock.now_ms(), tries=tries, expires_at=expires_at)
+    entries: dict[Slot, list[tuple[int, float]]] = {}
+    not_indexed = 0
+    for row in rows:
+        topic = topics.get(row.biz_type)
+        if topic is None:
+            not_indexed += 1  # its topic was removed: no worker consumes its slot
+            continue
+        entry = row.job_id, entry_score(topic, row.next_time, 0)
+        entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
+    for slot, reply in center.queues.redrive(entries).items():
+        if isinstance(reply, IndexUnavailable):
+            not_indexed += len(entries[slot])
+    return len(rows), not_indexed
 
 
 def purge_dead(
@@ -116,33 +127,42 @@ def purge_dead(
     sweep adds the entry again. So may a sweep that read the row before it was deleted; therefore the entries
     are removed once more at the end. Leaves a task alone that was redriven meanwhile.
     """
-    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     counts = {"purged": 0, "left": 0}
     gone: dict[Slot, list[int]] = {}
     for done, chunk in paced(job_ids, rate):
-        rows = [row for row in center.store.read(chunk).values() if row.status == TaskStatus.DEAD]
-        entries: dict[Slot, list[int]] = {}
-        sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
-        free: list[int] = []
-        for row in rows:
-            topic = topics.get(row.biz_type)
-            if topic is None:  # its topic was removed: the sweep knows no slot for it either
-                free.append(row.job_id)
-            else:
-                entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
-        for slot, removed in center.queues.purge_dead(entries).items():
-            if isinstance(removed, IndexUnavailable):
-                counts["left"] += len(entries[slot])
-            else:
-                free += entries[slot]
-                gone.setdefault(slot, []).extend(entries[slot])
-        counts["purged"] += center.store.ended.delete(
-            {job_id: sizes[job_id] for job_id in free}, [TaskStatus.DEAD]
-        )
+        purged, left, entries = purge_some(center, chunk)
+        for slot, some in entries.items():
+            gone.setdefault(slot, []).extend(some)
+        counts["purged"] += purged
+        counts["left"] += left
         yield BulkStep(done, dict(counts))
     if gone:
         time.sleep(LAST_SWEEP_SECONDS)
         center.queues.purge_dead(gone)
+
+
+def purge_some(center: TimeoutCenter, job_ids: Sequence[int]) -> tuple[int, int, dict[Slot, list[int]]]:
+    """Purge at most CHUNK dead tasks, entry first. Returns how many, how many were left because their Redis
+    server is out of reach, and the entries that were removed."""
+    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
+    rows = [row for row in center.store.read(job_ids).values() if row.status == TaskStatus.DEAD]
+    entries: dict[Slot, list[int]] = {}
+    sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
+    free: list[int] = []
+    left = 0
+    for row in rows:
+        topic = topics.get(row.biz_type)
+        if topic is None:  # its topic was removed: the sweep knows no slot for it either
+            free.append(row.job_id)
+        else:
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
+    for slot, removed in center.queues.purge_dead(entries).items():
+        if isinstance(removed, IndexUnavailable):
+            left += len(entries.pop(slot))
+        else:
+            free += entries[slot]
+    deleted = {job_id: sizes[job_id] for job_id in free}
+    return center.store.ended.delete(deleted, [TaskStatus.DEAD]), left, entries
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
@@ -169,14 +189,20 @@ def reschedule(
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in RescheduleOutcome})
     for done, chunk in paced(job_ids, rate):
         for job_id in chunk:
-            try:
-                outcome = center.reschedule(job_id, action_time=due(), expires_at=expires_at).value
-            except InvalidExpiry:
-                if expires_at is not None:
-                    raise
-                outcome = "expires_before"
-            counts[outcome] += 1
+            counts[reschedule_one(center, job_id, due(), expires_at)] += 1
         yield BulkStep(done, dict(counts))
+
+
+def reschedule_one(
+    center: TimeoutCenter, job_id: int, due: datetime, expires_at: datetime | None = None
+) -> str:
+    """Move a task. Returns the outcome by name: ``expires_before`` if it expires before that time."""
+    try:
+        return center.reschedule(job_id, action_time=due, expires_at=expires_at).value
+    except InvalidExpiry:
+        if expires_at is not None:
+            raise
+        return "expires_before"
 
 
 def paced(job_ids: Sequence[int], rate: float | None) -> Iterator[tuple[int, Sequence[int]]]:

@@ -343,6 +343,51 @@ def audit_table(metadata: MetaData) -> Table:
     )
 
 
+def bulk_table(metadata: MetaData) -> Table:
+    """Declare the table of bulk jobs, in the first database. toc.model.bulk.BulkJob describes the columns.
+
+    ``details`` and ``counts`` are JSON objects. ``owner`` is a random number of the gateway process that
+    works on the job, until ``lease_until`` at most.
+    """
+    return _table(
+        metadata,
+        "timeout_bulk",
+        Column("name", String(32), primary_key=True),
+        Column("kind", String(16), nullable=False),
+        Column("topic", String(128), nullable=False),
+        Column("details", Text, nullable=False),
+        Column("created_by", String(128), nullable=False),
+        Column("rate", Double, nullable=False),
+        Column("tasks", _U32, nullable=False),
+        Column("state", String(16), nullable=False),
+        Column("done", _U32, nullable=False),
+        Column("counts", Text, nullable=False),
+        Column("error", String(1000), nullable=False),
+        Column("owner", _U64),
+        Column("lease_until", _INSTANT),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("gmt_modified", _INSTANT, nullable=False),
+        Column("ended", _INSTANT),
+    )
+
+
+def bulk_part_table(metadata: MetaData) -> Table:
+    """Declare the table of the tasks of bulk jobs, in the first database: a row for each toc.model.bulk.PART.
+
+    ``job_ids`` has eight bytes for each, the lowest first; ``outcomes`` one byte for each that was done
+    (toc.model.bulk.STORED).
+    """
+    return _table(
+        metadata,
+        "timeout_bulk_part",
+        Column("name", String(32), primary_key=True),
+        Column("part", _U32, primary_key=True, autoincrement=False),
+        Column("job_ids", _BODY, nullable=False),
+        Column("outcomes", _BODY, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+    )
+
+
 def identity_table(metadata: MetaData) -> Table:
     """Declare the table of the task table's identity, in the first database: one row, number 1.
 
@@ -396,6 +441,8 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         retired_table(metadata)
         token_table(metadata)
         audit_table(metadata)
+        bulk_table(metadata)
+        bulk_part_table(metadata)
         target_table(metadata)
         member_table(metadata)
     return metadata

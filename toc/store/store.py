@@ -17,6 +17,7 @@ from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, check_expiry
 from toc.store.check import require, require_layout
 from toc.store.records.audit import AuditTable
+from toc.store.records.bulk import BulkTable
 from toc.store.records.identity import IdentityTable
 from toc.store.records.members import MemberTable
 from toc.store.records.secretbox import SecretBox
@@ -26,6 +27,8 @@ from toc.store.records.tokens import TokenTable
 from toc.store.records.topics import TopicTable
 from toc.store.schema import (
     audit_table,
+    bulk_part_table,
+    bulk_table,
     identity_table,
     member_table,
     retired_table,
@@ -109,6 +112,7 @@ class Store(Batches):
         self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)
         self.members = MemberTable(first, member_table(metadata), clock)
         self.audit = AuditTable(first, audit_table(metadata), clock)
+        self.bulk = BulkTable(first, bulk_table(metadata), bulk_part_table(metadata), clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""

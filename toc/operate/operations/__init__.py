@@ -5,6 +5,7 @@ from __future__ import annotations
 from toc.operate.operation import Operation
 from toc.operate.operations import (
     audit,
+    bulk,
     cluster,
     dead,
     index,
@@ -17,7 +18,7 @@ from toc.operate.operations import (
     topics,
 )
 
-SUBJECTS = (tasks, topics, pending, dead, cluster, index, tokens, templates, audit, targets, schedules)
+SUBJECTS = (tasks, topics, pending, dead, bulk, cluster, index, tokens, templates, audit, targets, schedules)
 OPERATIONS = tuple(
     one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Operation)
 )

@@ -1,0 +1,365 @@
+"""Bulk jobs: what matched when one was made is changed, whatever ends in between, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault.kit.proxy import Proxy
+from harness import secured
+from harness.gateway import Gateway
+from harness.patience import in_a_moment, until
+from harness.system import System, small_system
+from sqlalchemy.engine import make_url
+
+from benchmarks.local import MariaDB, RedisServer
+from toc.model.clock import Clock
+from toc.model.errors import InvalidInput
+from toc.model.task import NewTask, TaskStatus
+from toc.model.verdict import Failure
+from toc.model.wire import parse_instant as instant_of
+from toc.operate.bulk_jobs import STEP, BulkRunner
+from toc.operate.operation import Doing, Operation, Record
+from toc.operate.operations import bulk
+from toc.sdk.client import TimeoutCenter
+from toc.store.records.bulk import LEASE_MS
+from toc.store.servers.server import Statement
+
+TOPIC, OTHER = "test.sync", "test.doomed"
+
+
+class Stopped(Clock):
+    """Its seconds pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.passed = 1000.0
+        self.monotonic = lambda: self.passed
+
+
+def submitted(center: TimeoutCenter, count: int, topic: str = TOPIC, delay: float = 3600) -> list[int]:
+    return center.submit_many([NewTask(topic, number, delay=delay) for number in range(count)])
+
+
+def killed(center: TimeoutCenter, count: int, error: str, topic: str = TOPIC) -> list[int]:
+    """Dead tasks."""
+    job_ids = submitted(center, count, topic)
+    now = center.clock.now_ms()
+    center.store.die([Failure(job_id, 0, 0, 0, 16, 0, now, error) for job_id in job_ids])
+    return job_ids
+
+
+def act(center: TimeoutCenter, operation: Operation, **values: Any) -> Record:
+    """What an operator does at the command line."""
+    given = {one.name: one.default for one in operation.params if one.default not in (None, ...)}
+    given.pop("text", None)
+    record: Record = operation.perform(Doing(center, "ann@host", operation.right), given | values)
+    return record
+
+
+def make(center: TimeoutCenter, operation: Operation, **values: Any) -> str:
+    """Make a job of all that match, as it is confirmed."""
+    asked = {"topic": TOPIC, **values}
+    count = act(center, operation, **asked, dry_run=True)["would_change"]
+    return str(act(center, operation, **asked, tasks=count, confirm=asked["topic"])["name"])
+
+
+def run(center: TimeoutCenter, name: str, runner: BulkRunner | None = None) -> Record:
+    """Do the job's steps until it ends."""
+    runner = runner or BulkRunner(center)
+    assert until(lambda: runner.run_once() >= 0 and act(center, bulk.show, name=name)["state"] == "done")
+    return act(center, bulk.show, name=name)
+
+
+def outcomes(center: TimeoutCenter, name: str, **which: Any) -> dict[int, str]:
+    """What came of each task."""
+    found: dict[int, str] = {}
+    page: Record = {"next": 0}
+    while page["next"] is not None:
+        page = act(center, bulk.outcomes, name=name, **which, next=page["next"])
+        found |= {int(one["job_id"]): one["outcome"] for one in page["tasks"]}
+    return found
+
+
+def statuses(center: TimeoutCenter, job_ids: list[int]) -> set[int]:
+    return {row.status for row in center.store.read(job_ids).values()}
+
+
+def test_a_job_changes_what_matched_when_it_was_made_and_nothing_else(system: System) -> None:
+    center = system.center
+    soon, later = submitted(center, 1234), submitted(center, 50, delay=90_000)
+    elsewhere, dead = submitted(center, 20, OTHER), killed(center, 30, "refused")
+    ends = datetime.now(UTC) + timedelta(hours=10)
+    name = make(center, bulk.cancel, due_before=ends, rate=10_000)
+    after = submitted(center, 40)  # it matches, but nobody has confirmed it
+    begun = submitted(center, 1)
+    center.store.mark_begun(soon[:3], "a try began")
+    job = run(center, name)
+    assert (job["done"], job["tasks"], job["topic"], job["by"]) == (1234, 1234, TOPIC, "ann@host")
+    assert job["counts"] == {"cancelled": 1231, "may_have_started": 3}
+    assert job["selected"] == {"due_before": job["selected"]["due_before"]}
+    assert set(outcomes(center, name)) == set(soon)
+    assert set(outcomes(center, name, outcome="may_have_started")) == set(soon[:3])
+    assert statuses(center, soon) == {TaskStatus.CANCELLED}
+    assert statuses(center, [*later, *elsewhere, *after, *begun]) == {TaskStatus.PENDING}
+    assert statuses(center, dead) == {TaskStatus.DEAD}
+
+
+def test_each_kind_of_job_has_its_outcomes(system: System) -> None:
+    center = system.center
+    refused, late = killed(center, 120, "it refused"), killed(center, 30, "timed out")
+    job = run(center, make(center, bulk.redrive, error="refuse"))
+    assert job["counts"] == {"redriven": 120}
+    assert statuses(center, refused) == {TaskStatus.PENDING}
+    assert statuses(center, late) == {TaskStatus.DEAD}
+    name = make(center, bulk.purge)
+    center.store.redrive(late[:4], center.clock.now_ms())
+    assert run(center, name)["counts"] == {"purged": 26, "not_dead": 4}
+    assert set(center.store.read(late)) == set(late[:4])
+
+    at = (datetime.now(UTC) + timedelta(days=3)).replace(microsecond=0)
+    name = make(center, bulk.reschedule, action_time=at)
+    center.cancel(refused[0])
+    counts = run(center, name)["counts"]
+    assert counts.pop("too_late") == 1
+    assert sum(counts.values()) == 123, "some may have started: they are due"
+    assert {row.action_time for row in center.store.read(refused[1:]).values()} == {at.timestamp() * 1000}
+    told = act(center, bulk.show, name=name)
+    assert told["action_time"] == at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    audited = center.store.audit.list(10, action="tasks.reschedule")
+    assert [(row.actor, row.target, row.result is not None) for row in audited] == [("ann@host", TOPIC, True)]
+
+
+def test_a_task_that_fails_harms_itself_alone(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    center = system.center
+    job_ids = submitted(center, 150)
+
+    def cancel(center: TimeoutCenter, job_id: int, real: Any = TimeoutCenter.cancel) -> Any:
+        if job_id == job_ids[7]:
+            raise KeyError("a bug, with a secret")
+        return real(center, job_id)
+
+    monkeypatch.setattr(TimeoutCenter, "cancel", cancel)
+    job = run(center, make(center, bulk.cancel))
+    assert job["counts"] == {"cancelled": 149, "failed": 1}
+    assert job["error"] == f"task {job_ids[7]}: the gateway failed; its log tells more"
+    assert set(outcomes(center, job["name"], outcome="failed")) == {job_ids[7]}
+
+
+def test_a_deadline_that_has_passed_before_a_task_had_its_turn_is_its_failure(system: System) -> None:
+    center = system.center
+    job_ids = submitted(center, 3)
+    name = in_a_moment(lambda at: make(center, bulk.reschedule, action_time=at))
+    assert until(lambda: datetime.now(UTC) > instant_of(act(center, bulk.show, name=name)["action_time"]))
+    job = run(center, name)
+    assert job["counts"] == {"failed": 3}
+    assert "not after now" in job["error"]
+    assert {row.version for row in center.store.read(job_ids).values()} == {0}
+
+
+def test_nothing_is_done_that_was_not_confirmed(system: System) -> None:
+    center = system.center
+    job_ids = submitted(center, 100)
+    for values, field in (
+        ({"tasks": 100}, "confirm"),
+        ({"tasks": 100, "confirm": OTHER}, "confirm"),
+        ({"confirm": TOPIC}, "tasks"),
+        ({"confirm": TOPIC, "tasks": 89}, "tasks"),
+        ({"confirm": TOPIC, "tasks": 100, "due_after": datetime(2099, 1, 1, tzinfo=UTC)}, None),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            act(center, bulk.cancel, topic=TOPIC, **values)
+        assert refused.value.field == field, values
+    with pytest.raises(InvalidInput):
+        act(center, bulk.reschedule, topic=TOPIC, tasks=100, confirm=TOPIC)  # no time
+    assert act(center, bulk.list_jobs)["jobs"] == []
+    assert center.store.audit.list(10) == []
+    assert statuses(center, job_ids) == {TaskStatus.PENDING}
+    assert act(center, bulk.cancel, topic=TOPIC, confirm=TOPIC, tasks=91)["tasks"] == 100, "a few more"
+
+
+def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(system: System) -> None:
+    submitted(system.center, 60)
+    clock = Stopped()
+    with TimeoutCenter(system.settings, clock=clock) as center:
+        name = make(center, bulk.cancel, rate=10)
+        runner = BulkRunner(center)
+
+        def done() -> int:
+            runner.run_once()
+            count: int = act(center, bulk.show, name=name)["done"]
+            return count
+
+        assert done() == done() == 2, "no time has passed"
+        for seconds in range(1, 4):
+            for _ in range(10):
+                clock.passed += 0.1
+                runner.run_once()
+            assert seconds * 10 <= done() <= seconds * 10 + 2
+        assert act(center, bulk.show, name=name)["state"] == "running"
+        assert act(center, bulk.stop, name=name)["state"] == "stopping"
+        before = done()
+        clock.passed += 60
+        stopped = done()
+        assert before <= stopped <= before + 2, "a step may have been under way"
+        clock.passed += 60
+        assert done() == stopped
+        assert act(center, bulk.show, name=name)["state"] == "stopped"
+        assert act(center, bulk.resume, name=name)["state"] == "waiting"
+        while act(center, bulk.show, name=name)["state"] != "done":
+            clock.passed += 1
+            runner.run_once()
+        assert act(center, bulk.show, name=name)["counts"] == {"cancelled": 60}
+
+
+def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: System) -> None:
+    center = system.center
+    job_ids = submitted(center, 3 * STEP)
+    clock = Stopped()
+    with TimeoutCenter(system.settings, clock=clock) as slow:
+        name = make(center, bulk.cancel, rate=1000)
+        late, next_one = BulkRunner(slow), BulkRunner(center)
+        late.run_once()
+        assert act(center, bulk.show, name=name)["done"] == STEP
+        next_one.run_once()
+        assert act(center, bulk.show, name=name)["done"] == STEP, "the lease of the first holds"
+        table = center.store.bulk._table
+        server = center.store._shards.topic_server
+        server.run([Statement(f"UPDATE {table} SET lease_until={server.from_now(-1)}")])
+        assert run(center, name, next_one)["counts"] == {"cancelled": 3 * STEP}
+        clock.passed += 1
+        late.run_once()  # it does its next step, and must not count it
+        late.close()
+    job = act(center, bulk.show, name=name)
+    assert (job["state"], job["counts"]) == ("done", {"cancelled": 3 * STEP})
+    assert Counter(outcomes(center, name).values()) == {"cancelled": len(job_ids)}
+    assert LEASE_MS >= 10_000, "a step has time"
+
+
+@pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
+def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> None:
+    with Proxy(mariadb.port) as proxy:
+        second = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
+        urls = [mariadb.url, second.render_as_string(hide_password=False)]
+        system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
+        try:
+            system.create_topics()
+            center = system.center
+            job_ids = submitted(center, 300)
+            name = make(center, bulk.cancel, rate=10_000)
+            runner = BulkRunner(center)
+            runner.run_once()
+            proxy.refuse()
+
+            def waits() -> bool:
+                runner.run_once()
+                return bool(act(center, bulk.show, name=name)["error"])
+
+            assert until(waits)
+            job = act(center, bulk.show, name=name)
+            assert (job["state"], job["error"]) == ("running", "it waits: a database server is out of reach")
+            assert job["done"] < 300
+            proxy.accept()
+            job = run(center, name, runner)
+            assert (job["counts"], job["error"]) == ({"cancelled": 300}, "")
+            assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
+        finally:
+            system.stop()
+
+
+# --- at gateways
+
+
+def ask(gateway: Gateway, kind: str, token: str = "all", **body: Any) -> Any:
+    return gateway.call("POST", f"/v1/bulk:{kind}", {"topic": TOPIC, **body}, token=token)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["its process", "the gateway"])
+def test_a_gateway_is_killed_within_a_job_and_another_goes_on(
+    system: System, tmp_path: Path, whole: bool
+) -> None:
+    center = system.center
+    job_ids, others = submitted(center, 950), submitted(center, 30, OTHER)
+    dying = {"TOC_FAILPOINT": "bulk.step-done:4", "TOC_FAILPOINT_ONCE": str(tmp_path / "died")}
+    first = Gateway(system, env=dying)
+    second: Gateway | None = None
+    try:
+        count = ask(first, "cancel", dry_run=True).body["would_change"]
+        assert count == 950
+        made = ask(first, "cancel", tasks=count, confirm=TOPIC)
+        assert made.status == 200, made
+        name = made.body["name"]
+        assert until(lambda: (tmp_path / "died").exists())
+        if whole:
+            first._end()
+            assert act(center, bulk.show, name=name)["done"] == 3 * STEP
+            second = Gateway(system, host="gate-2", beside=first)
+        assert until(lambda: act(center, bulk.show, name=name)["state"] == "done")
+        job = act(center, bulk.show, name=name)
+        assert job["counts"] == {"cancelled": 950}
+        assert set(outcomes(center, name)) == set(job_ids)
+        assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
+        assert statuses(center, others) == {TaskStatus.PENDING}
+    finally:
+        for one in filter(None, (first, second)):
+            one.stop()
+
+
+@pytest.fixture(scope="module")
+def shop(shared: Gateway) -> Gateway:
+    shared.make_token("shop", "operate", topics=("test.sync",))
+    return shared
+
+
+def test_a_job_is_for_tokens_of_its_topic_with_the_right_of_its_kind(shop: Gateway) -> None:
+    center = shop.system.center
+    submitted(center, 5)
+    killed(center, 5, "x", OTHER)
+    right = {"cancel": {"produce", "operate", "all", "shop"}, "purge": {"operate", "all", "shop"}}
+    for kind, allowed in right.items():
+        for token in ("produce", "consume", "read", "operate", "all", "shop"):
+            answer = ask(shop, kind, token, dry_run=True)
+            assert answer.status == (200 if token in allowed else 403), (kind, token, answer)
+    hidden = ask(shop, "purge", "shop", topic=OTHER, dry_run=True)
+    assert (hidden.status, hidden.body["type"]) == (404, "/docs#unknown-topic")
+
+    made = ask(shop, "purge", "operate", topic=OTHER, tasks=5, confirm=OTHER, rate=1)
+    assert made.status == 200, made
+    name = made.body["name"]
+    path = f"/v1/bulk/{name}"
+    for token, status in (("read", 200), ("produce", 200), ("consume", 403), ("shop", 404)):
+        assert shop.call("GET", path, token=token).status == status, token
+        assert shop.call("GET", f"{path}/tasks", token=token).status == status, token
+    assert name not in str(shop.call("GET", "/v1/bulk", token="shop").body)
+    assert name in str(shop.call("GET", "/v1/bulk", token="read").body)
+    for token, status in (("read", 403), ("produce", 403), ("shop", 404), ("operate", 200)):
+        assert shop.call("POST", f"{path}:stop", token=token).status == status, token
+    for token, status in (("read", 403), ("produce", 403), ("shop", 404), ("operate", 200)):
+        assert shop.call("POST", f"{path}:resume", token=token).status == status, token
+    assert until(lambda: shop.call("GET", path).body["state"] == "done")
+    assert shop.call("GET", path).body["counts"] == {"purged": 5}
+    (action,) = shop.call("GET", f"/v1/audit?action=tasks.purge&target={OTHER}").body["actions"]
+    assert (action["by"], action["outcome"], action["result"]["purged"]) == ("operate", "done", 5)
+    assert action["details"]["bulk"] == name
+
+
+def test_a_gateway_that_ends_lets_others_go_on_at_once(system: System) -> None:
+    center = system.center
+    submitted(center, 40)
+    gateway = Gateway(system)
+    try:
+        assert ask(gateway, "cancel", tasks=40, confirm=TOPIC, rate=5).status == 200
+        (job,) = act(center, bulk.list_jobs)["jobs"]
+        assert until(lambda: act(center, bulk.show, name=job["name"])["done"] > 0)
+        os.kill(gateway.process.pid, signal.SIGTERM)
+        assert gateway.process.wait(120) == 0
+        assert act(center, bulk.show, name=job["name"])["state"] == "waiting"
+        assert run(center, job["name"])["counts"] == {"cancelled": 40}
+    finally:
+        gateway.stop()

@@ -1,0 +1,101 @@
+"""A bulk job: one change of many tasks of a topic, which gateways make step by step, and go on with after a
+kill.
+
+Its tasks are chosen once, when it is made: what is submitted later, or matches later, is not touched. The job
+knows what came of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from toc.model.access import Action as Right
+
+PART = 500
+"""How many tasks of a job one row holds."""
+KEPT_MS = 30 * 86_400_000
+"""How long (ms) a job that is done or stopped is kept."""
+
+
+class BulkKind(StrEnum):
+    """What a job does to each of its tasks."""
+
+    CANCEL = "cancel"
+    RESCHEDULE = "reschedule"
+    REDRIVE = "redrive"
+    PURGE = "purge"
+
+    @property
+    def right(self) -> Right:
+        """What whoever makes, stops or resumes such a job must be allowed to do on its topic."""
+        return Right(self.value)
+
+
+class BulkState(StrEnum):
+    """What becomes of a job. Only ``stopped`` can be resumed."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """By an operator, or by an error that trying again does not mend."""
+    DONE = "done"
+
+
+class BulkOutcome(StrEnum):
+    """What came of one task."""
+
+    CANCELLED = "cancelled"
+    """It is cancelled, and no try has started."""
+    RESCHEDULED = "rescheduled"
+    MAY_HAVE_STARTED = "may_have_started"
+    """It is cancelled or rescheduled, but a try may have started before."""
+    TOO_LATE = "too_late"
+    """It had ended before its turn came."""
+    EXPIRES_BEFORE = "expires_before"
+    """Left alone: it expires before its new deadline."""
+    REDRIVEN = "redriven"
+    """It is not dead any more: by this job, or by somebody else meanwhile."""
+    PURGED = "purged"
+    """It is gone: by this job, or by somebody else meanwhile."""
+    NOT_DEAD = "not_dead"
+    """Left alone: somebody has redriven it meanwhile."""
+    UNKNOWN = "unknown"
+    """Its row was gone before its turn came."""
+    FAILED = "failed"
+    """Left alone: an error about this task. ``error`` of the job is the last such."""
+
+
+STORED = (
+    BulkOutcome.CANCELLED, BulkOutcome.RESCHEDULED, BulkOutcome.MAY_HAVE_STARTED, BulkOutcome.TOO_LATE,
+    BulkOutcome.EXPIRES_BEFORE, BulkOutcome.REDRIVEN, BulkOutcome.PURGED, BulkOutcome.NOT_DEAD,
+    BulkOutcome.UNKNOWN, BulkOutcome.FAILED,
+)  # fmt: skip
+"""The outcomes by the byte that stands for each in a row. A stored format: add at the end only."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkJob:
+    """A bulk job. Instants are ms. ``details`` are JSON: ``selected``, how its tasks were chosen, and what a
+    reschedule needs. ``rate``: at most so many tasks a second."""
+
+    name: str
+    kind: BulkKind
+    topic: str
+    details: Mapping[str, Any]
+    by: str
+    rate: float
+    tasks: int
+    state: BulkState = BulkState.RUNNING
+    done: int = 0
+    """How many of its tasks have an outcome."""
+    counts: Mapping[str, int] | None = None
+    """How many have which."""
+    error: str = ""
+    """Why it waits or has stopped."""
+    lease_until: int | None = None
+    """Until then a gateway works on it, by the clock of the server."""
+    created: int = 0
+    modified: int = 0
+    ended: int | None = None

@@ -1,0 +1,277 @@
+"""Bulk jobs: made by operators, done by gateway processes in steps.
+
+A step does the next STEP tasks, then writes their outcomes and how far the job came, in one transaction.
+After a kill -9 another process repeats one step at most, once the lease of the dead one has ended. That is
+harmless: a task that is cancelled, rescheduled, redriven or purged twice has the same outcome.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from toc.failpoint import failpoint
+from toc.model import wire
+from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
+from toc.model.errors import (
+    IndexUnavailable,
+    InvalidInput,
+    SchemaBehind,
+    StoreUnavailable,
+    TocError,
+    Unavailable,
+)
+from toc.observe.log import get_logger, redact, stack
+from toc.operate import audit, bulk
+from toc.sdk.client import TimeoutCenter
+from toc.store.records.bulk import LEASE_MS
+from toc.store.tasks.select import Selection
+
+log = get_logger(__name__)
+
+STEP = 100
+"""Most tasks that one step does."""
+STEPS_PER_SECOND = 5
+"""Into how many steps a second's tasks are split, where fewer than STEP would come together."""
+LOOK_SECONDS = 1.0
+"""How often a process looks for jobs that nobody works on."""
+RETRY_SECONDS = 2.0
+"""How long a job waits for a server that is away, before it tries again."""
+MAX_TASKS = 2_000_000
+"""Most tasks of one job: what their numbers take of memory and of the first database stays small."""
+GROWTH, LEAST_GROWTH = 0.1, 10
+"""By which share, or how many, tasks may have become more since whoever confirms has seen their number."""
+
+
+def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: int) -> BulkJob:
+    """Choose the tasks of a job, write it down, and return it with their number.
+
+    ``seen``: how many whoever confirms has seen. Raises InvalidInput if they are many more by now, or none.
+    """
+    store = center.store
+    _check_number(store.selections.count(wanted), seen)  # before all are read
+    job_ids = store.selections.ids(wanted)
+    _check_number(len(job_ids), seen)
+    made = BulkJob(job.name, job.kind, job.topic, job.details, job.by, job.rate, len(job_ids))
+    told = {"bulk": job.name, "tasks": made.tasks, "rate": job.rate, **job.details}
+    audit.intend(store, job.name, job.by, _action(job), job.topic, **told)
+    store.bulk.add(made, job_ids)
+    return made
+
+
+def new_name() -> str:
+    """Return the name of a new job."""
+    return secrets.token_hex(6)
+
+
+def _check_number(tasks: int, seen: int) -> None:
+    if not tasks:
+        raise InvalidInput("no task matches: there is nothing to do")
+    if tasks > MAX_TASKS:
+        raise InvalidInput(f"{tasks} tasks match; a job has at most {MAX_TASKS}: give due_before, for a part")
+    if tasks > seen + max(LEAST_GROWTH, int(seen * GROWTH)):
+        raise InvalidInput(
+            f"{tasks} tasks match by now, not {seen}: look at them again, and confirm this number", "tasks"
+        )
+
+
+def _action(job: BulkJob) -> str:
+    """The name of what a job does in the audit."""
+    return f"tasks.{job.kind}"
+
+
+def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
+    """Return how a job is shown."""
+    held = job.lease_until is not None and job.lease_until > now_ms
+    state: str = job.state
+    if job.state is BulkState.RUNNING and not held:
+        state = "waiting"
+    elif job.state is BulkState.STOPPED and held:
+        state = "stopping"
+    return {
+        "name": job.name,
+        "kind": job.kind.value,
+        "topic": job.topic,
+        "by": job.by,
+        "state": state,
+        "tasks": job.tasks,
+        "done": job.done,
+        "counts": dict(job.counts or {}),
+        "error": job.error,
+        "rate": job.rate,
+        **job.details,
+        "created": wire.instant(job.created),
+        "ended": None if job.ended is None else wire.instant(job.ended),
+    }
+
+
+# --- what one step does
+
+
+def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
+    return {job_id: center.cancel(job_id).value for job_id in job_ids}
+
+
+def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> dict[int, str]:
+    at, ends = job.details.get("action_time"), job.details.get("expires_at")
+    found = {}
+    for job_id in job_ids:
+        later = datetime.now(UTC) + timedelta(seconds=job.details.get("delay", 0))
+        due = later if at is None else wire.parse_instant(at)
+        expiry = None if ends is None else wire.parse_instant(ends)
+        found[job_id] = bulk.reschedule_one(center, job_id, due, expiry)
+    return found
+
+
+def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
+    bulk.redrive_some(center, job_ids)
+    return dict.fromkeys(center.store.read(job_ids), BulkOutcome.REDRIVEN)
+
+
+def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
+    _, left, _ = bulk.purge_some(center, job_ids)
+    if left:
+        raise IndexUnavailable("some entries cannot be removed")
+    found: dict[int, str] = dict.fromkeys(job_ids, BulkOutcome.PURGED)
+    return found | dict.fromkeys(center.store.read(job_ids), BulkOutcome.NOT_DEAD)
+
+
+_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], dict[int, str]]] = {
+    BulkKind.CANCEL: _cancel,
+    BulkKind.RESCHEDULE: _reschedule,
+    BulkKind.REDRIVE: _redrive,
+    BulkKind.PURGE: _purge,
+}
+
+
+@dataclass(slots=True)
+class _Held:
+    """A job that this process has claimed. Seconds are monotonic."""
+
+    job: BulkJob
+    counts: Counter[str]
+    done: int
+    next_at: float = 0.0
+    keep_at: float = 0.0
+    """When its lease is renewed, if no step does so before."""
+    failed: str = ""
+    """The last error about one of its tasks."""
+
+
+class BulkRunner:
+    """Does the jobs of a system, as one of its gateway processes. Call ``run_once`` on a thread of its own,
+    again after the seconds that it returns."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._table = center.store.bulk
+        self._clock = center.clock
+        self._owner = secrets.randbits(63)
+        self._held: dict[str, _Held] = {}
+        self._look_at = 0.0
+        self._away = False
+
+    def run_once(self) -> float:
+        """Do a step of each job whose turn it is. Returns the seconds until the next call."""
+        now = self._clock.monotonic()
+        try:
+            if now >= self._look_at:
+                self._look_at = now + LOOK_SECONDS
+                for name in self._table.claim(self._owner):
+                    job = self._table.get(name)
+                    self._held[name] = _Held(job, Counter(job.counts or {}), job.done)
+            for held in list(self._held.values()):
+                if now >= held.next_at:
+                    self._step(held, now)
+                elif now >= held.keep_at:
+                    self._save(held)
+            self._away = False
+        except TocError as exc:  # the first database is away, and with it what is known of jobs
+            if not self._away:
+                self._away = True
+                log.warning("bulk_jobs_not_read", error=str(exc))
+            self._held.clear()  # their leases end, and somebody claims them again
+            return RETRY_SECONDS
+        turns = [min(held.next_at, held.keep_at) for held in self._held.values()]
+        return max(0.0, min([self._look_at, *turns]) - self._clock.monotonic())
+
+    def close(self) -> None:
+        """Let others go on with the jobs at once. Call it when ``run_once`` is not called any more."""
+        for name in self._held:
+            self._table.let_go(name, self._owner)
+        self._held.clear()
+
+    def _step(self, held: _Held, now: float) -> None:
+        job = held.job
+        size = max(1, min(STEP, int(job.rate / STEPS_PER_SECOND)))
+        number, offset = divmod(held.done, PART)
+        part = self._table.part(job.name, number)
+        chunk = part.job_ids[offset : offset + size]
+        try:
+            found = self._do(held, chunk)
+        except (Unavailable, SchemaBehind) as exc:
+            held.next_at = self._clock.monotonic() + RETRY_SECONDS
+            self._save(held, error=f"it waits: {_why(exc)}")
+            return
+        outcomes = [BulkOutcome(found.get(job_id, BulkOutcome.UNKNOWN)) for job_id in chunk]
+        failpoint("bulk.step-done")
+        counts = held.counts + Counter(outcome.value for outcome in outcomes)
+        done, written = held.done + len(chunk), part.outcomes[:offset] + bytes(map(STORED.index, outcomes))
+        ended = BulkState.DONE if done >= job.tasks or not chunk else None
+        if ended:
+            record = {"bulk": job.name, "tasks": done, **counts}
+            outcome = {"outcome": audit.DONE}
+            audit.conclude(self._center.store, job.name, job.by, _action(job), job.topic, outcome, record)
+        held.done, held.counts = done, counts
+        held.next_at = now + len(chunk) / job.rate
+        self._save(held, error=held.failed, part=(number, written), state=ended)
+
+    def _do(self, held: _Held, chunk: Sequence[int]) -> dict[int, str]:
+        """Return the outcomes of some tasks. Raises Unavailable, SchemaBehind."""
+        job, do = held.job, _DO[held.job.kind]
+        try:
+            return do(self._center, chunk, job)
+        except (Unavailable, SchemaBehind):
+            raise
+        except Exception as exc:
+            if len(chunk) > 1:  # it is about one of them; the others must not suffer from it
+                return {job_id: found for one in chunk for job_id, found in self._do(held, [one]).items()}
+            held.failed = f"task {chunk[0]}: {_failure(job, exc)}"
+            return {chunk[0]: BulkOutcome.FAILED}
+
+    def _save(
+        self,
+        held: _Held,
+        *,
+        error: str | None = None,
+        part: tuple[int, bytes] | None = None,
+        state: BulkState | None = None,
+    ) -> None:
+        name = held.job.name
+        held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
+        found = self._table.save(
+            name, self._owner, done=held.done, counts=held.counts, error=error, part=part, state=state
+        )
+        if found is not BulkState.RUNNING:  # it has ended, or an operator or another process has it
+            del self._held[name]
+            if found is BulkState.STOPPED:
+                self._table.let_go(name, self._owner)
+
+
+def _failure(job: BulkJob, error: Exception) -> str:
+    """Say why a task failed."""
+    if isinstance(error, TocError):
+        return redact(str(error))
+    log.error("bulk_task_failed", bulk=job.name, stack=stack(error))
+    return "the gateway failed; its log tells more"
+
+
+def _why(error: TocError) -> str:
+    """Say what a job waits for. Names no server: whoever may see the job may know of none."""
+    if isinstance(error, StoreUnavailable):
+        return "a database server is out of reach"
+    return "Redis is out of reach" if isinstance(error, IndexUnavailable) else "a server is out of reach"
