@@ -29,7 +29,7 @@ class Terminal:
     """A terminal in which ``toc dev`` runs, and ``shop.py`` beside it."""
 
     def __init__(self, directory: Path, *more: str) -> None:
-        self.directory, self.shown = directory, ""
+        self.directory, self.shown, self.all = directory, "", ""
         self._terminal, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "toc", "dev", "--app", "shop:center", *more],
@@ -54,7 +54,8 @@ class Terminal:
     def _read(self) -> None:
         if select.select([self._terminal], [], [], 0.1)[0]:
             with contextlib.suppress(OSError):  # nobody has the other end open
-                self.shown += os.read(self._terminal, 65536).decode(errors="replace")
+                found = os.read(self._terminal, 65536).decode(errors="replace")
+                self.shown, self.all = self.shown + found, self.all + found
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
@@ -109,6 +110,17 @@ def test_changed_files_are_loaded_again_and_a_broken_one_is_waited_for(
     kept = shown.toc("find", "--biz-id", "2", "--json")
     history = json.loads(shown.toc("get", json.loads(kept)[0]["job_id"], "--json"))["history"]
     assert [each["stack"] for each in history] == [f"{program}:5 in close"]
+
+
+@pytest.mark.parametrize("more", [[], ["--debug"]])
+def test_of_an_app_that_cannot_be_loaded_the_error_is_told_alone(
+    terminal: Callable[..., Terminal], more: list[str]
+) -> None:
+    shown = terminal(*more)
+    shown.await_text("error: --app 'shop:center': there is no module 'shop'", "\n")
+    shown.process.wait(PATIENCE)
+    (line,) = shown.all.splitlines()
+    assert line.startswith("error: ")
 
 
 def test_a_breakpoint_stops_in_the_terminal_and_uses_up_no_try(

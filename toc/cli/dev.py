@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,30 +127,46 @@ def dev(
 
     _clean_up_when_terminated()
     with EmbeddedStack(directory, redis=redis) as stack:
-        for_webhooks = _for_webhooks(stack.directory)
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            for_webhooks = _for_webhooks(stack.directory)
         config = write_config(stack.directory / "toc.toml", stack.settings | for_webhooks)
         with only_config(config):
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()
             with TimeoutCenter(settings) as center:
                 center.store.identity.set_indexed(redis)  # nothing else runs: the directory is locked
-            print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
-            end_if_lost()
+
+            def announce() -> None:
+                """Tell the addresses, once an app can be loaded: what is wrong with it is told alone."""
+                print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
+                end_if_lost()
+                sys.stderr.write(told.getvalue())
+
             if debug:
                 if app is None:
                     raise ConfigError("--debug needs --app")
-                raise typer.Exit(_debug(app))
-            beside = _gateway(settings)
+                raise typer.Exit(_debug(app, announce))
+            with contextlib.redirect_stderr(told):
+                beside = _gateway(settings)
             if app is None:
+                announce()
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
             if app is None and beside is None and not for_webhooks:
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.pause()
             else:
-                raise typer.Exit(_run(app, settings, beside, webhooks=bool(for_webhooks)))
+                raise typer.Exit(_run(app, settings, beside, announce, webhooks=bool(for_webhooks)))
 
 
-def _run(app: str | None, settings: Settings, beside: SideProcesses | None, *, webhooks: bool) -> int:
+def _run(
+    app: str | None,
+    settings: Settings,
+    beside: SideProcesses | None,
+    announce: Callable[[], None],
+    *,
+    webhooks: bool,
+) -> int:
     """Run a daemon with one worker process; that of an app anew when its files change."""
     from toc.config import Settings
     from toc.dev.local.reload import run_with_reloads
@@ -160,12 +177,17 @@ def _run(app: str | None, settings: Settings, beside: SideProcesses | None, *, w
     if app is None:
         return run_daemon(NO_HANDLERS, settings, beside, webhooks=webhooks)
 
-    def run() -> None:
+    def run(first: bool) -> None:
         from toc.cli.main import ended
         from toc.loop import leave_process
 
         def serve() -> int:
             _sync_topics(app)
+            if first:
+                try:
+                    announce()
+                except typer.Exit as exc:
+                    return exc.exit_code
             return run_daemon(app, settings, beside, webhooks=webhooks, tell=True)
 
         leave_process(ended(serve))
@@ -173,7 +195,7 @@ def _run(app: str | None, settings: Settings, beside: SideProcesses | None, *, w
     return run_with_reloads(run, Path.cwd(), say)
 
 
-def _debug(app: str) -> int:
+def _debug(app: str, announce: Callable[[], None]) -> int:
     """Run an app's handlers on a thread of this process, which has the terminal, until Ctrl-C."""
     from toc.worker.app import load_app, tell
     from toc.worker.run.told import tell_ready
@@ -182,6 +204,7 @@ def _debug(app: str) -> int:
     # Streams without Python code, which a debugger would step into while it prints.
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     _sync_topics(app)
+    announce()
     tell(center := load_app(app))
     with contextlib.suppress(KeyboardInterrupt), center.worker(threads=1) as worker:
         worker.ready.wait()

@@ -19,8 +19,9 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 Versions = dict[str, tuple[int, int]]
 
 
-def run_with_reloads(run: Callable[[], object], root: Path, say: Callable[[str], None]) -> int:
+def run_with_reloads(run: Callable[[bool], object], root: Path, say: Callable[[str], None]) -> int:
     """Have child processes call ``run``, which ends its process, until a signal comes; return the exit code.
+    It is told whether it is the first.
 
     When a Python file below ``root`` changes, the child gets SIGTERM and another one follows. If the first
     one ends by itself, that is the end; a later one has met a broken file, perhaps half-written, and the
@@ -30,7 +31,7 @@ def run_with_reloads(run: Callable[[], object], root: Path, say: Callable[[str],
     heard = {signal.SIGCHLD, *(one for one in ends if signal.getsignal(one) is not signal.SIG_IGN)}  # nohup
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     seen, changed = versions(root), False
-    child, code, runs = _start(run), 0, 1
+    child, code, runs = _start(run, first=True), 0, 1
     stopping, asked_at = False, float("inf")
     while True:
         info = signal.sigtimedwait(heard, POLL_SECONDS)
@@ -59,7 +60,7 @@ def run_with_reloads(run: Callable[[], object], root: Path, say: Callable[[str],
             asked_at = time.monotonic()
             _send(child, signal.SIGTERM)
         elif changed and not child:
-            child, runs, changed, asked_at = _start(run), runs + 1, False, float("inf")
+            child, runs, changed, asked_at = _start(run, first=False), runs + 1, False, float("inf")
 
 
 def versions(root: Path) -> Versions:
@@ -76,7 +77,7 @@ def versions(root: Path) -> Versions:
     return found
 
 
-def _start(run: Callable[[], object]) -> int:
+def _start(run: Callable[[bool], object], *, first: bool) -> int:
     """Fork, and return the child's pid. In a process group of its own, it gets Ctrl-C from here alone."""
     parent = os.getpid()
     if pid := os.fork():
@@ -86,7 +87,7 @@ def _start(run: Callable[[], object]) -> int:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # it ends with its parent
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() == parent:
-            run()
+            run(first)
     finally:
         os._exit(1)
 
