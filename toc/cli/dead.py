@@ -7,7 +7,7 @@ from dataclasses import replace
 import typer
 
 from toc.cli.operations import command
-from toc.cli.output import say, show_one
+from toc.cli.output import say, show, show_one
 from toc.cli.task import get, show_tasks
 from toc.operate.operation import Record
 from toc.operate.operations import dead
@@ -19,13 +19,19 @@ app.command("show")(get)
 _LISTED = ("job_id", "topic", "biz_id", "action_time", "failed_tries", "crashes", "ended", "last_error")
 
 
-@command(app, dead.list_dead, arguments=0, status=None, limit=replace(LIMIT, most=10_000))
+@command(app, dead.list_dead, arguments=0, status=None, newest=None, limit=replace(LIMIT, most=10_000))
 def _show_list(record: Record, *, as_json: bool) -> None:
     """Examples: toc dead list --topic order.close --limit 20
     toc dead list --after 2h --error "connection refused"
     """
     spare = ("crashes", "action_time", "ended")
     show_tasks(record, _LISTED, as_json=as_json, empty="no dead tasks", spare=spare)
+
+
+@command(app, dead.groups, arguments=0)
+def _show_groups(record: Record, *, as_json: bool) -> None:
+    """Example: toc dead groups --topic order.close"""
+    show(record["groups"], as_json=as_json, empty="no dead tasks")
 
 
 @command(app, dead.redrive, limit=None, next=None)

@@ -18,26 +18,12 @@ def doctor(
 
     Exits with 0 when all is well, 1 when there are warnings, 2 when something is wrong. It changes nothing.
     """
-    from toc.observe.log import redact
     from toc.operate import doctor as doctors
 
     with opened() as center, progress_line("looking at the databases") as progress:
         lines = doctors.examine(center, progress)
     shown = doctors.problems(lines) if problems else lines
-    show(
-        [
-            {
-                "level": line.level.value,
-                "part": line.part,
-                "of": line.of,
-                "what": redact(line.what),
-                "do": line.do or None,
-            }
-            for line in shown
-        ],
-        as_json=as_json,
-        empty="nothing is wrong",
-    )
+    show(doctors.findings(shown), as_json=as_json, empty="nothing is wrong")
     counts = Counter(line.level.value for line in lines)
     say(
         ", ".join(

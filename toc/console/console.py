@@ -179,6 +179,8 @@ class Console:
         view = View(self._service, self._readings, session, path, values, query, form)
         self._check(found, session)
         content = await found.do(view)
+        if isinstance(content, Answer):
+            return content
         if isinstance(content, Redirect):
             return _redirect(content.href)
         return self._html("page.html", session, 200, {}, content=content, live=_here(scope), now=found)

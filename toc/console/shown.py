@@ -104,6 +104,12 @@ def status(value: object) -> Cell:
     return Cell(harmless(value), level=_LEVELS.get(str(value), "quiet"))
 
 
+def linked(value: Any) -> Cell:
+    """Show a pair: a text or number, and where it leads."""
+    shown, href = value
+    return (number(shown) if isinstance(shown, int) else text(shown))._replace(href=href)
+
+
 def names(value: Any) -> Cell:
     """Show a list."""
     return Cell(harmless(", ".join(map(str, value))))

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from toc.console.sessions import Session
 from toc.console.shown import Block, Content, Field, Note, span
 from toc.gateway.app import CALLS, invalid
-from toc.gateway.calls import Asked, HttpCall, NoFields, forbidden
+from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, forbidden
 from toc.gateway.problems import Problem, problem_of
 from toc.gateway.service import Service
 from toc.model.access import Access, Action
@@ -101,30 +101,56 @@ class View:
         """The present."""
         return self.service.center.clock.now_ms()
 
+    def ago(self, at: int) -> str:
+        """Return how long ago an instant (ms) was."""
+        return span(max(1.0, (self.now_ms - at) // 1000))
+
     def may(self, action: Action, topic: str | None = None) -> bool:
         """Whether who is logged in may do it."""
         return self.session.token.may(action, topic) is Access.ALLOWED
 
     async def ask(
-        self, name: str, query: Mapping[str, Any] | None = None, body: Mapping[str, Any] | None = None,
-        **path: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        /,
+        **path: str,
+    ) -> Any:
         """Make a call of the native API, named as ``GET /v1/topics``, and return what it answers. Values of
         the query are texts; None and '' are left out. Raises Problem, TocError."""
+        return (await self.call(name, query, body, **path)).content
+
+    async def call(
+        self,
+        name: str,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        /,
+        **path: str,
+    ) -> Answer:
+        """Make a call as ``ask`` does, and return the whole answer."""
         call, token = BY_NAME[name], self.session.token
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden(token, call.access)
-        sent = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        sent = {key: value for key, value in (query or {}).items() if value not in (None, "")}
         asked = Asked(
             self.service, call, token, path, _checked(call.query, sent),
             None if call.body is None else _checked(call.body, body or {}),
         )  # fmt: skip
-        return (await call.handler(asked)).content
+        return await call.handler(asked)
 
     async def part(
-        self, what: str, name: str, query: Mapping[str, Any] | None = None, *,
-        fresh: float = FRESH_SECONDS, wait: float = WAIT_SECONDS, **path: Any,
-    ) -> Part:  # fmt: skip
+        self,
+        what: str,
+        name: str,
+        query: Mapping[str, Any] | None = None,
+        /,
+        *,
+        fresh: float = FRESH_SECONDS,
+        wait: float = WAIT_SECONDS,
+        **path: str,
+    ) -> Part:
         """Make a call that may hang or is dear. ``what`` names what it tells; a reading not older than
         ``fresh`` seconds is good enough. Raises Problem if it is not allowed."""
         call, token = BY_NAME[name], self.session.token
@@ -134,7 +160,7 @@ class View:
         key = (name, given, token.roles, token.topics)
         one = await self.readings.get(key, lambda: self.ask(name, query, **path), fresh, wait)
         why = one.error or ("it is still being read" if one.at is None else "")
-        old = "" if one.at is None else f"; this is as of {span((self.now_ms - one.at) / 1000)} ago"
+        old = "" if one.at is None else f"; this is as of {self.ago(one.at)} ago"
         notes: list[Block] = [Note(text=f"{what}: {why}{old}.", level="bad")] if why else []
         return Part(one.value, notes, one.at)
 
@@ -183,7 +209,7 @@ class Redirect(NamedTuple):
     href: str
 
 
-Shows = Callable[[View], Awaitable[Content | Redirect]]
+Shows = Callable[[View], Awaitable[Content | Redirect | Answer]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from toc.model.errors import (
 )
 from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Slot, Topic
+from toc.observe.log import redact
 from toc.operate import schedules, targets
 from toc.operate.cluster import onlooker, open_operator
 from toc.operate.daemons import Late, late
@@ -62,6 +63,14 @@ class Line(NamedTuple):
 def problems(lines: Iterable[Line]) -> list[Line]:
     """Return the lines that report a failure or a warning."""
     return [line for line in lines if line.level in (Level.REFUSE, Level.WARN)]
+
+
+def findings(lines: Iterable[Line]) -> list[dict[str, str | None]]:
+    """Return the lines as they are shown, without passwords."""
+    return [
+        {**line._asdict(), "level": line.level.value, "what": redact(line.what), "do": line.do or None}
+        for line in lines
+    ]
 
 
 def exit_code(lines: Iterable[Line]) -> int:

@@ -1,19 +1,32 @@
-"""Tasks: find them, and the life of one."""
+"""Tasks: find them, the life of one, and those that run now."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from toc.console.shown import (
+    Block,
     Column,
     Content,
     Facts,
+    Field,
     Form,
+    Lines,
+    Note,
     Table,
+    document,
+    flag,
     following,
     number,
+    path,
+    seconds,
     status,
     time,
-)
-from toc.console.view import View, fields_of, page
+)  # fmt: skip
+from toc.console.view import Redirect, View, fields_of, page
+from toc.gateway.calls import Answer
 from toc.model.access import Action
 
 ON_PAGE = "50"
@@ -27,28 +40,118 @@ COLUMNS = (
     Column("ended", "Ended", time),
     Column("failed_tries", "Failed tries", number),
     Column("last_error", "Last error"),
+    Column("unreadable", "Damage"),
 )
 TASK = (
-    Column("topic", "Topic", link="/console/topics/{topic}"),
+    *COLUMNS[1:2],
     Column("biz_id", "biz_id", link="/console/tasks?biz_id={biz_id}"),
     *COLUMNS[3:8],
+    Column("tries", "Tries of its own", number),
+    Column("crashes", "Crashes", number),
     Column("version", "Version", number),
-    Column("created", "Stored", time),
-    Column("modified", "Changed", time),
+    Column("dedup_key", "dedup_key"),
+    Column("expires_at", "Expires", time),
+    Column("expired", "Expired", flag),
+    Column("body_length", "Body, bytes", number),
+    Column("attribute", "Attribute", document),
 )
+LIFE = (
+    Column("at", "When", time),
+    Column("what", "What"),
+    Column("status", "HTTP status", number),
+    Column("seconds", "Took", seconds),
+    Column("error", "Error or answer"),
+)
+RUNNING = (
+    Column("job_id", "Task", link="/console/tasks/{job_id}"),
+    Column("slot", "Slot"),
+    Column("host", "Host"),
+    Column("owner", "Worker"),
+    Column("since", "Since", time),
+)
+JOB_ID = re.compile(r"[1-9][0-9]{0,18}")
+
+
+def found(title: str, call: str, records: Mapping[str, Any], view: View, *hidden: str) -> list[Block]:
+    """Return the form of a search for tasks, and what it has found."""
+    fields = fields_of(call, view.query, leave_out=("limit", "next", *hidden))
+    more = following(view.url, view.query, next=records["next"]) if records["next"] else ""
+    tasks = records["tasks"]
+    some = [one for one in COLUMNS if any(one.key in task and task[one.key] is not None for task in tasks)]
+    empty = "None on this page; there may be more." if more else "None."
+    return [Form(fields=fields), Table(title, columns=some or COLUMNS, records=tasks, more=more, empty=empty)]
 
 
 @page("tasks", Action.FIND_TASKS, menu="Tasks")
-async def tasks(view: View) -> Content:
-    """Tasks that match."""
-    found = await view.ask("GET /v1/tasks", {"limit": ON_PAGE, **view.query})
-    form = Form(fields=fields_of("GET /v1/tasks", view.query, leave_out=("limit", "next")))
-    more = following(view.url, view.query, next=found["next"]) if found["next"] else ""
-    return Content("Tasks", [form, Table(columns=COLUMNS, records=found["tasks"], more=more)], view.now_ms)
+async def tasks(view: View) -> Content | Redirect:
+    """Tasks that match; a job_id leads to its task."""
+    job_id = view.query.get("job_id", "").strip()
+    if JOB_ID.fullmatch(job_id):
+        return Redirect(f"/console/tasks/{job_id}")
+    query = {name: value for name, value in view.query.items() if name != "job_id"}
+    records = await view.ask("GET /v1/tasks", {"limit": ON_PAGE, **query})
+    form, table = found("", "GET /v1/tasks", records, view)
+    by_id = Form(fields=[Field("job_id", "job_id", value=job_id, required=True)], submit="Open")
+    return Content("Tasks", [by_id, form, table], view.now_ms)
+
+
+@page("running", Action.READ_CLUSTER, menu="Running", live=True)
+async def running(view: View) -> Content:
+    """What runs now."""
+    part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"})
+    blocks = list(part.notes)
+    if part.value is not None:
+        table = Table(columns=RUNNING, records=part.value["tasks"], empty="No task runs in a worker.")
+        blocks.append(table)
+    return Content("Running now", blocks, part.at)
 
 
 @page("tasks/{job_id}", Action.GET_TASK)
 async def task(view: View) -> Content:
-    """One task."""
-    found = await view.ask("GET /v1/tasks/{job_id}", job_id=view.path["job_id"])
-    return Content(f"Task {found['job_id']}", [Facts(columns=TASK, record=found)], view.now_ms)
+    """One task and its life."""
+    job_id = view.path["job_id"]
+    one = await view.ask("GET /v1/tasks/{job_id}", job_id=job_id)
+    tries = (await view.ask("GET /v1/tasks/{job_id}/history", job_id=job_id))["tries"]
+    blocks: list[Block] = []
+    if late := one.get("late"):
+        blocks.append(Note(text=late["sentence"], level="warn"))
+        blocks.append(Note(text=late["remedy"]))
+    blocks.append(Facts(columns=TASK, record=one))
+    blocks.append(Table("Its life", columns=LIFE, records=life(one, tries)))
+    if one["last_error"]:
+        blocks.append(Lines("Last error", text=one["last_error"]))
+    stacks = [
+        Lines(f"Where try {each['attempt']} failed", text=each["stack"])
+        for each in tries
+        if each.get("stack")
+    ]
+    if one["body_length"] is not None and view.may(Action.GET_BODY, one["topic"]):
+        blocks.append(Note(text="Download its body", href=path("/console/tasks/{job_id}/body", one)))
+    return Content(f"Task {job_id}", [*blocks, *stacks[::-1]], view.now_ms)
+
+
+@page("tasks/{job_id}/body", Action.GET_BODY)
+async def body(view: View) -> Answer:
+    """The body of a task, as a file: a browser neither shows nor runs it."""
+    return await view.call("GET /v1/tasks/{job_id}/body", job_id=view.path["job_id"])
+
+
+def life(one: Mapping[str, Any], tries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what has happened to a task and what will, in the order of time."""
+    steps = [
+        {"at": one["created"], "what": "stored"},
+        {"at": one["action_time"], "what": "due"},
+        *({**each, "what": _outcome(each)} for each in tries),
+    ]
+    if late := one.get("late"):
+        steps.append({"at": late["started"], "what": "started"})
+    if one["next_time"] not in (None, one["action_time"]):
+        steps.append({"at": one["next_time"], "what": "next try"})
+    steps += [{"at": one["expires_at"], "what": "expires"}, {"at": one["ended"], "what": one["status"]}]
+    return sorted((each for each in steps if each["at"]), key=lambda each: each["at"])
+
+
+def _outcome(each: Mapping[str, Any]) -> str:
+    if each["status"] is not None and 200 <= each["status"] < 300:
+        return f"try {each['attempt']} succeeded"
+    return f"crash {each['crashes']}" if each["crashes"] else f"try {each['attempt']} failed"

@@ -1,8 +1,23 @@
-"""Topics: what there is, and what holds for each."""
+"""Topics: what there is, what holds for each, and where its slots are."""
 
 from __future__ import annotations
 
-from toc.console.shown import Column, Content, Facts, Table, flag, number, seconds, status, time
+from toc.console.pages.cluster import SLOTS, by_host
+from toc.console.pages.overview import HELD, by_topic
+from toc.console.shown import (
+    Block,
+    Column,
+    Content,
+    Facts,
+    Note,
+    Table,
+    flag,
+    number,
+    path,
+    seconds,
+    status,
+    time,
+)
 from toc.console.view import View, page
 from toc.model.access import Action
 
@@ -40,8 +55,26 @@ async def topics(view: View) -> Content:
     return Content("Topics", [Table(columns=COLUMNS, records=found, empty="No topics yet.")], view.now_ms)
 
 
-@page("topics/{topic}", Action.READ_TOPICS)
+@page("topics/{topic}", Action.READ_TOPICS, live=True)
 async def topic(view: View) -> Content:
     """One topic."""
-    found = await view.ask("GET /v1/topics/{topic}", topic=view.path["topic"])
-    return Content(found["name"], [Facts("Policies", columns=POLICIES, record=found)], view.now_ms)
+    name = view.path["topic"]
+    found = await view.ask("GET /v1/topics/{topic}", topic=name)
+    blocks: list[Block] = []
+    at = view.now_ms
+    if view.may(Action.READ_CLUSTER):
+        slots = await view.part("Slots", "GET /v1/slots", {"topic": name})
+        blocks += slots.notes
+        if slots.value is not None and slots.at is not None:
+            at = slots.at
+            each = slots.value["slots"]
+            blocks.append(Facts("Backlog", columns=HELD[1:], record=by_topic(each)[0]))
+            blocks.append(by_host(each))
+            blocks.append(Table("Slots", columns=SLOTS, records=each))
+    for right, title, where in (
+        (Action.FIND_TASKS, "Its pending tasks", "/console/tasks?topic={name}"),
+        (Action.READ_DEAD, "Its dead tasks", "/console/dead?topic={name}"),
+    ):
+        if view.may(right, name):
+            blocks.append(Note(text=title, href=path(where, found)))
+    return Content(found["name"], [Facts("Policies", columns=POLICIES, record=found), *blocks], at)

@@ -42,6 +42,13 @@ class Asks(TypedDict):
     intents: list[dict[str, Any]]
 
 
+class Findings(TypedDict):
+    """Findings, the worst first: its level (wrong, warn, note, ok), the part, of what in it, what is so, and
+    what to do about it."""
+
+    findings: list[dict[str, Any]]
+
+
 class Slots(TypedDict):
     """Slots of topics."""
 
@@ -52,6 +59,20 @@ class RunningTasks(TypedDict):
     """Tasks that run, by slot and job_id."""
 
     tasks: list[dict[str, Any]]
+
+
+@operation(
+    "health.show", "GET /v1/health", Right.READ_CLUSTER, "Examine everything",
+    gives=Findings, place=Place.LONG,
+)  # fmt: skip
+def health(doing: Doing) -> Record:
+    """Examine servers, clocks, workers, topics and schedules, as `toc doctor` does, and say what to do.
+
+    A server that does not answer costs its timeout.
+    """
+    from toc.operate import doctor
+
+    return {"findings": doctor.findings(doctor.examine(doing.center))}
 
 
 @operation("slot.list", "GET /v1/slots", Right.READ_CLUSTER, "Show slots", TOPIC, gives=Slots, **CLUSTER)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
@@ -10,12 +12,14 @@ from typing_extensions import TypedDict
 from toc.model.access import Action as Right
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
+from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.operations.tasks import (
     BIZ_ID,
     DRY_RUN,
     ERROR,
     FILTERS,
+    LIMIT,
     MAX_ON_PAGE,
     NEXT,
     RATE,
@@ -30,7 +34,12 @@ from toc.operate.operations.tasks import (
 )
 
 if TYPE_CHECKING:
+    from toc.model.task import TaskRow
     from toc.operate.bulk import BulkStep
+
+MAX_ERROR = 200
+"""Characters of an error that tell it from others."""
+NUMBERS = re.compile(r"[0-9#]+")
 
 CHOSEN = (
     Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=1000, many=True, metavar="[JOB_ID]..."),
@@ -64,12 +73,56 @@ class Counts(TypedDict, total=False):
     "dead.list", "GET /v1/dead", Right.READ_DEAD, "List dead tasks",
     *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
 )  # fmt: skip
-def list_dead(doing: Doing, *, limit: int, next: str | None = None, **which: Any) -> Record:  # noqa: A002
-    """Show dead tasks, a page at a time: the latest first at the command line, otherwise the earliest."""
+def list_dead(
+    doing: Doing,
+    *,
+    limit: int,
+    newest: bool = False,
+    next: str | None = None,  # noqa: A002
+    **which: Any,
+) -> Record:
+    """Show dead tasks, a page at a time; at the command line the latest first."""
     if which.pop("status", "dead") != "dead":
         raise InvalidInput("dead tasks have the status dead", "status")
     wanted = selection(doing, "dead", **which)
-    return shown(doing, page(doing, wanted, next, limit, newest=doing.token is None))
+    return shown(doing, page(doing, wanted, next, limit, newest=newest or doing.token is None))
+
+
+class DeadGroups(TypedDict):
+    """Groups of dead tasks, the largest first: topic, error without its numbers, how many tasks, when the
+    first and last of them died, one of them, and a text that is in all their errors, null if there is none.
+    They are those of the latest ``read`` deaths; ``more``: there are earlier ones."""
+
+    groups: list[dict[str, Any]]
+    read: int
+    more: bool
+
+
+@operation(
+    "dead.groups", "GET /v1/dead:groups", Right.READ_DEAD, "See why tasks are dead",
+    TOPIC, replace(LIMIT, about="Of the latest N deaths.", default=MAX_ON_PAGE),
+    takes="WhichDead", gives=DeadGroups, place=Place.ALL,
+)  # fmt: skip
+def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
+    """Group the dead tasks by topic and error, of the latest deaths."""
+    found = page(doing, selection(doing, "dead", topic), None, limit, newest=True)
+    grouped: dict[tuple[str, str], list[TaskRow]] = {}
+    for row, name in topics_of(doing, found.rows):
+        error = (row.last_error or "").partition("\n")[0][:MAX_ERROR]
+        grouped.setdefault((name, NUMBERS.sub("#", error)), []).append(row)
+    shown = [
+        {
+            "topic": name,
+            "error": error,
+            "tasks": len(rows),
+            "first": instant(min(row.next_time for row in rows)),
+            "last": instant(max(row.next_time for row in rows)),
+            "job_id": str(rows[-1].job_id),
+            "contains": max(error.split("#"), key=len) or None,
+        }
+        for (name, error), rows in sorted(grouped.items(), key=lambda one: -len(one[1]))
+    ]
+    return {"groups": shown, "read": len(found.rows), "more": found.next is not None}
 
 
 @operation(

@@ -34,18 +34,20 @@ STATUS = Param(
     "status", Literal["pending", "processed", "cancelled", "dead"], "Without a biz_id by default pending."
 )
 ERROR = Param("error", Value.TEXT, "Only tasks whose last error contains this.", least=1, most=1000)
+NEWEST = Param("newest", Value.FLAG, "The latest first; not with a biz_id.", default=False)
 LIMIT = Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=MAX_ON_PAGE)
 NEXT = Param("next", Value.TEXT, "Go on where the page before ended.", most=100, metavar="CURSOR")
 FILTERS = (
     BIZ_ID, TEXT, TOPIC, STATUS,
     Param("due_after", Value.PAST, "Due, or ended, from this time on.", option="--after"),
     Param("due_before", Value.PAST, "Due, or ended, before this time.", option="--before"),
-    ERROR, LIMIT, NEXT,
+    ERROR, NEWEST, LIMIT, NEXT,
 )  # fmt: skip
 
 
 class TaskPage(TypedDict):
-    """Tasks in the order of their next time (or of their end); with a biz_id in the order of submission.
+    """Tasks in the order of their next time (or of their end), or ``newest`` first; with a biz_id in the
+    order of submission.
 
     A page reads a bounded number of rows, so it may be empty although more follow: while ``next`` is not
     null, ask on with it.
@@ -59,9 +61,16 @@ class TaskPage(TypedDict):
     "task.find", "GET /v1/tasks", Right.FIND_TASKS, "Search tasks",
     *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
 )  # fmt: skip
-def search(doing: Doing, *, limit: int, next: str | None = None, **which: Any) -> Record:  # noqa: A002
+def search(
+    doing: Doing,
+    *,
+    limit: int,
+    newest: bool,
+    next: str | None = None,  # noqa: A002
+    **which: Any,
+) -> Record:
     """Show the tasks that match, a page at a time."""
-    return shown(doing, page(doing, selection(doing, **which), next, limit))
+    return shown(doing, page(doing, selection(doing, **which), next, limit, newest=newest))
 
 
 def selection(
@@ -107,7 +116,7 @@ def page(doing: Doing, wanted: Selection, after: str | None, limit: int, *, newe
     from toc.store.tasks.select import Page, parse_cursor
 
     selections = doing.center.store.selections
-    read = selections.newest if newest else selections.page
+    read = selections.newest if newest and wanted.biz is None else selections.page
     found = read(wanted, parse_cursor(after), limit)
     while doing.token is None and found.next is not None and len(found.rows) < limit:
         more = read(wanted, found.next, limit - len(found.rows))

@@ -1,0 +1,107 @@
+"""The overview: what is wrong now, and what each topic holds. The same findings, all of them, are Health."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from toc.console.shown import (
+    Block,
+    Column,
+    Content,
+    Note,
+    Table,
+    linked,
+    number,
+    path,
+    seconds,
+    status,
+)
+from toc.console.view import View, page
+from toc.model.access import Action
+
+HEALTH_SECONDS = 30.0
+"""A younger examination is good enough: it asks every server several times."""
+PLACES = {
+    "topics": "/console/topics/{of}",
+    "tasks": "/console/tasks?topic={of}",
+    "targets": "/console/targets/{of}",
+    "schedules": "/console/schedules/{of}",
+}
+"""Where a finding about something leads."""
+COUNTS = ("scheduled", "prepared", "dead")
+HELD = (
+    Column("topic", "Topic", link="/console/topics/{topic}"),
+    Column("scheduled", "Scheduled", number),
+    Column("prepared", "Taken", number),
+    Column("dead", "Dead", number, "/console/dead?topic={topic}"),
+    Column("overdue", "Overdue", seconds),
+    Column("unowned", "Slots without owner", number, "/console/topics/{topic}"),
+    Column("unread", "Slots not read", number),
+)
+
+
+def _place(one: Mapping[str, Any]) -> str:
+    if one["of"] == "-" or " " in one["of"]:
+        return ""
+    if one["part"] == "tasks" and "dead" in one["what"]:
+        return path("/console/dead?topic={of}", one)
+    where = {"workers": "/console/workers", "slots": "/console/workers"}.get(one["part"])
+    return where or path(PLACES.get(one["part"], ""), one)
+
+
+FINDINGS = (
+    Column("level", "Level", status),
+    Column("part", "Part"),
+    Column("place", "Of", linked),
+    Column("what", "Finding"),
+    Column("do", "What to do"),
+)
+
+
+async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
+    """Return what the examination has found of these levels, and when."""
+    part = await view.part("Health", "GET /v1/health", fresh=HEALTH_SECONDS)
+    if part.value is None:
+        return part.notes, None
+    found = [one for one in part.value["findings"] if one["level"] in levels]
+    shown = [{**one, "place": (one["of"], _place(one))} for one in found]
+    return [*part.notes, Table("What is wrong", columns=FINDINGS, records=shown, empty="Nothing.")], part.at
+
+
+def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add up slots. The counts of those that could not be read are missing, and ``unread`` says so."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in slots:
+        topic = one["slot"].rpartition("_")[0]
+        held = found.setdefault(topic, {"topic": topic, **dict.fromkeys((*COUNTS, "unowned", "unread"), 0)})
+        held["unowned"] += one["owner"] is None
+        if one["scheduled"] is None:
+            held["unread"] += 1
+            continue
+        for name in COUNTS:
+            held[name] += one[name]
+        held["overdue"] = max(held.get("overdue", 0), one["overdue"] or 0)
+    return list(found.values())
+
+
+@page("", Action.READ_CLUSTER, menu="Overview", live=True)
+async def overview(view: View) -> Content:
+    """What is wrong, and what there is."""
+    wrong, examined = await findings(view, "wrong", "warn")
+    slots = await view.part("Slots", "GET /v1/slots")
+    blocks = [*wrong, *slots.notes]
+    if slots.value is not None:
+        held = by_topic(slots.value["slots"])
+        blocks.append(Table("Topics", columns=HELD, records=held, empty="No topics yet."))
+    if examined is not None:
+        about = f"The examination is {view.ago(examined)} old; it is made anew after {HEALTH_SECONDS:g} s."
+        blocks.append(Note(text=about))
+    return Content("Overview", blocks, slots.at)
+
+
+@page("health", Action.READ_CLUSTER, menu="Health", live=True)
+async def health(view: View) -> Content:
+    """All findings."""
+    blocks, at = await findings(view, "wrong", "warn", "note", "ok")
+    return Content("Health", blocks, at)
