@@ -54,7 +54,7 @@ SHARDED: Tables = {
         PRIMARY KEY (job_id),
         CONSTRAINT uk_dedup_{n} UNIQUE (biz_id, biz_type, dedup_key)
         """,
-        ("ix_due_{n}", "status, next_time"),
+        ("ix_due_{n}", "status, next_time, job_id, biz_type"),
     ),
     "timeout_body_{n}": (
         """
@@ -101,6 +101,16 @@ IN_EACH_DATABASE: Tables = {
         PRIMARY KEY (request_key)
         """,
         ("ix_request_age", "gmt_create"),
+    ),
+    "timeout_due": (
+        """
+        number {rowid} NOT NULL,
+        part VARCHAR(8) NOT NULL,
+        counts {long} NOT NULL,
+        counted_at {ms} NOT NULL,
+        PRIMARY KEY (number, part)
+        """,
+        None,
     ),
 }
 IN_THE_FIRST_DATABASE: Tables = {

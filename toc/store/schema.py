@@ -47,6 +47,7 @@ REVISION = "1001"
 TOPIC_TABLE = "timeout_topic"
 IDENTITY_TABLE = "timeout_identity"
 REQUEST_TABLE = "timeout_request"
+DUE_TABLE = "timeout_due"
 
 
 _MYSQL = ("mysql", "mariadb")
@@ -149,8 +150,9 @@ def task_table(metadata: MetaData, table: int) -> Table:
         Column("redrives", _U16, nullable=False, server_default=text("0")),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
-        # for the sweep (pending and due) and the list of the dead, newest first
-        Index(f"ix_due_{table:04d}", "status", "next_time"),
+        # for the sweep (pending and due) and the list of the dead, newest first; with biz_type, so that tasks
+        # are counted by topic without their rows
+        Index(f"ix_due_{table:04d}", "status", "next_time", "job_id", "biz_type"),
     )
 
 
@@ -213,6 +215,22 @@ def request_table(metadata: MetaData) -> Table:
         Column("answer", Text),
         Column("gmt_create", _INSTANT, nullable=False),
         Index("ix_request_age", "gmt_create"),
+    )
+
+
+def due_table(metadata: MetaData) -> Table:
+    """Declare the table of what comes due when; one in each database.
+
+    For each task table (``number``) it has a row for the minutes of the next hour and one for the hours of
+    the next week (``part``). ``counts`` is JSON (toc.model.due); ``counted_at``: when the count began.
+    """
+    return _table(
+        metadata,
+        DUE_TABLE,
+        Column("number", _ROWID, primary_key=True, autoincrement=False),
+        Column("part", String(8), primary_key=True),
+        Column("counts", _LONG_TEXT, nullable=False),
+        Column("counted_at", _INSTANT, nullable=False),
     )
 
 
@@ -434,6 +452,7 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         body_table(metadata, table)
         schedule_table(metadata, table)
     request_table(metadata)
+    due_table(metadata)
     if database == 0:
         topic_table(metadata)
         identity_table(metadata)

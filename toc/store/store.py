@@ -44,6 +44,7 @@ from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.batch import CANCELLED, PENDING, Batches
 from toc.store.tasks.callers_transaction import CallersTransaction
+from toc.store.tasks.due_counts import DueCounts
 from toc.store.tasks.ended import EndedRows
 from toc.store.tasks.history import FailedTry, parse
 from toc.store.tasks.leases import LEASED_IS_TRIED, Leases
@@ -103,6 +104,7 @@ class Store(Batches):
         self.callers = CallersTransaction(shards, writer, self._stamp)
         self.schedules = ScheduleTable(shards, job_ids, clock)
         self.scans = Scans(shards)
+        self.due_counts = DueCounts(shards)
         self.pulls = Pulls(shards, self._stamp)
         first, metadata = shards.topic_server, shards.first_metadata
         self.topics = TopicTable(first, topic_table(metadata), retired_table(metadata), clock)
@@ -136,6 +138,10 @@ class Store(Batches):
     def tables(self) -> range:
         """The numbers of all task tables."""
         return range(self._shards.tables)
+
+    def name_of(self, table: int) -> str:
+        """Return the name of a task table, with its database."""
+        return self._shards.names[table]
 
     def tables_of_server(self) -> list[list[int]]:
         """Return the indexes of the tables that each server holds."""

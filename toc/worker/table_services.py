@@ -1,4 +1,4 @@
-"""What a worker process does for its tables: sweep, schedules, retention."""
+"""What a worker process does for its tables: sweep, schedules, retention, counts of what comes due."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
+from toc.maintenance.due_walk import DueWalk
 from toc.maintenance.retention import Retention
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
@@ -23,8 +24,8 @@ DECLARE_AGAIN_SECONDS = 5.0
 
 
 class TableServices:
-    """The loops over tables: per database server one that sweeps and one for schedules; one that purges. One
-    more makes the schedules that the application declares."""
+    """The loops over tables: per database server one that sweeps and one for schedules; one that purges, one
+    that counts. One more makes the schedules that the application declares."""
 
     def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
@@ -51,6 +52,7 @@ class TableServices:
         keep = center.settings.audit_retention
         self.loops = [
             Loop("retention", Retention(store, catalog, clock, mine, audit=keep).run_once),
+            Loop("due", DueWalk(store, catalog, clock, mine).run_once),
             *loops,
             Loop("declared-schedules", DeclaredSchedules(center).run_once),
         ]

@@ -153,6 +153,7 @@ def fresh_store(place: Place) -> Iterator[Store]:
             for table in range(place.tables):
                 schema = "" if server.startswith("sqlite") else f"{place.prefix}{table % place.databases}."
                 connection.exec_driver_sql(f"DELETE FROM {schema}timeout_task_{table:04d}")
+                connection.exec_driver_sql(f"DELETE FROM {schema}timeout_due")
         engine.dispose()
     yield store
     store.close()

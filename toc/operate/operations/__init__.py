@@ -8,6 +8,7 @@ from toc.operate.operations import (
     bulk,
     cluster,
     dead,
+    due,
     index,
     pending,
     schedules,
@@ -18,7 +19,9 @@ from toc.operate.operations import (
     topics,
 )
 
-SUBJECTS = (tasks, topics, pending, dead, bulk, cluster, index, tokens, templates, audit, targets, schedules)
+SUBJECTS = (
+    tasks, topics, pending, dead, due, bulk, cluster, index, tokens, templates, audit, targets, schedules,
+)  # fmt: skip
 OPERATIONS = tuple(
     one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Operation)
 )

@@ -50,6 +50,7 @@ class MySqlServer(DatabaseServer):
 
     table = "{}.{}".format
     after = "{}+INTERVAL {:d}000 MICROSECOND".format
+    whole = "({}) DIV {:d}".format
     # The server converts, so that no datetime is parsed per row.
     milliseconds = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',{}) DIV 1000".format
     text = "CONVERT({} USING utf8mb4)".format

@@ -358,6 +358,8 @@ class DatabaseServer(ABC):
     """The name in SQL of a table, given its database and its own name."""
     after: Callable[[str, int], str]
     """An expression for the instant this many ms after that of a column."""
+    whole: Callable[[str, int], str]
+    """An expression for another one divided by a number, rounded down."""
     milliseconds: Callable[[str], str]
     """An expression that reads an instant as integer milliseconds."""
     text: Callable[[str], str]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
-from toc.store.schema import REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
+from toc.store.schema import DUE_TABLE, REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
 from toc.store.servers.health import OF_TABLES as OF_TABLES
 from toc.store.servers.health import Health
 from toc.store.servers.health import Trouble as Trouble
@@ -143,6 +143,8 @@ class Shards:
         """The SQL name of the table of bodies beside each table."""
         self.request_names: list[str] = []
         """The SQL name of the table of requests in each table's database."""
+        self.due_names: list[str] = []
+        """The SQL name of the table of counts in each table's database."""
         self.schedule_names: list[str] = []
         """The SQL name of the table of schedules beside each table."""
         block = layout.databases // len(self.servers)
@@ -155,6 +157,7 @@ class Shards:
             self.names.append(server.table(schema, task_table_name(table)))
             self.body_names.append(server.table(schema, body_table_name(table)))
             self.request_names.append(server.table(schema, REQUEST_TABLE))
+            self.due_names.append(server.table(schema, DUE_TABLE))
             self.schedule_names.append(server.table(schema, schedule_table_name(table)))
         alone = len(self.servers) == 1
         self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}

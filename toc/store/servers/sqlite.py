@@ -120,6 +120,7 @@ class SqliteServer(DatabaseServer):
 
     table = "{1}".format  # one file is one database
     after = "{}+{:d}".format
+    whole = "({})/{:d}".format
     milliseconds = "{}".format  # as they are stored
     text = "CAST({} AS TEXT)".format
     by_primary_key = "{}".format  # nothing locks rows

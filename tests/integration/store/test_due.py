@@ -1,0 +1,210 @@
+"""What comes due when is counted from the rows, whatever they hold, and kept beside their tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from harness.rows import insert_many
+from integration.store.conftest import Place
+
+from toc.maintenance import due_walk
+from toc.maintenance.due_walk import PERIOD_SECONDS, SHARE, DueWalk
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.due import FAR, HOURS, MINUTES, MOST_TOPICS, NEAR, OTHERS, Part, read, total
+from toc.model.sharding import table_of_job
+from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Topic
+from toc.store.store import Store
+
+NewRow = Callable[..., TaskRow]
+
+NOW = 1_800_000_000_000 + 17_500
+"""Within a minute and an hour."""
+MINUTE, HOUR = NEAR.length, FAR.length
+TOPICS = (7, 8, 9)
+UNKNOWN = 4711
+
+
+class StepClock(Clock):
+    """Moves only when a test says so, or by ``each`` whenever it is read: a step then takes some time."""
+
+    def __init__(self) -> None:
+        self.ahead = self.each = 0.0
+
+    def now_ms(self) -> int:
+        return NOW + int(self.ahead * 1000)
+
+    def monotonic(self) -> float:
+        self.ahead += self.each
+        return self.ahead
+
+
+class Walking:
+    """The walk over all tables of a store, of the topics 7 to 9."""
+
+    def __init__(self, store: Store, *topics: int) -> None:
+        self.store, self.clock = store, StepClock()
+        known = [Topic(f"t{number}", number, 1) for number in topics or TOPICS]
+        catalog = TopicCatalog(lambda: known, self.clock)
+        catalog.refresh()
+        self.mine = frozenset(store.tables)
+        self.walk = DueWalk(store, catalog, self.clock, lambda: self.mine)
+
+    def go(self, seconds: float = 1.0) -> None:
+        """Take all steps that come within so many seconds of its clock."""
+        until = self.clock.ahead + seconds
+        while self.clock.ahead < until:
+            self.clock.ahead += self.walk.run_once()
+
+    def round(self) -> None:
+        """Count both parts of everything once; its clock stands still."""
+        for _ in range(200):
+            if self.walk.run_once() > 0:
+                return
+        raise AssertionError("the walk does not end")
+
+    def sums(self, part: Part, away: frozenset[int] = frozenset()) -> dict[int, Counter[int]]:
+        """What is kept of all tables: by biz_type, the numbers that are not 0, by their place."""
+        kept = self.store.due_counts.kept(self.store.tables)
+        assert kept.unanswered.keys() == away
+        counts = [read(one.counts) for table in kept.values() for one in table if one.part == part.name]
+        found = total(part, counts, self.clock.now_ms(), MINUTES if part is NEAR else HOURS)
+        return {
+            biz_type: Counter({place: count for place, count in enumerate(spans) if count})
+            for biz_type, spans in found.items()
+        }
+
+
+def expected(rows: list[TaskRow], part: Part, now: int = NOW, known: tuple[int, ...] = TOPICS) -> object:
+    """What the walk should find, counted row by row."""
+    found: dict[int, Counter[int]] = {}
+    spans = MINUTES if part is NEAR else HOURS
+    for row in rows:
+        place = row.next_time // part.length - now // part.length + 1
+        outside = row.next_time < now if part is NEAR else place > spans
+        if row.status == TaskStatus.PENDING and (outside or (row.next_time >= now and place <= spans)):
+            biz_type = row.biz_type if row.biz_type in known else OTHERS
+            found.setdefault(biz_type, Counter())[0 if outside else place] += 1
+    return found
+
+
+def some_rows(new_row: NewRow, seed: int, count: int) -> list[TaskRow]:
+    """Rows of all kinds: many due at one instant, on edges of spans, long ago, in years."""
+    random = Random(seed)
+    edges = [
+        NOW, NOW - 1, NOW + 1, NOW - NOW % MINUTE, NOW - NOW % MINUTE + MINUTE, NOW - NOW % HOUR,
+        NOW - NOW % MINUTE + MINUTES * MINUTE, NOW - NOW % HOUR + HOURS * HOUR, NOW + 3 * 365 * 24 * HOUR,
+    ]  # fmt: skip
+    edges += [edge - 1 for edge in edges]
+
+    def due() -> int:
+        kind = random.random()
+        if kind < 0.3:
+            return NOW + 20 * MINUTE  # a burst
+        if kind < 0.5:
+            return random.choice(edges)
+        return NOW + int(random.choice([-HOUR, 2 * HOUR, 9 * 24 * HOUR]) * random.random())
+
+    return [
+        new_row(
+            next_time=due(),
+            status=random.choice([0, 0, 0, 2, 3, 4]),
+            biz_type=random.choice([*TOPICS, UNKNOWN, UNKNOWN + 1]),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_the_counts_are_those_of_the_rows(
+    fresh_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_walk, "ROWS", 40)  # so that tables have many pages, and instants too
+    monkeypatch.setattr(due_walk, "LEAST_PAGE", 7)
+    rows = some_rows(new_row, 1, 900)
+    insert_many(fresh_store, rows)
+    walking = Walking(fresh_store)
+    walking.round()
+    for part in (NEAR, FAR):
+        assert walking.sums(part) == expected(rows, part), part.name
+
+
+def test_each_part_is_counted_again_after_its_period(fresh_store: Store, new_row: NewRow) -> None:
+    walking = Walking(fresh_store)
+    walking.go(PERIOD_SECONDS[NEAR] / 2)
+    rows = [new_row(next_time=NOW + 30 * MINUTE, biz_type=7) for _ in range(5)]
+    insert_many(fresh_store, rows)
+    walking.go(PERIOD_SECONDS[NEAR])
+    now = walking.clock.now_ms()
+    assert walking.sums(NEAR) == expected(rows, NEAR, now)
+    assert walking.sums(FAR) == {}, "the hours are counted less often"
+    walking.go(PERIOD_SECONDS[FAR])
+    assert walking.sums(FAR) == expected(rows, FAR, walking.clock.now_ms())
+
+
+def test_of_many_topics_the_largest_are_told_apart(fresh_store: Store, new_row: NewRow) -> None:
+    known = tuple(range(1000, 1000 + MOST_TOPICS + 2))
+    # All in one table: each table tells its own largest apart.
+    biz_id = 42
+    rows = [
+        new_row(biz_id, next_time=NOW + MINUTE, biz_type=biz_type)
+        for biz_type in known
+        for _ in range(1 if biz_type in (1001, 1003) else 2)
+    ]
+    insert_many(fresh_store, rows)
+    walking = Walking(fresh_store, *known)
+    walking.round()
+    sums = walking.sums(NEAR)
+    assert sums.keys() == {*known, OTHERS} - {1001, 1003}
+    assert sums[OTHERS].total() == 2
+
+
+def test_a_table_that_is_away_keeps_its_counts_and_holds_up_no_other(
+    place: Place, fresh_store: Store, new_row: NewRow
+) -> None:
+    walking = Walking(fresh_store)
+    walking.round()
+    rows = [new_row(next_time=NOW + 30 * MINUTE, biz_type=7) for _ in range(40)]
+    insert_many(fresh_store, rows)
+    table = table_of_job(rows[0].job_id, place.tables)
+    away = f"{place.prefix}{table % place.databases}." * (place.databases > 1) + f"timeout_task_{table:04d}"
+    with place.without(away):
+        walking.go(PERIOD_SECONDS[NEAR] + 5)
+        there = [row for row in rows if table_of_job(row.job_id, place.tables) != table]
+        assert walking.sums(NEAR, frozenset([table])) == expected(there, NEAR, walking.clock.now_ms())
+
+
+def test_tables_of_another_worker_are_left_and_new_ones_are_counted_at_once(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    rows = [new_row(next_time=NOW + 30 * MINUTE, biz_type=7) for _ in range(40)]
+    insert_many(fresh_store, rows)
+    walking = Walking(fresh_store)
+    everything = walking.mine
+    walking.mine = frozenset()
+    walking.round()
+    assert walking.sums(NEAR) == {}
+    walking.mine = everything
+    walking.go(2.0)
+    assert walking.sums(NEAR) == expected(rows, NEAR, walking.clock.now_ms())
+
+
+def test_the_walk_takes_a_small_share_of_a_connection(fresh_store: Store, new_row: NewRow) -> None:
+    insert_many(fresh_store, [new_row(next_time=NOW + 30 * MINUTE) for _ in range(3000)])
+    walking = Walking(fresh_store)
+    walking.clock.each = 0.001
+    servers = len(fresh_store.tables_of_server())
+    for mine in (walking.mine, frozenset([0])):
+        walking.mine = mine
+        busy = began = walking.clock.ahead
+        rested = 0.0
+        while walking.clock.ahead < began + 2 * PERIOD_SECONDS[FAR]:
+            rest = walking.walk.run_once()
+            walking.clock.ahead += rest
+            rested += rest
+        busy = walking.clock.ahead - began - rested
+        part = min(1.0, servers * len(mine) / len(fresh_store.tables))
+        assert busy <= 1.1 * SHARE * part * (walking.clock.ahead - began)

@@ -1,0 +1,140 @@
+"""The walk that counts what comes due when: all pending rows of this worker's tables, page by page.
+
+    NEAR   each minute        what is overdue, and the minutes of the next hour
+    FAR    every ten minutes  the hours of the next week, and what is due later
+
+The result of each table is written beside it when its last page is counted (toc.model.due). Two workers that
+walk one table do no harm.
+
+A page reads some thousand entries of an index and no rows. After each page the walk rests: its steps take at
+most SHARE of the time of one connection to each database server, however many workers share the tables. So
+it costs the same with any number of rows; with more of them its rounds take longer than their period.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from toc.maintenance.sweep import COMPLAIN_SECONDS
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock, RateLimit
+from toc.model.due import FAR, NEAR, OTHERS, Part, listed, write
+from toc.observe.log import get_logger
+from toc.store.servers.shards import Trouble
+from toc.store.store import Store
+from toc.store.tasks.due_counts import Place
+from toc.store.tasks.scan import Position
+
+log = get_logger(__name__)
+
+SHARE = 0.02
+"""The part of the time of a connection to each database server that all walks take, at most."""
+PERIOD_SECONDS = {NEAR: 60.0, FAR: 600.0}
+"""How often each part is counted, at most."""
+ROWS = 2000
+"""Rows per step, about: a millisecond or two of the server's time."""
+LEAST_PAGE = 100
+TABLES = 16
+"""Most tables of which a step reads a page."""
+IDLE_SECONDS = 1.0
+
+
+class _Walk:
+    """The way through one table: where it is, what it has counted, and when it began (monotonic)."""
+
+    def __init__(self, place: Place, began: float) -> None:
+        self.place = place
+        self.began = began
+        self.groups: Counter[tuple[int, int]] = Counter()
+
+
+class _Round:
+    """A round of a part: the tables that wait, and those that are being counted."""
+
+    def __init__(self, part: Part, at: float) -> None:
+        self.part = part
+        self.at = at
+        """When the next round begins (monotonic); it has begun if tables are left."""
+        self.waiting: deque[int] = deque()
+        self.walks: dict[int, _Walk] = {}
+        self.at_once = 1
+        """Of how many tables a step reads a page: more while they hold little."""
+
+
+class DueWalk:
+    """The loop over the tables of this worker, which ``tables`` returns."""
+
+    def __init__(
+        self, store: Store, catalog: TopicCatalog, clock: Clock, tables: Callable[[], frozenset[int]]
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._tables = tables
+        servers = store.tables_of_server()
+        self._servers_per_table = len(servers) / max(1, sum(map(len, servers)))
+        self._mine: frozenset[int] = frozenset()
+        self._rounds = deque(_Round(part, clock.monotonic()) for part in (NEAR, FAR))
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+
+    def run_once(self) -> float:
+        """Count a page of some tables. Returns the seconds until the next step."""
+        mine, began = self._tables(), self._clock.monotonic()
+        new, self._mine = sorted(mine - self._mine), mine
+        if new:
+            for each in self._rounds:
+                each.waiting.extend(new)
+                each.at = min(each.at, began)
+        if not mine:
+            return IDLE_SECONDS
+        due = next((each for each in self._rounds if each.at <= began), None)
+        if due is None:
+            return min(min(each.at for each in self._rounds) - began, IDLE_SECONDS)
+        if self._rounds[0] is due:  # the parts take turns: neither keeps the other from being counted
+            self._rounds.rotate(-1)
+        if not (due.waiting or due.walks):
+            due.waiting.extend(sorted(mine))
+            due.at = began
+        failed = self._step(due, mine, began)
+        for error in failed.values():
+            if self._complains():
+                log.warning("due_not_counted", error=str(error))
+        if not (due.waiting or due.walks):
+            due.at = max(due.at + PERIOD_SECONDS[due.part], began)
+        share = SHARE * min(1.0, len(mine) * self._servers_per_table)
+        return (self._clock.monotonic() - began) * (1 / share - 1)
+
+    def _step(self, due: _Round, mine: frozenset[int], began: float) -> Mapping[int, Trouble]:
+        """Count a page of each of some tables, and write what is counted. Returns the tables that failed,
+        which keep what was written before."""
+        part, now = due.part, self._clock.now_ms()
+        for table in due.walks.keys() - mine:
+            del due.walks[table]
+        while due.waiting and len(due.walks) < due.at_once:
+            if (table := due.waiting.popleft()) in mine:
+                due.walks[table] = _Walk(Place(Position(0 if part is NEAR else now), now), began)
+        if not due.walks:
+            return {}
+        walks = dict(islice(due.walks.items(), due.at_once))
+        limit = max(LEAST_PAGE, ROWS // len(walks))
+        places = {table: walk.place for table, walk in walks.items()}
+        pages = self._store.due_counts.page(places, part, limit)
+        rows, ready = 0, {}
+        for table, page in pages.items():
+            walk = walks[table]
+            for (biz_type, span), count in page.groups.items():
+                known = self._catalog.known_type(biz_type) is not None
+                walk.groups[biz_type if known else OTHERS, span] += count
+                rows += count
+            if page.last is not None:
+                walk.place = walk.place._replace(after=page.last)
+                continue
+            del due.walks[table]
+            counted = listed(part, walk.place.now_ms // part.length, walk.groups)
+            ready[table] = write(counted), round((self._clock.monotonic() - walk.began) * 1000)
+        for table in pages.unanswered:
+            del due.walks[table]
+        due.at_once = max(1, due.at_once // 2) if rows >= ROWS else min(2 * due.at_once, TABLES)
+        return {**pages.unanswered, **(self._store.due_counts.keep(part, ready) if ready else {})}

@@ -1,0 +1,105 @@
+"""What comes due when: pending tasks by topic, for each minute of the next hour and hour of the next week.
+
+Who sweeps a table counts its rows in two parts, NEAR and FAR. A part has spans of equal length, which begin
+at whole minutes or hours of UTC, so that the counts of many tables add up whenever each was made. All
+functions are pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from toc.model.documents import parse_object
+from toc.model.errors import InvalidDocument
+
+MINUTES, HOURS = 60, 168
+"""How many spans of each part are shown."""
+OTHERS = -1
+"""Stands for the biz_types that are not told apart."""
+MOST_TOPICS = 100
+"""How many topics of a table are told apart: those with the most tasks."""
+
+
+class Part(NamedTuple):
+    """A part of what is counted: ``spans`` of ``length`` ms, and in one more number the tasks outside.
+
+    Outside are in NEAR those that were due when the count began, in FAR those due after the last span.
+    """
+
+    name: str
+    length: int
+    spans: int
+
+
+NEAR = Part("minutes", 60_000, 90)
+"""More minutes than are shown, as the count may be half an hour old."""
+FAR = Part("hours", 3_600_000, HOURS + 1)
+
+Spans = dict[int, list[int]]
+"""By biz_type: the tasks outside, then those of each span."""
+
+
+class Counted(NamedTuple):
+    """A part of one table. ``first`` is the number of the first span: its beginning by the length of one."""
+
+    first: int
+    spans: Spans
+
+
+def listed(part: Part, first: int, groups: Mapping[tuple[int, int], int]) -> Counted:
+    """Arrange counts, given by biz_type and number of the span. All but the MOST_TOPICS largest biz_types
+    become OTHERS."""
+    spans: Spans = {}
+    for (biz_type, span), count in groups.items():
+        place = span - first + 1
+        counts = spans.setdefault(biz_type, [0] * (part.spans + 1))
+        counts[place if 0 < place <= part.spans else 0] += count
+    ranked = sorted(spans.keys() - {OTHERS}, key=lambda biz_type: (-sum(spans[biz_type]), biz_type))
+    for biz_type in ranked[MOST_TOPICS:]:
+        rest, own = spans.get(OTHERS, []), spans.pop(biz_type)
+        spans[OTHERS] = [a + b for a, b in zip(rest, own, strict=True)] if rest else own
+    return Counted(first, spans)
+
+
+def write(counted: Counted) -> str:
+    """Return it as JSON: the ``first`` span, and in ``topics`` the counts by biz_type, without zeros at the
+    end."""
+    topics: dict[str, list[int]] = {}
+    for biz_type, counts in counted.spans.items():
+        end = len(counts)
+        while end > 1 and not counts[end - 1]:
+            end -= 1
+        topics[str(biz_type)] = counts[:end]
+    return json.dumps({"first": counted.first, "topics": topics}, separators=(",", ":"))
+
+
+def read(text: str) -> Counted:
+    """Return what ``write`` wrote. Raises InvalidDocument."""
+    found = parse_object(text)
+    try:
+        spans = {int(biz_type): list(map(int, counts)) for biz_type, counts in found["topics"].items()}
+        return Counted(int(found["first"]), spans)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise InvalidDocument(f"it is no count of due tasks ({type(exc).__name__})") from None
+
+
+def total(part: Part, counts: Iterable[Counted], now_ms: int, spans: int) -> Spans:
+    """Return the sums over tables for so many spans from the present one.
+
+    Those that are over are left out. What is due after the last one counts in FAR as outside.
+    """
+    first = now_ms // part.length
+    sums: Spans = {}
+    for counted in counts:
+        shift = counted.first - first
+        for biz_type, own in counted.spans.items():
+            into = sums.setdefault(biz_type, [0] * (spans + 1))
+            into[0] += sum(own[:1])
+            for place, count in enumerate(own[1:], 1 + shift):
+                if 0 < place <= spans:
+                    into[place] += count
+                elif place > spans and part is FAR:
+                    into[0] += count
+    return sums
