@@ -1,6 +1,6 @@
 """Reads task tables in the order of next_time, for comparison with the index.
 
-All queries use the index (status, next_time), whose entries end with job_id: a Position is a place in it, and
+All queries use the index (status, next_time, job_id, biz_type): a Position is a place in it, and
 a page begins after one. No page reads more than it returns, even if many rows share an instant.
 """
 
