@@ -103,7 +103,7 @@
 #else                   /* it has a lease and will not start: its entry is gone. It gives that up. [rule: lease-given-up] */
 #define holds_in_vain(x) ((stage[x] == READY || stage[x] == LEAVING) && fenced[x] && row.lease == x + 1 && \
                           !(prepare.there && prepare.claim == x + 1))
-#define GIVES_UP (row.lease == w + 1)
+#define GIVES_UP true
 #endif
 #ifdef NO_COVER
 #define COVERED true
@@ -339,7 +339,7 @@ end:
      /* ... or not in time, by its own clock */
   :: d_step { !paused[w] && stage[w] != IDLE && fenced[w] && !late[w] && silent(w) -> late[w] = 1 }
 
-     /* start, or let go: what stands under its claim is adopted then; what has a lease goes back without it.
+     /* start, or go back, without the lease that it may have.
       * [rule: fresh-or-leased] [rule: covered] Who may not have the slot alone starts nothing without a lease. [rule: alone-or-leased] */
   :: atomic { !paused[w] && stage[w] == READY && !(fenced[w] && late[w]) && ((fenced[w] && FRESH && ALONE) || leased[w]) ->
        starts(); begun = 1; stage[w] = RUNNING }

@@ -65,7 +65,7 @@ class WorkerAtRest:
         self.pipeline = pipeline = worker.pipeline
         self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
         self.inbox, self.leases, self.dispatcher = pipeline.inbox, pipeline.leases, pipeline.dispatcher
-        self.adopter, self.let_go = pipeline.adopter, pipeline.let_go
+        self.adopter = pipeline.adopter
         self.bodies = pipeline.bodies
         self.checker = pipeline.checker
         self.queues = pipeline.finisher.tools.queues
@@ -198,8 +198,14 @@ class Hands(WorkerAtRest):
         assert len(self.runs) == number
 
     def await_gone(self, job_id: int) -> None:
-        """Wait until it holds the task no more."""
-        assert until(lambda: self.inflight.get(job_id) is None, PATIENCE), "it is held"
+        """Wait until it holds the task no more: what was refused its start is given back."""
+
+        def gone() -> bool:
+            self.leases.look(0)
+            self.finish()
+            return self.inflight.get(job_id) is None
+
+        assert until(gone, PATIENCE), "it is held"
 
     def end(self, *, fails: bool = False) -> None:
         """Let the running try end; its end is not written yet."""

@@ -380,9 +380,9 @@ class Machine(RuleBasedStateMachine):
             entry = party.hand.waiting.pop(0)
             if inflight.start(entry, self.clock.monotonic()):
                 self._started(party, entry)
-            elif inflight.get(entry.job_id) is None:  # let go, as it was not kept alive in time
+            elif inflight.get(entry.job_id) is entry:  # refused, as it was not kept alive in time
                 self.tasks[entry.job_id].losses += 1
-                party.let_go.add([entry])
+        party.finisher.give_back(inflight.refused(self.clock.monotonic()))
 
     def _started(self, party: Party, entry: Entry) -> None:
         task = self.tasks[entry.job_id]

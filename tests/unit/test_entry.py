@@ -32,7 +32,7 @@ def held_in(state: State, inflight: Inflight) -> Entry:
 def test_an_entry_goes_only_where_the_table_says(state: State) -> None:
     inflight = Inflight()
     started = held_in(state, inflight)
-    assert inflight.waiting("t") == (state is State.WAITS)
+    assert inflight.waiting("t") == (state in (State.WAITS, State.REFUSED))
     assert inflight.start(started, 0.5) == (state in START)
     inflight = Inflight()
     settled = held_in(state, inflight)

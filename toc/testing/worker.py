@@ -30,7 +30,7 @@ from toc.worker.settle.finish import Finisher
 from toc.worker.slots import SlotBook
 from toc.worker.take.by_rows import RowTaker
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import LetGo, Pressure, WantedRoom
+from toc.worker.take.feedback import Pressure, WantedRoom
 from toc.worker.tools import Tools
 
 PAGE = 500
@@ -92,7 +92,6 @@ class Worker:
             tools=tools,
             finisher=finisher,
             early=early,
-            let_go=LetGo(Wake()),
             bodies=self._bodies,
             wanted=WantedRoom(lambda _topic: 1, ()),
             recycle=lambda _why: None,

@@ -43,7 +43,7 @@ class State(StrEnum):
     RUNS = "runs"
     """Its handler runs."""
     REFUSED = "refused"
-    """It was refused a start, and its lease must be given up before it is let go."""
+    """It was refused a start, and is to be given back, after a lease that it may have."""
     SETTLED = "settled"
     """Its outcome is decided, and is being written: nobody else may report one."""
     GONE = "gone"
@@ -58,6 +58,7 @@ SETTLE: Mapping[State, State] = {
     State.REFUSED: State.SETTLED,  # [rule: lease-given-up]
 }
 LEAVE: Mapping[State, State] = dict.fromkeys(State, State.GONE)
+UNSTARTED = (State.WAITS, State.REFUSED)
 
 
 class Lease(NamedTuple):
@@ -181,7 +182,7 @@ class Inflight:
         state = event.get(entry.state)
         if state is None:
             return False
-        if entry.state is State.WAITS:
+        if entry.state in UNSTARTED and state not in UNSTARTED:
             self._waiting[entry.topic.name] -= 1
         entry.state = state
         return True
@@ -220,14 +221,14 @@ class Inflight:
             return True
 
     def start(self, entry: Entry, now: float) -> bool:
-        """Note that the try starts. False: another worker may have the entry by now, and it is let go.
+        """Note that the try starts. False: another worker may have the entry by now, or it is held no more.
 
         That is so if no heartbeat succeeded in time: this process was paused, or Redis out of reach. Also if
         the entry was taken too long ago and has no lease: a worker that has lost Redis may have it. (The age
         of the row check proves nothing: the slot may have moved before.) And nothing starts without a lease
         while others may own the slot too.
 
-        An entry that may have a lease stays held until the lease is given up: ``refused`` returns it.
+        What was refused stays held until it is given back: ``refused`` returns it.
         """
         with self._lock:
             if self._entries.get(entry.job_id) is not entry:
@@ -239,14 +240,13 @@ class Inflight:
                     return False
                 entry.started = now
                 return True
-            if not entry.lease.possible:
-                self._drop(entry)
-            elif self._go(entry, REFUSE):
+            if self._go(entry, REFUSE):
                 entry.kept = LOST
             return False
 
     def refused(self, now: float) -> list[Entry]:
-        """Return the entries with a lease that were refused a start, or would be. Each is returned once.
+        """Return the entries that were refused a start, and those with a lease that would be. Each is
+        returned once.
 
         They stay held: the caller must give up their leases first.
         """

@@ -121,10 +121,8 @@ class LeaseKeeper:
             _complain(failed)
 
     def _give_back_refused(self, now: float) -> None:
-        """Give back entries that may have a lease and will not start: another worker that runs the
-        task needs the lease.
-
-        The finisher gives up the lease before it lets the entry go.
+        """Give back entries that will not start: they are still there if no other worker has taken them. One
+        that has needs the lease, which the finisher gives up before it moves the entry.
         """
         refused = self._tools.inflight.refused(now)
         if refused:
@@ -174,7 +172,7 @@ class LeaseKeeper:
         """Take leases for entries that may not start without one: those whose row check took too long, or all
         while other workers may own our slots too.
 
-        An entry that gets no lease is let go when it should start, and checked again if it is still prepared.
+        An entry that gets no lease is refused its start and given back.
         Returns the job_ids for which other workers may own our slots and no answer came: checking those at
         once would only loop.
         """

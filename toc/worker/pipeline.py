@@ -7,8 +7,7 @@
 
 Each stage is constructed with the stages after it. Information flows back through objects that are built
 before all of them: ``early`` holds entries not yet due by this machine's clock, ``inbox`` tells the poller
-where tasks may be due, ``let_go`` tells the adopter what did not start, ``pressure`` carries back-pressure, a
-``Wake`` ends the sleep of a loop.
+where tasks may be due, ``pressure`` carries back-pressure, a ``Wake`` ends the sleep of a loop.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from toc.worker.settle.finish import Finisher
 from toc.worker.take.adopt import Adopter
 from toc.worker.take.agenda import Agenda
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import Inbox, LetGo, Pressure
+from toc.worker.take.feedback import Inbox, Pressure
 from toc.worker.take.poll import Poller
 from toc.worker.tools import Tools
 
@@ -53,7 +52,6 @@ class Pipeline:
         wake = Reactor()
         takes = Takes(tools.queues, wake)
         self.inbox = Inbox(wake)
-        self.let_go = LetGo(Wake())
         self.early = EarlyEntries(wake)
         self.pressure = Pressure()
         self.inflight = tools.inflight
@@ -65,7 +63,6 @@ class Pipeline:
             threads=threads,
             async_limit=async_limit,
             early=self.early,
-            let_go=self.let_go,
             bodies=self.bodies,
             on_room=(wake, *on_room),
             recycle=recycle,
@@ -89,11 +86,9 @@ class Pipeline:
             tools=tools,
             finisher=self.finisher,
             checker=self.checker,
-            let_go=self.let_go,
         )
         agenda = Agenda(
             tools=tools,
-            let_go=self.let_go,
             finisher=self.finisher,
             dispatcher=self.dispatcher,
             pressure=self.pressure,
@@ -128,7 +123,7 @@ class Pipeline:
     @property
     def settled(self) -> bool:
         """Whether nothing is held, and everything that was held is written and moved."""
-        # In this order: an entry that was let go is held again, and a held entry leaves only inside a flush,
-        # which makes the finisher busy. Leases are requested for held entries only.
+        # In this order: an entry that is adopted is held, and a held entry leaves only inside a flush, which
+        # makes the finisher busy. Leases are requested for held entries only.
         taken = self.poller.settled and self.adopter.settled and not len(self.inflight)
         return taken and self.finisher.idle and self.leases.settled

@@ -38,13 +38,13 @@ def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(ha
     assert hands.row(job_id).status == TaskStatus.PROCESSED
 
 
-def test_what_was_let_go_after_a_pause_and_nobody_has_taken_runs_uncharged(hands: Pair) -> None:
+def test_what_was_refused_after_a_pause_and_nobody_has_taken_runs_uncharged(hands: Pair) -> None:
     sleeper, _ = hands
     job_id = sleeper.take_one()
     sleeper.sleep()
     sleeper.start()
     sleeper.await_gone(job_id)
-    sleeper.adopt()
+    sleeper.take()
     sleeper.await_runs(1)
     sleeper.end_and_finish()
     assert hands.ran(job_id)
@@ -98,7 +98,7 @@ def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(hands
 
 
 @pytest.mark.parametrize("why", ["its slot has moved", "its worker leaves"])
-def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(hands: Pair, why: str) -> None:
+def test_what_was_refused_and_may_not_be_taken_again_is_given_back_uncharged(hands: Pair, why: str) -> None:
     """It waited so long that it may not start without a lease, and MySQL gave none."""
     worker, other = hands
     job_id = worker.take_one()
@@ -109,10 +109,6 @@ def test_what_was_let_go_and_may_not_be_taken_again_is_given_back_uncharged(hand
         worker.poller.pause_taking()
     worker.start()
     worker.await_gone(job_id)
-    assert until(lambda: not worker.adopter.settled, PATIENCE), "nobody waits for what was let go"
-    worker.adopt()
-    assert worker.adopter.settled
-    worker.finish()
     other.begin()
     other.end_and_finish()
     assert hands.ran(job_id)
@@ -150,7 +146,7 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(hands: Pair) 
     assert other.inflight.get(job_id) is None
     sleeper.start()  # it has slept too long to trust what it had read of the row
     sleeper.await_gone(job_id)
-    sleeper.adopt()
+    sleeper.take()
     sleeper.await_runs(1)
     sleeper.end_well(job_id)
 
@@ -215,7 +211,7 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(hands: Pair) -> 
 
         with hands.patch.context() as patch:
             patch.setattr(worker.queues, "extend", moved_meanwhile)
-            worker.let_go.add([entry])
+            worker.adopter.reply_lost(SLOT, worker.book.owned[SLOT].claim)
             worker.adopt()
         return moved[0] if moved else rollback(entries)
 
@@ -273,7 +269,7 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
     entry = worker.held(job_id)
     worker.dispatcher.withdraw()
     worker.forget()
-    worker.let_go.add([entry])
+    worker.adopter.reply_lost(SLOT, worker.book.owned[SLOT].claim)
 
     asked: list[tuple[list[int], TakeTries]] = []
 

@@ -20,7 +20,7 @@ from toc.worker.run.handler_loop import HandlerLoop
 from toc.worker.run.handler_threads import HandlerThreads
 from toc.worker.settle.finish import Finisher
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import LetGo, WantedRoom
+from toc.worker.take.feedback import WantedRoom
 from toc.worker.tools import Tools
 
 
@@ -49,7 +49,6 @@ class Dispatcher:
     threads: int
     async_limit: int
     early: EarlyEntries
-    let_go: LetGo
     bodies: BodyReader
     on_room: Sequence[Callable[[], None]]
     recycle: Callable[[str], None]
@@ -60,7 +59,6 @@ class Dispatcher:
             tools=self.tools,
             finisher=self.finisher,
             early=self.early,
-            let_go=self.let_go,
             bodies=self.bodies,
             wanted=self._wanted,
             recycle=self.recycle,

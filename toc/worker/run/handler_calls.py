@@ -23,7 +23,7 @@ from toc.worker.guards import copies, damage
 from toc.worker.run.bodies import BodyReader
 from toc.worker.settle.finish import Finisher
 from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import LetGo, WantedRoom
+from toc.worker.take.feedback import WantedRoom
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -40,7 +40,6 @@ class HandlerCalls:
     tools: Tools
     finisher: Finisher
     early: EarlyEntries
-    let_go: LetGo
     bodies: BodyReader
     wanted: WantedRoom
     recycle: Callable[[str], None]
@@ -58,12 +57,12 @@ class HandlerCalls:
         worker's clock.
         """
         now = self.tools.clock.now_ms()
-        due, early, refused, expired = [], [], [], []
+        due, early, expired = [], [], []
         for entry in batch:
             if entry.row.next_time > now:
                 early.append(entry)
             elif not self.tools.inflight.start(entry, started):
-                refused.append(entry)
+                continue  # the keeper of leases gives it back
             elif entry.row.expires_at and has_expired(entry.row.expires_at, now):  # while it waited
                 entry.started = 0.0
                 expired.append(entry)
@@ -71,8 +70,6 @@ class HandlerCalls:
                 due.append(entry)
         if early:
             self.early.put(early)
-        if refused:
-            self.let_go.add(refused)
         if expired:
             self.finisher.expire(expired)
         return due

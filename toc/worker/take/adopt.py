@@ -1,8 +1,8 @@
 """Adopt: finds PrepareQueue entries under our claim that this process does not hold, and checks
 them.
 
-These are entries that a prepare took whose reply was lost, and entries that were let go before they started.
-They run again if they are still there. Left alone they would time out, which costs a try.
+These are entries that a prepare took whose reply was lost, or whose id was just being moved. Left alone they
+would time out, which costs a try.
 
 The loop has its own thread, because it waits for a node that is slow to answer, as a heartbeat does. A round
 of the poller must not.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from toc.index.messages import ExpiredRequest
-from toc.loop import Loop
+from toc.loop import Loop, Wake
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence_of, split
 from toc.model.topic import Slot
@@ -24,7 +24,6 @@ from toc.observe.log import get_logger
 from toc.worker.check import Checker
 from toc.worker.entry import Entry, Held
 from toc.worker.settle.finish import Finisher
-from toc.worker.take.feedback import LetGo
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -47,7 +46,6 @@ class Adopter:
     tools: Tools
     finisher: Finisher
     checker: Checker
-    let_go: LetGo
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,12 +53,12 @@ class Adopter:
         """Heap of (when (monotonic), slot, claim): where entries of ours may exist that are not held."""
         self._busy = False
         self._taking = True
-        self.loop = Loop("adopt", self.run_once, self.let_go.wake)
+        self.loop = Loop("adopt", self.run_once, Wake())
 
     @property
     def settled(self) -> bool:
-        """Whether every entry that was let go has been handled."""
-        return not self.let_go and not self._busy
+        """Whether every entry that was found has been handled."""
+        return not self._busy
 
     @property
     def sought(self) -> set[Slot]:
@@ -105,15 +103,10 @@ class Adopter:
         return [entry for entry in entries if entry.slot in owned]
 
     def run_once(self) -> float:
-        """Handle entries that were let go, and look for others that are due to be sought. Returns
-        the seconds until the next call."""
+        """Look for entries that are due to be sought. Returns the seconds until the next call."""
         self._busy = True
-        found = self.let_go.take()
         if claims := self._looks_due():
-            self._find(claims, found)
-        if found:
-            self._adopt(found)
-        self.let_go.taken_up()
+            self._adopt(self._find(claims))
         self._busy = False
         with self._lock:
             return max(self._looks[0][0] - self.tools.clock.monotonic(), 0.0) if self._looks else IDLE_SECONDS
@@ -133,8 +126,9 @@ class Adopter:
                 claims.setdefault(slot, set()).add(claim)
         return claims
 
-    def _find(self, claims: Mapping[Slot, set[int]], found: dict[Slot, dict[int, float]]) -> None:
-        """Add what is prepared under these claim numbers to ``found``."""
+    def _find(self, claims: Mapping[Slot, set[int]]) -> dict[Slot, dict[int, float]]:
+        """Return what is prepared under these claim numbers: slot -> job_id -> fence."""
+        found: dict[Slot, dict[int, float]] = {}
         results = self.tools.queues.expired(
             [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
         )
@@ -143,8 +137,8 @@ class Adopter:
                 for claim in claims[slot]:
                     self._look_in(RETRY_SECONDS, slot, claim)
             else:
-                fences = {job_id: fence_of(score) for job_id, score in result}
-                found[slot] = found.get(slot, {}) | fences
+                found[slot] = {job_id: fence_of(score) for job_id, score in result}
+        return found
 
     def _adopt(self, found: Mapping[Slot, Mapping[int, float]]) -> None:
         """Hold the entries that nobody holds and that are still prepared. Then check them or give

@@ -22,7 +22,7 @@ from toc.worker.run.dispatch import Dispatcher
 from toc.worker.run.handler_threads import MAX_WAITING
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.slots import NEVER, OwnedSlot, instant_of
-from toc.worker.take.feedback import LetGo, Pressure
+from toc.worker.take.feedback import Pressure
 from toc.worker.take.resume_rate import PACE_MS, ResumeRate
 from toc.worker.tools import Tools
 
@@ -39,7 +39,7 @@ room."""
 MAX_UNSTARTED = 2 * MAX_WAITING
 """While more entries of a topic than this were taken and have not started, no more of it are taken.
 All of them count, not only those in its line: if rows or leases come slowly, most are in the row
-check or wait to be adopted, while the line is empty and has room."""
+check or were refused their start, while the line is empty and has room."""
 BEHIND_LOOK_MS = 50
 PAUSED_LOOK_MS = 1000
 """How often the poller checks whether a paused topic was resumed."""
@@ -53,7 +53,6 @@ class Agenda:
     """The due times of this worker's slots. Only the poller's thread uses it."""
 
     tools: Tools
-    let_go: LetGo
     finisher: Finisher
     dispatcher: Dispatcher
     pressure: Pressure
@@ -166,7 +165,7 @@ class Agenda:
         """Whether enough was taken: many ended tries wait to be written, or many entries to start."""
         if unwritten > ENOUGH_UNWRITTEN and (unwritten > MAX_UNWRITTEN or any(one.left for one in members)):
             return True
-        return self.tools.inflight.waiting(topic) + self.let_go.waiting(topic) > MAX_UNSTARTED
+        return self.tools.inflight.waiting(topic) > MAX_UNSTARTED
 
     def _put_off(self, members: Iterable[OwnedSlot], until: int) -> None:
         """Look at slots that are due at ``until`` (ms) instead."""

@@ -1,15 +1,12 @@
-"""What the stages tell those before them: where tasks may be due, which entries were let go, for which topics
-there is room again, and whether the process keeps up."""
+"""What the stages tell those before them: where tasks may be due, for which topics there is room again, and
+whether the process keeps up."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from toc.loop import Wake
 from toc.model.topic import Slot
-from toc.worker.entry import NO_FENCE, Entry
 
 
 class Inbox:
@@ -41,49 +38,6 @@ class Inbox:
         with self._lock:
             due, self._due = self._due, {}
         return due
-
-
-class LetGo:
-    """Entries that were let go before they started, and may still be prepared under our claim.
-
-    Thread-safe; ``wake`` wakes the adopter.
-    """
-
-    def __init__(self, wake: Wake) -> None:
-        self.wake = wake
-        self._lock = threading.Lock()
-        self._entries: dict[Slot, dict[int, float]] = {}
-        self._added: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
-        """``_added``: by topic, how many entries were added since the last ``take``. ``_taken``:
-        how many the last ``take`` returned."""
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Report entries that were let go."""
-        with self._lock:
-            for entry in entries:
-                if entry.fence != NO_FENCE:
-                    self._entries.setdefault(entry.slot, {})[entry.job_id] = entry.fence
-                    self._added[entry.topic.name] += 1
-        self.wake()
-
-    def take(self) -> dict[Slot, dict[int, float]]:
-        """Return the entries added since the last call: slot -> job_id -> fence."""
-        with self._lock:
-            entries, self._entries = self._entries, {}
-            self._taken, self._added = self._added, Counter()
-        return entries
-
-    def taken_up(self) -> None:
-        """Report that what ``take`` returned is held again, or is no longer ours."""
-        self._taken = Counter()
-
-    def waiting(self, topic: str) -> int:
-        """How many entries of the topic were let go and are not held again yet."""
-        return self._added.get(topic, 0) + self._taken.get(topic, 0)  # [] would call Counter.__missing__
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
 
 
 class WantedRoom:
