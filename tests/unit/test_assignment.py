@@ -190,18 +190,6 @@ def test_the_order_of_the_arguments_does_not_matter(data: st.DataObject) -> None
     assert assign(shuffled, reversed_topics, previous=previous) == assign(members, topics, previous=previous)
 
 
-def test_slots_reach_an_idle_worker_along_a_chain_of_abilities() -> None:
-    """w0 has too much, w2 nothing, and they have no topic in common; w1 can do both."""
-    members = [
-        Member("w0", "h", topics=frozenset({"a"})),
-        Member("w1", "h", topics=frozenset({"a", "b"})),
-        Member("w2", "h", topics=frozenset({"b"})),
-    ]
-    previous: Owners = {"a": ["w0"] * 6, "b": ["w1"] * 3}
-    owners = assign(members, {"a": 6, "b": 3}, previous=previous)
-    assert loads(owners) == {"w0": 3, "w1": 3, "w2": 3}
-
-
 def test_every_worker_can_sweep_tables_whatever_it_handles() -> None:
     members = [Member("w0", "h", topics=frozenset({"t"})), Member("w1", "h", topics=frozenset())]
     assert loads(assign(members, {TABLES: 8})) == {"w0": 4, "w1": 4}

@@ -6,8 +6,8 @@ Guarantees, in order of priority:
 1. Complete: a slot is without an owner only when no member may have it.
 2. A member gets only what it can handle; drained hosts get nothing; a pin holds while its target may have the
    slot.
-3. Balanced: moving a slot from one member to another, directly or along a chain of members, never makes the
-   loads per weight more equal. With members that are alike this means: within one of each other.
+3. Balanced: moving a slot from one member to another never makes the loads per weight more equal. With
+   members that are alike this means: within one of each other.
 4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to members that came or
    from members that went.
 5. A ``rebalance`` spreads each topic as well: among members that are alike, the numbers of its slots differ
@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
 from toc.model.topic import Delivery
 
@@ -222,10 +221,7 @@ class _Plan:
                 heappush(heap, (full(worker), worker))
 
     def balance(self) -> None:
-        """Move slots from the most to the least loaded for as long as that makes loads more equal.
-
-        No improving chain is left at the end, so the sum of load**2 / weight is the least possible.
-        """
+        """Move slots from the most to the least loaded for as long as that makes loads more equal."""
         kinds = range(len(self.topics_of))
         self.receivers = [
             [(self._if_given(worker), worker) for worker in self.everyone if self.kind[worker] == kind]
@@ -237,10 +233,9 @@ class _Plan:
         ]
         for heap in (*self.receivers, *self.givers):
             heapify(heap)
-        # A chain that is worth it to any worker is so to the least loaded of its kind.
-        while chain := next(filter(None, map(self._chain_to, self._least_loaded())), None):
-            for giver, taker in pairwise(chain):
-                self._move(self._best_topic(giver, taker), giver, taker)
+        # A move that is worth it to any worker is so to the least loaded of its kind.
+        while move := next(filter(None, map(self._move_to, self._least_loaded())), None):
+            self._move(self._best_topic(*move), *move)
 
     def _least_loaded(self) -> list[int]:
         """Return the least loaded worker of each kind, the least loaded first."""
@@ -297,38 +292,14 @@ class _Plan:
                 if self.loose[worker][kind]:
                     heappush(heap, (-self._if_taken(worker), worker))
 
-    def _chain_to(self, receiver: int) -> list[int] | None:
-        """Return the shortest chain of workers that should each pass on a slot, ending at ``receiver``."""
-        limit = self._if_given(receiver) * _MORE
+    def _move_to(self, receiver: int) -> tuple[int, int] | None:
+        """Return who should give a slot to ``receiver``, and that; None if it is not worth it."""
         kind = self.kind[receiver]
         heap = self.givers[kind]
         while heap and not (self.loose[heap[0][1]][kind] and -heap[0][0] == self._if_taken(heap[0][1])):
             heappop(heap)
-        if heap and -heap[0][0] > limit:  # so it is not the receiver
-            return [heap[0][1], receiver]
-        if len(self.topics_of) == 1:
-            return None  # all that could give to another could give to this one
-        onward = {receiver: _NOBODY}
-        edge = [receiver]
-        while edge:
-            # Of those of one kind the first will do.
-            takers: dict[int, int] = {}
-            for worker in edge:
-                takers.setdefault(self.kind[worker], worker)
-            edge = []
-            for giver in self.everyone:
-                if giver not in onward:
-                    taker = next((w for kind, w in takers.items() if self.loose[giver][kind]), None)
-                    if taker is not None:
-                        edge.append(giver)
-                        onward[giver] = taker
-            richest = max(edge, key=lambda w: (self._if_taken(w), -w), default=None)
-            if richest is not None and self._if_taken(richest) > limit:
-                chain = [richest]
-                while chain[-1] != receiver:
-                    chain.append(onward[chain[-1]])
-                return chain
-        return None
+        worth = heap and -heap[0][0] > self._if_given(receiver) * _MORE  # so it is not the receiver
+        return (heap[0][1], receiver) if worth else None
 
     def _best_topic(self, giver: int, taker: int) -> str:
         """Return the topic of which the giver has most and the taker least."""
