@@ -48,7 +48,6 @@ ON_THREADS = [
 COROUTINES = [
     Deed("stop the event loop", "test.async", {"sleep": 0.5}, 3, "a handler stopped the event loop"),
     Deed("shut the executor down", "test.async", {"in_thread": 0.02}),
-    Deed("freeze the clock", "test.async", {"sleep": 1.0}, reason="a handler has changed its time.monotonic"),
     Deed("forget the running loop", "test.async", {"sleep": 1.0}),
     Deed("use copies", "test.async"),
     Deed("fork", "test.async", {"sleep": 0.05}, 2, event="copy_ended"),

@@ -110,12 +110,6 @@ _loops: list[asyncio.AbstractEventLoop] = []
 """The event loop, once a handler runs there."""
 
 
-def _freeze_clock() -> None:
-    """As programs that freeze time for their tests, and do not undo it."""
-    time.monotonic = lambda: 1.0
-    time.time = lambda: 1.0
-
-
 def _cancel_all() -> None:
     for task in asyncio.all_tasks(_loops[0]):
         task.cancel()
@@ -168,7 +162,6 @@ OTHERS: dict[str, Callable[[], object]] = {
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
-    "freeze the clock": _freeze_clock,
     "forget the running loop": lambda: asyncio._set_running_loop(None),
     "block the event loop": lambda: _block_the_event_loop(),
 }

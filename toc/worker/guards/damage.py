@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import stat
-import time
 
 from toc.sockets import is_open
 
@@ -29,16 +28,11 @@ _MARK = signal.SIGIO
 """Marks the open file of the guarded descriptor, as the signal that the file would send if it ever sent one.
 Another file under the same number has no mark. Reading the mark takes a third of the time of comparing
 inodes."""
-_LIMITS = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_STACK")
-_CLOCKS = ("monotonic", "monotonic_ns", "perf_counter", "sleep", "time", "time_ns")
 
 _guarded: int | None = None
 """A descriptor that no handler has reason to touch."""
 _streams: dict[int, tuple[int, int] | None] = {}
 """What the standard streams were."""
-_shared: dict[str, object] = {}
-"""Limits of the process and functions of the module ``time``, as they were when the application was loaded,
-whose own changes are intended."""
 
 
 def guard(descriptor: int) -> None:
@@ -63,7 +57,6 @@ def check_descriptors() -> None:
 def keep() -> None:
     """Record what ``found`` compares with. Call it when the application is loaded."""
     _streams.update((number, _connection(number)) for number in range(3) if is_open(number))
-    _shared.update(_present())
 
 
 def found() -> str:
@@ -75,10 +68,6 @@ def found() -> str:
             return f"a handler has closed its descriptor {number}"
         if _connection(number) not in (None, before):  # a file is intended: programs redirect their output
             return f"a handler has closed its descriptor {number}, and a connection has the number"
-    present = _present()
-    for name, was in _shared.items():
-        if present[name] != was:
-            return f"a handler has changed its {name}"
     return ""
 
 
@@ -99,8 +88,3 @@ def _connection(number: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return (status.st_dev, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None
-
-
-def _present() -> dict[str, object]:
-    limits = {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS}
-    return limits | {f"time.{name}": getattr(time, name) for name in _CLOCKS}

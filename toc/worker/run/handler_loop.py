@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 from toc.loop import WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
@@ -49,12 +48,7 @@ replaced, as for a thread that does not end."""
 
 
 class _EventLoop(WatchedEventLoop):
-    """What handlers share. Its timers go on if one replaces ``time.monotonic``, until the process is replaced
-    for that."""
-
-    def time(self) -> float:
-        """Return seconds on a clock that is never set back."""
-        return monotonic()
+    """What handlers share."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: the coroutines of other tasks need it."""
