@@ -8,12 +8,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.coordination.assignment import TABLES, Member, Owners, assign
+from toc.coordination.assignment import TABLES, Member, Owners, Spread, assign
 
 TOPIC_NAMES = ["order.close", "order.remind", "parcel.confirm", "trial.end", TABLES]
 HOSTS = ["h0", "h1", "h2", "h3"]
 
 slot_amounts = st.sampled_from([1, 2, 4, 8, 16])
+spreads = st.sampled_from([Spread(), Spread(4, 4), Spread(8, 2)])
 topic_tables = st.dictionaries(st.sampled_from(TOPIC_NAMES), slot_amounts, min_size=1)
 
 
@@ -96,7 +97,7 @@ def test_no_slot_could_go_to_another_and_make_the_loads_more_equal(data: st.Data
     """So members that are alike are within one slot over all, and who joins has a fair share."""
     topics = data.draw(topic_tables)
     members = data.draw(member_lists())
-    owners = assign(members, topics, previous=data.draw(histories(topics)))
+    owners = assign(members, topics, previous=data.draw(histories(topics)), spread=data.draw(spreads))
     load = loads(owners)
     member_of = {member.worker_id: member for member in members}
     for topic, slots in owners.items():
@@ -113,7 +114,8 @@ def test_no_slot_could_go_to_another_and_make_the_loads_more_equal(data: st.Data
 def test_rebalance_brings_members_that_are_alike_within_one_slot_of_each_topic(data: st.DataObject) -> None:
     topics = data.draw(topic_tables)
     members = data.draw(member_lists(alike=True, min_size=1))
-    owners = assign(members, topics, previous=data.draw(histories(topics)), rebalance=True)
+    history, spread_ = data.draw(histories(topics)), data.draw(spreads)
+    owners = assign(members, topics, previous=history, rebalance=True, spread=spread_)
     assert all(spread(members, owners, topic) <= 1 for topic in topics)
 
 
@@ -125,8 +127,9 @@ def test_nothing_moves_when_nothing_has_changed(data: st.DataObject) -> None:
         st.dictionaries(st.tuples(st.sampled_from(TOPIC_NAMES), st.integers(0, 9)), st.sampled_from(HOSTS))
     )
     drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
-    first = assign(members, topics, previous=data.draw(histories(topics)), pins=pins, drained_hosts=drained)
-    again = assign(members, topics, previous=first, pins=pins, drained_hosts=drained)
+    history, spread_ = data.draw(histories(topics)), data.draw(spreads)
+    first = assign(members, topics, previous=history, pins=pins, drained_hosts=drained, spread=spread_)
+    again = assign(members, topics, previous=first, pins=pins, drained_hosts=drained, spread=spread_)
     assert again == first
 
 
@@ -138,7 +141,9 @@ def test_of_one_topic_not_one_slot_moves_more_than_balance_and_drains_ask_for(
     drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
     previous = data.draw(histories({"t": slots}))
     able = [member.worker_id for member in members if member.host not in drained]
-    owners = assign(members, {"t": slots}, previous=previous, drained_hosts=drained)
+    owners = assign(
+        members, {"t": slots}, previous=previous, drained_hosts=drained, spread=data.draw(spreads)
+    )
     before = [*previous.get("t", []), *[None] * slots][:slots]
     kept = sum(old is not None and old == new for old, new in zip(before, owners["t"], strict=True))
     had = sorted((before.count(worker_id) for worker_id in able), reverse=True)
@@ -193,3 +198,21 @@ def test_the_order_of_the_arguments_does_not_matter(data: st.DataObject) -> None
 def test_every_worker_can_sweep_tables_whatever_it_handles() -> None:
     members = [Member("w0", "h", topics=frozenset({"t"})), Member("w1", "h", topics=frozenset())]
     assert loads(assign(members, {TABLES: 8})) == {"w0": 4, "w1": 4}
+
+
+def test_a_worker_has_tasks_on_few_servers_also_after_hosts_came_and_went() -> None:
+    spread = Spread(32, 16)
+    topics = {f"t{number}": 128 for number in range(10)} | {TABLES: 256}
+    members = [Member(f"h{host:02}-{number}", f"h{host:02}") for host in range(8) for number in range(8)]
+    owners = assign(members, topics, spread=spread)
+    rng = random.Random(3)
+    for _ in range(15):
+        gone = rng.choice(members).host
+        left = [member for member in members if member.host != gone]
+        owners = assign(left, topics, previous=owners, spread=spread)
+        owners = assign(members, topics, previous=owners, spread=spread)
+    servers: dict[str | None, set[int | None]] = {}
+    for slots in owners.values():
+        for number, owner in enumerate(slots):
+            servers.setdefault(owner, set()).add(spread.server(len(slots), number))
+    assert max(map(len, servers.values())) <= 2  # by chance 3 and 4

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import intents
-from toc.coordination.assignment import Member, Owners, assign
+from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread, assign
 from toc.coordination.coordinator import DEAD_FOR_MS
 from toc.coordination.session import Session, Watch
 from toc.coordination.znodes import (
@@ -64,6 +64,7 @@ class Leader:
     host: str
     clock: Clock
     gather: float = GATHER
+    spread: Spread = ONE_SERVER
 
     def __post_init__(self) -> None:
         self._topics: dict[str, int] = {}
@@ -173,6 +174,7 @@ class Leader:
             drained_hosts=wanted.drains,
             deliveries=self._deliveries,
             rebalance=bool(wanted.requests),
+            spread=self.spread,
         )
         if not self._write(node, owners, assignment, workers=len(workers)):
             self.inputs_changed()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple, Self
 
 from toc.coordination.address import Address
-from toc.coordination.assignment import assign
+from toc.coordination.assignment import ONE_SERVER, Spread, assign
 from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.intents import Intent, Intents, read_intents, read_members
 from toc.coordination.session import Session
@@ -40,13 +40,17 @@ class Move(NamedTuple):
 class Operator:
     """A short connection to a cluster: ``with Operator(address, cluster=...) as operator: operator.slots()``.
 
-    ``address`` is TOC_ZOOKEEPER. Every method raises CoordinationUnavailable when ZooKeeper is out of reach.
+    ``address`` is TOC_ZOOKEEPER; ``spread``: on which servers the tasks of a slot are. Every method raises
+    CoordinationUnavailable when ZooKeeper is out of reach.
     """
 
-    def __init__(self, address: str, *, cluster: str, connect_timeout: float = 10.0) -> None:
+    def __init__(
+        self, address: str, *, cluster: str, connect_timeout: float = 10.0, spread: Spread = ONE_SERVER
+    ) -> None:
         place = Address.parse(address)
         self._paths = Paths.of(place.chroot, cluster)
         self._session = Session(place, _ignore, connect_timeout=connect_timeout)
+        self._spread = spread
         self._clock = Clock()
 
     def __enter__(self) -> Self:
@@ -164,6 +168,7 @@ class Operator:
             drained_hosts=wanted.drains,
             deliveries=deliveries,
             rebalance=True,
+            spread=self._spread,
         )
         moves = [
             Move(topic, number, old, new)

@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple
 
 from toc.coordination.address import Address
-from toc.coordination.assignment import Member
+from toc.coordination.assignment import ONE_SERVER, Member, Spread
 from toc.coordination.changes import Changes
 from toc.coordination.claims import Claims
 from toc.coordination.coordinator import Coordinator, without_owner
@@ -83,8 +83,8 @@ class ZooKeeperCoordinator(Coordinator):
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
     slots of a silent daemon go to others after ``session_timeout``. ``gather``: how many seconds a new leader
-    waits for missing workers (toc.coordination.leader). ``on_change`` is called, from any thread,
-    when ``step`` should be called soon. It must not block.
+    waits for missing workers (toc.coordination.leader). ``spread``: on which servers the tasks of a slot are.
+    ``on_change`` is called, from any thread, when ``step`` should be called soon. It must not block.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class ZooKeeperCoordinator(Coordinator):
         connect_timeout: float = 10.0,
         session_timeout: float = 6.0,
         gather: float = GATHER,
+        spread: Spread = ONE_SERVER,
         clock: Clock | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -112,7 +113,7 @@ class ZooKeeperCoordinator(Coordinator):
         self._local_names = LocalNames.of(host)
         watches, worker_watch = self._watches, self._changes.worker
         self._leader = Leader(
-            self._session, self._paths, watches, worker_watch, host, self._clock, gather=gather
+            self._session, self._paths, watches, worker_watch, host, self._clock, gather, spread
         )
         self._started = False
         self._topics: Mapping[str, int] = {}

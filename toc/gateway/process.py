@@ -142,6 +142,7 @@ class Gateway:
     async def _beat(self) -> None:
         while True:
             self._link.send("beat", stuck=[])
+            self._center.store.close_unused()
             GATEWAYS_READY.of().set(self._service.readiness()[0])
             await asyncio.sleep(BEAT_SECONDS)
 

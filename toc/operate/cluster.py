@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toc.coordination.assignment import TABLES
+from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.onlooker import Onlooker
 from toc.coordination.operator import Operator
 from toc.model.errors import ConfigError
@@ -23,7 +23,12 @@ def open_operator(settings: Settings) -> Operator:
             "TOC_ZOOKEEPER is not set, and without it nothing can be drained, pinned, weighed or rebalanced: "
             "daemons share the work evenly"
         )
-    return Operator(settings.zookeeper, cluster=settings.cluster, connect_timeout=settings.connect_timeout)
+    return Operator(
+        settings.zookeeper,
+        cluster=settings.cluster,
+        connect_timeout=settings.connect_timeout,
+        spread=Spread(settings.databases, len(settings.database_urls)),
+    )
 
 
 def onlooker(center: TimeoutCenter) -> Onlooker:

@@ -121,6 +121,11 @@ class Store(Batches):
         self._writer.close()
         self._shards.close()
 
+    def close_unused(self) -> None:
+        """Close the connections that nobody has used for a minute. Called from time to time."""
+        for server in self._shards.servers:
+            server.close_unused()
+
     def check(self) -> None:
         """Raise SchemaBehind, naming the shards, unless every shard has the schema that this code needs."""
         require(self._shards)

@@ -69,6 +69,7 @@ class Beat:
         damage.check_descriptors()
         if why := damage.found():
             self.recycle(why)
+        self.tools.store.close_unused()
         self.link.send("beat", stuck=self._measure(), out_of_reach=sorted(self._out_of_reach()))
         return BEAT_SECONDS
 

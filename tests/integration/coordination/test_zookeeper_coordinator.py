@@ -579,7 +579,7 @@ def test_kazoo_giving_up_is_not_the_end(daemons: Daemons) -> None:
     client = first.client
     client.stop()  # what it does by itself when authentication fails or its thread has died
     daemons.until(lambda: first.client is not client and not suspended(first))
-    daemons.until(daemons.calm)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
     assert {row.owner for row in daemons.rows()} == {"a-0"}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -306,3 +308,31 @@ def test_a_row_that_the_server_refuses_to_write_holds_up_no_other(
     assert cases == {row.job_id: Finish.DONE for row in rows if row.job_id != refused}
     assert "not this one" in str(cases.unanswered[refused])
     assert mysql_store.finish([(refused, 0)]) == {refused: Finish.DONE}
+
+
+def test_connections_that_one_busy_moment_has_opened_are_closed_when_nobody_uses_them(
+    mysql_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create_engine(mysql_place.root_url, isolation_level="AUTOCOMMIT")
+    with closing(mysql_place.open()) as store, engine.connect() as onlooker:
+
+        def connections() -> int:
+            question = "SELECT COUNT(*) FROM information_schema.processlist WHERE id <> CONNECTION_ID()"
+            return int(onlooker.exec_driver_sql(question).scalar_one())
+
+        before = connections()
+        together = threading.Barrier(4)
+
+        def find(number: int) -> None:
+            together.wait()
+            store.find(BizId.of(number))
+
+        for _ in range(5):
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(find, range(4)))
+        store.close_unused()
+        assert connections() > before  # they were used just now
+        monkeypatch.setattr("toc.store.servers.pool.UNUSED_SECONDS", 0.0)
+        store.close_unused()
+        assert until(lambda: connections() == before)
+    engine.dispose()

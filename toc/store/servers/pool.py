@@ -21,6 +21,10 @@ from typing import Any
 CHECK_SECONDS = 0.05
 """Seconds between a waiter's checks for connections that were abandoned without notice."""
 
+UNUSED_SECONDS = 60.0
+"""After how long a connection that nobody uses is closed. Many processes with many servers each would
+otherwise keep what one busy moment has opened."""
+
 
 class Busy(Exception):
     """All connections were lent for as long as the caller waits for one."""
@@ -102,6 +106,7 @@ class Pool:
             return
         link.used = time.monotonic()
         self.put_back(link)
+        self.close_unused()
 
     def put_back(self, link: PooledConnection) -> None:
         """Take back an idle connection that was not used."""
@@ -121,6 +126,12 @@ class Pool:
         """Close all connections: the idle ones now, those that are lent when they are given back."""
         self._renewed_at = time.monotonic()
         self.close()
+
+    def close_unused(self) -> None:
+        """Close the connections that nobody has used for UNUSED_SECONDS."""
+        with contextlib.suppress(IndexError):
+            while self._idle[0].idle > UNUSED_SECONDS:
+                self.drop(self._idle.popleft())
 
     def close(self) -> None:
         """Close the idle connections. The pool opens others if it is used again."""

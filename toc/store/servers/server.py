@@ -172,6 +172,10 @@ class DatabaseServer(ABC):
             pause(attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def close_unused(self) -> None:
+        """Close the connections that nobody has used for a minute."""
+        self._pool.close_unused()
+
     def begin(self, statements: Sequence[Statement]) -> Exchange | None:
         """Send read-only statements without waiting for the answers.
 

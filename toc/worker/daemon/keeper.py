@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from toc.config import Settings
-from toc.coordination.assignment import Member
+from toc.coordination.assignment import Member, Spread
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
 from toc.coordination.rows import Members, RowsCoordinator
@@ -197,5 +197,6 @@ def _coordinator(settings: Settings, members: Members, on_change: Callable[[], N
         cluster=settings.cluster,
         host=settings.host,
         session_timeout=settings.session_timeout,
+        spread=Spread(settings.databases, len(settings.database_urls)),
         on_change=on_change,
     )
