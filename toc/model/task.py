@@ -37,6 +37,8 @@ MAX_ATTEMPTS = 65_535
 MAX_ATTRIBUTE_CHARS = 4096
 ROW_BYTES = 300
 """Approximate bytes of a row in SQL without its attribute and body."""
+_FLAT = frozenset({str, int, float, bool, type(None)})
+"""Types of values that are the same after JSON."""
 _ATTRIBUTES = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 """Made once: ``json.dumps`` would make one for each attribute."""
 
@@ -417,8 +419,10 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
     try:
         text = _ATTRIBUTES.encode(dict(attribute))
         data = text.encode()
-        check_depth(data)
-        same = json.loads(text) == attribute
+        same = _FLAT.issuperset(map(type, attribute.values())) and {str}.issuperset(map(type, attribute))
+        if not same:
+            check_depth(data)
+            same = json.loads(text) == attribute
     except UnicodeEncodeError as exc:
         raise InvalidAttribute("attribute contains a lone surrogate, which UTF-8 cannot encode") from exc
     except (InvalidDocument, RecursionError):

@@ -190,7 +190,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
     async def _put(self, task: NewTask, request: Request | None = None) -> Put:
         if self.sync.stands_in is not None:
             return self.sync._put(task, request)
-        batcher = await self._batcher()
+        batcher = self._batchers.get(_loop()) or await self._batcher()
         catalog = self.sync.catalog
         topic = catalog.fresh(task.topic) or await self._on_thread(partial(catalog.get, task.topic), FIRST)
         one = await batcher.checked(task, request=request, topic=topic)

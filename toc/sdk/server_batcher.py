@@ -140,19 +140,23 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     async def ask(self, item: Item, size: int) -> Outcome:
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
-        (outcome,) = await self.ask_many([(item, size)])
+        self._check_room(1, size)
+        future: asyncio.Future[Outcome | BaseException] = self._loop.create_future()
+
+        def take(outcome: Outcome | BaseException) -> None:
+            if not future.done():  # else its caller is gone
+                future.set_result(outcome)
+
+        self._add([_Pending(item, size, take, self._loop.time())], size)
+        outcome = await future
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
     async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
         """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
-        if (error := self._center.store.away(self._server)) is not None:
-            raise StoreUnavailable(str(error))
         whole = sum(size for _, size in items)
-        waiting = len(self._waiting) + len(self._apart)
-        if waiting and (waiting + len(items) > MAX_WAITING or self._bytes + whole > MAX_WAITING_BYTES):
-            raise Busy("too many requests wait for a database server; try again in a moment")
+        self._check_room(len(items), whole)
         outcomes: list[Any] = [None] * len(items)
         left = len(items)
         future: asyncio.Future[None] = self._loop.create_future()
@@ -166,12 +170,7 @@ class ServerBatcher(Generic[Item, Outcome]):
 
         now = self._loop.time()
         asked = [_Pending(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
-        self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
-        self._apart.add(one for one in asked if one.size > LARGE_BYTES)
-        self._bytes += whole
-        if self._checking is None:
-            self._checking = self._loop.call_later(CHECK_SECONDS, self._step, self._answer_late)
-        self._pump()
+        self._add(asked, whole)
         await future
         return outcomes
 
@@ -185,6 +184,24 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._threads.close()
 
     # --- on the event loop
+
+    def _check_room(self, items: int, size: int) -> None:
+        if (error := self._center.store.away(self._server)) is not None:
+            raise StoreUnavailable(str(error))
+        waiting = len(self._waiting) + len(self._apart)
+        if waiting and (waiting + items > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
+            raise Busy("too many requests wait for a database server; try again in a moment")
+
+    def _add(self, asked: Sequence[_Pending[Item]], size: int) -> None:
+        if size <= LARGE_BYTES:
+            self._waiting.add(asked)
+        else:
+            self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
+            self._apart.add(one for one in asked if one.size > LARGE_BYTES)
+        self._bytes += size
+        if self._checking is None:
+            self._checking = self._loop.call_later(CHECK_SECONDS, self._step, self._answer_late)
+        self._pump()
 
     def _step(self, do: Callable[..., None], *args: Any) -> None:
         """Do what no caller awaits. If it fails, all callers get its error instead of waiting forever."""
@@ -201,8 +218,13 @@ class ServerBatcher(Generic[Item, Outcome]):
         while self._apart and sum(batch.alone for batch in self._open) < UNDER_WAY:
             self._start([self._apart.next()], alone=True)
         while self._waiting:
-            together = [batch for batch in self._open if not batch.alone]
-            if len(together) == UNDER_WAY or not all(batch.late for batch in together):
+            late = 0
+            for batch in self._open:
+                if not batch.alone:
+                    if not batch.late:
+                        return
+                    late += 1
+            if late == UNDER_WAY:
                 return
             asked = [self._waiting.next()]
             size = asked[0].size
