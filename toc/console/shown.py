@@ -57,6 +57,11 @@ def text(value: object) -> Cell:
     return Cell(harmless(value))
 
 
+def ident(value: object) -> Cell:
+    """Show an id, which is never broken."""
+    return Cell(harmless(value), "id")
+
+
 def number(value: object) -> Cell:
     """Show a number."""
     shown = f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else f"{value:g}"

@@ -160,9 +160,9 @@ class Asked:
         again."""
         return self.service.book.in_force(self.token)
 
-    def may(self, topic: str) -> bool:
-        """Whether the call's token may make it on a topic."""
-        return self.token.may(self.call.access, topic) is Access.ALLOWED
+    def may(self, topic: str, action: access.Action | None = None) -> bool:
+        """Whether the call's token may make it on a topic, or do something else there."""
+        return self.token.may(action or self.call.access, topic) is Access.ALLOWED
 
     def topic_of(self, row: TaskRow) -> str | None:
         """Return the name of a task's topic, or None if the token may not see it.

@@ -228,7 +228,7 @@ _DOWNLOAD = {
 async def get(asked: Asked) -> Answer:
     """Show one task."""
     row, topic = await asked.row()
-    return Answer(task_shown(row, topic))
+    return Answer(task_shown(row, topic, values=asked.may(topic, Action.READ_VALUES)))
 
 
 async def history(asked: Asked) -> Answer:

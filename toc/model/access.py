@@ -31,7 +31,9 @@ class Role(StrEnum):
     CONSUME = "consume"
     """Pulls tasks and ends them."""
     READ = "read"
-    """Looks at everything but tokens and the audit."""
+    """Looks at everything but tokens, the audit and what tasks carry."""
+    VALUES = "values"
+    """Sees what tasks carry: attributes and bodies. Beside read or operate, for people who may."""
     OPERATE = "operate"
     """Operates existing topics, schedules, targets and hosts: pause, redrive, policies, drain.
     Reads too."""
@@ -39,7 +41,7 @@ class Role(StrEnum):
     """Everything, also creating and deleting topics and handing out tokens."""
 
 
-_P, _C, _R, _O = Role.PRODUCE, Role.CONSUME, Role.READ, Role.OPERATE
+_P, _C, _R, _V, _O = Role.PRODUCE, Role.CONSUME, Role.READ, Role.VALUES, Role.OPERATE
 
 
 class Action(StrEnum):
@@ -63,7 +65,9 @@ class Action(StrEnum):
     CANCEL = "cancel", {_P, _O}
     RESCHEDULE = "reschedule", {_P, _O}
     GET_TASK = "get-task", {_P, _C, _R, _O}
-    GET_BODY = "get-body", {_C, _R, _O}
+    READ_VALUES = "read-values", {_P, _C, _V}
+    """See the attributes of tasks and schedules; without it they are null."""
+    GET_BODY = "get-body", {_C, _V}
     FIND_TASKS = "find-tasks", {_P, _R, _O}
     PULL = "pull", {_C}
     END_LEASE = "end-lease", {_C}

@@ -15,7 +15,7 @@ from toc.operate.records import damaged_record, task_record, without_query
 
 class TaskShown(TypedDict):
     """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended. ``body_length`` is
-    the bytes of its body, null without one."""
+    the bytes of its body, null without one. ``attribute`` is null if the token may not see values."""
 
     job_id: str
     topic: str
@@ -24,7 +24,7 @@ class TaskShown(TypedDict):
     action_time: str
     next_time: str | None
     ended: str | None
-    attribute: dict[str, Any]
+    attribute: dict[str, Any] | None
     dedup_key: str | None
     version: int
     tries: int
@@ -46,9 +46,14 @@ class UnreadableShown(TypedDict):
     unreadable: str
 
 
-def task_shown(row: TaskRow, topic: str) -> TaskShown:
-    """Show a task; of its own URL without the query. Raises UnreadableTask."""
+def task_shown(row: TaskRow, topic: str, *, values: bool) -> TaskShown:
+    """Show a task; of its own URL without the query; its attribute only with ``values``.
+
+    Raises UnreadableTask.
+    """
     record = task_record(row, topic)
+    if not values:
+        return cast(TaskShown, {**record, "attribute": None})
     route = record["attribute"].get(ROUTE)
     if isinstance(route, dict):
         hidden = {key: without_query(str(route[key])) for key in ("url", "path") if key in route}
@@ -56,10 +61,10 @@ def task_shown(row: TaskRow, topic: str) -> TaskShown:
     return cast(TaskShown, record)
 
 
-def task_or_damage(row: TaskRow, topic: str) -> TaskShown | UnreadableShown:
+def task_or_damage(row: TaskRow, topic: str, *, values: bool) -> TaskShown | UnreadableShown:
     """Show one task of many. A damaged one does not keep the others from being shown."""
     try:
-        return task_shown(row, topic)
+        return task_shown(row, topic, values=values)
     except UnreadableTask as exc:
         return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
 

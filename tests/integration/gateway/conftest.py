@@ -39,7 +39,7 @@ def shared(
     directory = tmp_path_factory.mktemp("gateway")
     for system in _system(directory, redis_server, mariadb, module_database_prefix):
         one = Gateway(system)
-        for role in ("produce", "consume", "read", "operate"):
+        for role in ("produce", "consume", "read", "values", "operate"):
             one.make_token(role, role)
         one.make_token("sync-only", "admin", topics=("test.sync",))
         yield one

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import closing
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from harness.console import Browser
 from harness.gateway import Gateway
 from harness.patience import until
 
+from toc.config import Settings
 from toc.console.pages import PAGES
 from toc.console.sessions import FAILURES
 from toc.model.access import MATRIX, Role
+from toc.model.topic import Topic
+from toc.sdk.client import TimeoutCenter
+from toc.store.records.secretbox import new_key
+from toc.store.servers.server import Statement
+from toc.store.tasks.history import FailedTry, line
 
 
 def test_a_stranger_learns_nothing(shared: Gateway) -> None:
@@ -149,10 +162,222 @@ def test_every_page_has_a_policy_without_which_no_script_runs(shared: Gateway) -
     assert len(nonces) == 3
 
 
-def test_each_role_sees_its_pages(shared: Gateway) -> None:
-    for role in ("produce", "consume", "read", "operate"):
+ROLES = ("produce", "consume", "read", "operate")
+HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=y>{{7*7}}\u202egnp.exe\u2066\x00\x1b[2J👩‍👧 ünder"
+DEEP = "[" * 62 + "]" * 62
+
+
+class Active(HTMLParser):
+    """What a page could do: its tags that load or run something, and the attributes that do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "img", "iframe", "object", "embed", "style", "base"):
+            self.found.append(f"{tag} {dict(attrs).get('src')}")
+        self.found += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+        links = [value or "" for name, value in attrs if name == "href"]
+        self.found += [one for one in links if not one.startswith(("/console", "#"))]
+
+
+def active(html: str) -> list[str]:
+    reader = Active()
+    reader.feed(html)
+    return [one for one in reader.found if not one.startswith("script /console/static/")]
+
+
+@pytest.fixture(scope="module")
+def filled(shared: Gateway) -> dict[str, str]:
+    """Something of each kind that has a page, with what does harm elsewhere. Returns a path for each page."""
+    store = shared.system.center.store
+    value = HOSTILE.replace("\x00", "").replace("\x1b", "")
+    attribute = {value: [value], "deep": json.loads(DEEP)}
+    given: dict[str, Any] = {"biz_id": value, "attribute": attribute, "dedup_key": value[:60]}
+    job_id = shared.submit(**given, body="x" * (1 << 20)).body["job_id"]
+    failed = [FailedTry(n, 0, 0, 1_700_000_000_047, HOSTILE, stack=HOSTILE + "\nline") for n in (1, 2)]
+    for number, status in ((job_id, 0), (shared.submit(**{**given, "dedup_key": "2"}).body["job_id"], 4)):
+        table = store._shards.table_of(int(number))
+        server, name = store._shards.servers[store.server_of(int(number))], store._shards.names[table]
+        update = f"UPDATE {name} SET status={status},last_error=%s,history=%s WHERE job_id={number}"
+        server.run([Statement(update, [HOSTILE * 5, "".join(map(line, failed))])])
+    schedule = {"name": "nightly", "topic": "test.sync", "cron": "30 2 * * *", "zone": "Europe/Berlin"}
+    assert shared.call("POST", "/v1/schedules", {**schedule, "attribute": {"x": value}}).status == 201
+    settings = shared.system.settings.model_dump() | {"secret_key": new_key()}
+    with closing(TimeoutCenter(Settings(**settings))) as center:
+        center.targets.create("shop", "https://example.com/x?secret=1")
+        center.targets.pause("shop", why=value[:200], by="test")
+    return {
+        "topics/{topic}": "topics/test.sync", "tasks/{job_id}": f"tasks/{job_id}",
+        "tasks/{job_id}/body": f"tasks/{job_id}/body", "schedules/{name}": "schedules/nightly",
+        "dead": "dead?newest=true", "targets/{name}": "targets/shop",
+    }  # fmt: skip
+
+
+def test_each_role_sees_its_pages_and_no_other(shared: Gateway, filled: dict[str, str]) -> None:
+    for role in ROLES:
         browser = Browser(shared, role)
+        assert browser.get("").status == {"consume": 403, "produce": 303}.get(role, 200)
         for one in PAGES:
-            if one.menu and one.right is not None:
+            if one.path and one.method == "GET" and one.right is not None:
                 allowed = Role(role) in MATRIX[one.right]
-                assert browser.get(f"/{one.path}").status == (200 if allowed else 403), (role, one.path)
+                page = browser.get(f"/{filled.get(one.path, one.path)}")
+                assert page.status == (200 if allowed else 403), (role, one.path)
+                assert allowed == (f'href="/console/{one.path}"' in page.html) or not one.menu
+                if not allowed:
+                    assert "example.com" not in page.html
+                    assert "test.sync" not in page.html
+
+
+def test_who_reads_sees_what_tasks_carry_only_with_a_role_for_it(shared: Gateway) -> None:
+    shared.make_token("all-seeing", "read", "values")
+    job_id = shared.submit(attribute={"iban": "DE4711"}, body="secret").body["job_id"]
+    seen, hidden = (Browser(shared, name).get(f"/tasks/{job_id}") for name in ("all-seeing", "read"))
+    assert ("DE4711" in seen.text, "DE4711" in hidden.html) == (True, False)
+    assert "role values" in hidden.text
+    assert shared.call("GET", f"/v1/tasks/{job_id}", token="read").body["attribute"] is None
+    found = shared.call("GET", "/v1/tasks?limit=1000", token="operate").body["tasks"]
+    assert {one["attribute"] for one in found if one["job_id"] == job_id} == {None}
+    assert shared.call("GET", f"/v1/tasks/{job_id}/body", token="read").status == 403
+    file = Browser(shared, "all-seeing").get(f"/tasks/{job_id}/body")
+    assert (file.html, file.headers["content-disposition"]) == ("secret", "attachment")
+
+
+def test_a_token_of_some_topics_sees_those_alone(shared: Gateway) -> None:
+    browser = Browser(shared, "sync-only")
+    other = shared.submit("test.doomed", biz_id="elsewhere").body["job_id"]
+    mine = shared.submit("test.sync", biz_id="here").body["job_id"]
+    assert browser.get(f"/tasks/{mine}").status == 200
+    unknown = browser.get("/tasks/4711000")
+    for path in (f"/tasks/{other}", f"/tasks/{other}/body"):
+        assert browser.get(path).status == 404
+    assert browser.get(f"/tasks/{other}").text == unknown.text
+    assert browser.get("/topics/test.doomed").status == 404
+    for path in ("/topics", "/tasks?limit=1000", "/dead", "/schedules", "/tokens"):
+        page = browser.get(path)
+        assert page.status == 200
+        assert "test.doomed" not in page.html, path
+        assert "elsewhere" not in page.html, path
+    for path in ("/workers", "/health", "/running", "/audit", "/targets"):  # of the whole cluster
+        assert browser.get(path).status == 403
+    assert browser.get("").headers["location"] == "/console/topics"
+
+
+def test_what_users_wrote_is_shown_and_does_nothing(shared: Gateway, filled: dict[str, str]) -> None:
+    browser = Browser(shared)
+    for one in PAGES:
+        if one.method == "GET" and not one.path.endswith("/body"):
+            page = browser.get(f"/{filled.get(one.path, one.path)}")
+            assert page.status == 200, page.text
+            assert active(page.html) == []
+            assert not set(page.html) & set("\x00\x1b\u202e\u2066")
+            assert len(page.html) < 200_000
+    task = browser.get(f"/{filled['tasks/{job_id}']}").text
+    assert "<script>alert(1)</script>" in task  # as a text
+    assert "⟨U+202E⟩" in task
+    assert "{{7*7}}" in task
+    query = quote(HOSTILE * 20)
+    for path in (f"/tasks?biz_id={query}", f"/tasks?topic={query}", f"/topics/{query}", f"/tasks/{query}",
+                 f"/{query}", f"/audit?by={query}", f"/tasks?{query}={query}",
+                 f"/login?next={query}"):  # fmt: skip
+        page = browser.get(path)
+        assert page.status in (200, 404, 422), path
+        assert active(page.html) == []
+        assert not set(page.html) & set("\x00\x1b\u202e\u2066")
+    assert "page_failed" not in shared.told()
+
+
+def test_a_first_visit_is_small_on_the_wire(shared: Gateway) -> None:
+    browser = Browser(shared)
+    total = len(browser.get("/login").html)
+    page = browser.get("/tasks").html
+    total += len(page.encode())
+    files = set(re.findall(r'(?:src|href)="(/console/static/[^"]+)"', page))
+    assert len(files) >= 5
+    for path in files:
+        with browser.asked("GET", path, more={"Accept-Encoding": "gzip, br"}) as answer:
+            total += len(answer.read()) + sum(len(f"{key}: {value}") for key, value in answer.headers.items())
+            assert answer.getheader("Content-Encoding") == "gzip"
+            assert "immutable" in str(answer.getheader("Cache-Control"))
+        with browser.asked("GET", path) as answer:
+            assert answer.getheader("Content-Encoding") is None
+    assert total < 60_000
+    assert browser.get("/static/0000000000000000/htmx.js").status == 404
+    assert browser.get("/static/../console.py").status == 404
+
+
+def test_pages_follow_each_other_and_their_address_is_the_query(shared: Gateway) -> None:
+    job_ids = [shared.submit("test.doomed", biz_id=f"page-{n}").body["job_id"] for n in range(5)]
+    browser, path, seen = Browser(shared), "/tasks?topic=test.doomed&limit=2", []
+    while path:
+        page = browser.get(path)
+        seen += re.findall(r'href="/console/tasks/(\d+)"', page.html)
+        (path,) = [one.removeprefix("/console") for one in page.links() if "next=" in one] or [""]
+    assert len(seen) == len(set(seen))
+    assert set(job_ids) <= set(seen)
+    assert browser.get(f"/tasks?job_id={job_ids[0]}").headers["location"] == f"/console/tasks/{job_ids[0]}"
+    newest = browser.get("/tasks?topic=test.doomed&newest=true&limit=1000")
+    assert re.findall(r'href="/console/tasks/(\d+)"', newest.html) == seen[::-1]
+
+
+def test_a_task_has_its_life_in_the_order_of_time(shared: Gateway, filled: dict[str, str]) -> None:
+    text = Browser(shared).get(f"/{filled['tasks/{job_id}']}").text
+    life = text[text.index("Its life") :]
+    steps = [life.index(step) for step in ("try 1 failed", "try 2 failed", "stored", "due")]
+    assert steps == sorted(steps)
+    assert "Where try 2 failed" in text
+
+
+def test_dead_tasks_are_grouped_by_their_errors(shared: Gateway) -> None:
+    shared.call("POST", "/v1/topics", {"name": "test.grouped", "biz_type": 978, "slot_amount": 1})
+    for n in range(3):
+        job_id = shared.submit("test.grouped", biz_id=n).body["job_id"]
+        store = shared.system.center.store
+        name = store._shards.names[store._shards.table_of(int(job_id))]
+        update = (
+            f"UPDATE {name} SET status=4,last_error='order {n} is 4711 days old\nmore' WHERE job_id={job_id}"
+        )
+        store._shards.servers[store.server_of(int(job_id))].run([Statement(update)])
+    found = shared.call("GET", "/v1/dead:groups?topic=test.grouped", token="read").body
+    assert [(one["error"], one["tasks"], one["contains"]) for one in found["groups"]] == [
+        ("order # is # days old", 3, " days old")
+    ]
+    page = Browser(shared, "read").get("/dead?topic=test.grouped")
+    assert "order # is # days old" in page.text
+    (listed,) = [one for one in page.links() if "error=" in one]
+    assert listed == "/console/dead?topic=test.grouped&error=%20days%20old&newest=true"
+    assert Browser(shared, "read").get(listed.removeprefix("/console")).text.count("4711 days old") == 3
+
+
+def test_a_schedule_shows_its_next_times_by_its_clock(shared: Gateway, filled: dict[str, str]) -> None:
+    page = Browser(shared).get(f"/{filled['schedules/{name}']}").text
+    assert re.search(r"\d{4}-\d\d-\d\d 02:30:00 \+0[12]:00", page)
+
+
+def test_an_open_page_is_brought_up_to_date_and_ends_with_the_gateway(shared: Gateway) -> None:
+    gateway = Gateway(shared.system, host="leaving", beside=shared)
+    try:
+        browser = Browser(gateway)
+        with browser.asked("GET", "/console/live?of=/console") as stream:
+            seen = b""
+            while b"test.new" not in seen:
+                if b"data:" in seen and shared.call("GET", "/v1/topics/test.new").status == 404:
+                    shared.system.center.store.topics.create(Topic("test.new", 977, 1))
+                seen += stream.read1()
+            gateway.process.terminate()
+            stream.read()  # it ends
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_a_gateway_without_the_packages_says_what_to_install(shared: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['jinja2'] = None")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    gateway = Gateway(shared.system, host="bare", beside=shared, env={"PYTHONPATH": path}, whole=True)
+    try:
+        answer = gateway.call("GET", "/console", token=None)
+        assert answer.status == 501
+        assert answer.body["detail"] == "the console needs jinja2: pip install 'timeout-center[console]'"
+    finally:
+        gateway.stop()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toc.console.pages.tasks import ON_PAGE, found
-from toc.console.shown import Block, Column, Content, Table, following, linked, time
+from toc.console.shown import Block, Column, Content, Table, following, ident, linked, time
 from toc.console.view import View, page
 from toc.model.access import Action
 
@@ -17,7 +17,7 @@ GROUPS = (
     Column("tasks", "Tasks", linked),
     Column("first", "First", time),
     Column("last", "Last", time),
-    Column("job_id", "One of them", link="/console/tasks/{job_id}"),
+    Column("job_id", "One of them", ident, "/console/tasks/{job_id}"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from toc.console.pages.tasks import carried
 from toc.console.shown import (
     Cell,
     Column,
@@ -48,7 +49,6 @@ SCHEDULE = (
     Column("buffered", "Waits for the one before", time),
     Column("last_job_id", "Last task", link="/console/tasks/{last_job_id}"),
     Column("stuck", "Stuck"),
-    Column("attribute", "Attribute", document),
     Column("created", "Created", time),
     Column("modified", "Changed", time),
 )
@@ -119,6 +119,7 @@ async def schedule(view: View) -> Content:
     about = "Also over the days when the clock of its zone changes: its offset is shown."
     blocks = [
         Facts(columns=SCHEDULE, record=one),
+        *carried(one, view),
         Table("Its next times", about, columns=FIRES, records=fires),
     ]
     return Content(f"Schedule {one['name']}", blocks, view.now_ms)

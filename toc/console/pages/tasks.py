@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,9 +17,9 @@ from toc.console.shown import (
     Lines,
     Note,
     Table,
-    document,
     flag,
     following,
+    ident,
     number,
     path,
     seconds,
@@ -31,7 +32,7 @@ from toc.model.access import Action
 
 ON_PAGE = "50"
 COLUMNS = (
-    Column("job_id", "Task", link="/console/tasks/{job_id}"),
+    Column("job_id", "Task", ident, "/console/tasks/{job_id}"),
     Column("topic", "Topic", link="/console/topics/{topic}"),
     Column("biz_id", "biz_id"),
     Column("status", "Status", status),
@@ -53,7 +54,6 @@ TASK = (
     Column("expires_at", "Expires", time),
     Column("expired", "Expired", flag),
     Column("body_length", "Body, bytes", number),
-    Column("attribute", "Attribute", document),
 )
 LIFE = (
     Column("at", "When", time),
@@ -63,7 +63,7 @@ LIFE = (
     Column("error", "Error or answer"),
 )
 RUNNING = (
-    Column("job_id", "Task", link="/console/tasks/{job_id}"),
+    Column("job_id", "Task", ident, "/console/tasks/{job_id}"),
     Column("slot", "Slot"),
     Column("host", "Host"),
     Column("owner", "Worker"),
@@ -118,6 +118,7 @@ async def task(view: View) -> Content:
         blocks.append(Note(text=late["remedy"]))
     blocks.append(Facts(columns=TASK, record=one))
     blocks.append(Table("Its life", columns=LIFE, records=life(one, tries)))
+    blocks += carried(one, view)
     if one["last_error"]:
         blocks.append(Lines("Last error", text=one["last_error"]))
     stacks = [
@@ -125,8 +126,6 @@ async def task(view: View) -> Content:
         for each in tries
         if each.get("stack")
     ]
-    if one["body_length"] is not None and view.may(Action.GET_BODY, one["topic"]):
-        blocks.append(Note(text="Download its body", href=path("/console/tasks/{job_id}/body", one)))
     return Content(f"Task {job_id}", [*blocks, *stacks[::-1]], view.now_ms)
 
 
@@ -134,6 +133,18 @@ async def task(view: View) -> Content:
 async def body(view: View) -> Answer:
     """The body of a task, as a file: a browser neither shows nor runs it."""
     return await view.call("GET /v1/tasks/{job_id}/body", job_id=view.path["job_id"])
+
+
+def carried(one: Mapping[str, Any], view: View) -> list[Block]:
+    """Return what a task or schedule carries, as far as the reader may see it."""
+    found: list[Block] = []
+    if one["attribute"]:
+        found.append(Lines("Attribute", text=json.dumps(one["attribute"], indent=2, ensure_ascii=False)))
+    elif not view.may(Action.READ_VALUES, one["topic"]):
+        found.append(Note(text="Its attribute is hidden: seeing it needs a token with the role values."))
+    if one.get("body_length") is not None and view.may(Action.GET_BODY, one["topic"]):
+        found.append(Note(text="Download its body", href=path("/console/tasks/{job_id}/body", one)))
+    return found
 
 
 def life(one: Mapping[str, Any], tries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

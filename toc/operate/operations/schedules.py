@@ -81,6 +81,12 @@ class Backfilled(TypedDict):
     dry_run: bool
 
 
+def _shown(doing: Doing, schedule: Schedule) -> Record:
+    """Show a schedule; its attribute only to who may see values."""
+    hidden = {} if doing.may(Right.READ_VALUES) else {"attribute": None}
+    return schedule_record(schedule) | hidden
+
+
 def _found(doing: Doing, name: str, **_: Any) -> Schedule:
     """Return a schedule. Raises UnknownSchedule if whoever asks may not see it, UnreadableSchedule."""
     from toc.sdk.schedules import need
@@ -136,14 +142,14 @@ def list_schedules(doing: Doing, after: str, limit: int) -> Record:
     `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended.
     """
     found = doing.center.schedules.list(after=after, limit=limit)
-    shown = [schedule_record(one) for one in found if doing.sees(one.definition.topic)]
+    shown = [_shown(doing, one) for one in found if doing.sees(one.definition.topic)]
     return {"schedules": shown, "next": found[-1].name if len(found) == limit else None}
 
 
 @operation("schedule.show", f"GET {_ONE}", Right.READ_SCHEDULES, "Show a schedule", NAME, **AT_ITS_SERVER)
 def show_schedule(doing: Doing, name: str) -> Record:
     """Show a schedule and what it has done."""
-    return schedule_record(_found(doing, name))
+    return _shown(doing, _found(doing, name))
 
 
 @operation(
@@ -154,7 +160,7 @@ def show_schedule(doing: Doing, name: str) -> Record:
 )  # fmt: skip
 def create(doing: Doing, name: str, **options: Any) -> Record:
     """Create a schedule."""
-    return schedule_record(doing.center.schedules.create(name, **options))
+    return _shown(doing, doing.center.schedules.create(name, **options))
 
 
 @operation(
@@ -167,7 +173,7 @@ def alter(doing: Doing, name: str, **changes: Any) -> Record:
 
     A cron expression replaces a period, and the other way round.
     """
-    return schedule_record(doing.center.schedules.alter(name, **changes))
+    return _shown(doing, doing.center.schedules.alter(name, **changes))
 
 
 @operation(
@@ -176,7 +182,7 @@ def alter(doing: Doing, name: str, **changes: Any) -> Record:
 )  # fmt: skip
 def pause(doing: Doing, name: str) -> Record:
     """Start no more occurrences. Those that fall into the pause are not made up for."""
-    return schedule_record(doing.center.schedules.pause(name))
+    return _shown(doing, doing.center.schedules.pause(name))
 
 
 @operation(
@@ -185,7 +191,7 @@ def pause(doing: Doing, name: str) -> Record:
 )  # fmt: skip
 def resume(doing: Doing, name: str) -> Record:
     """Continue a paused schedule from now."""
-    return schedule_record(doing.center.schedules.resume(name))
+    return _shown(doing, doing.center.schedules.resume(name))
 
 
 @operation(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypedDict
@@ -147,7 +148,8 @@ def shown(doing: Doing, found: Page) -> Record:
     """Show a page as far as whoever asks may see it."""
     from toc.store.tasks.select import cursor_text
 
-    show = row_record if doing.token is None else task_or_damage
+    values = doing.may(Right.READ_VALUES)
+    show = row_record if doing.token is None else partial(task_or_damage, values=values)
     tasks = [show(row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}
 
