@@ -223,7 +223,7 @@ class Settings(BaseSettings):
     def _check_urls(cls, urls: list[str]) -> list[str]:
         for url in urls:
             if not url.startswith(_DATABASE_SCHEMES):
-                raise ValueError(f"{_shown_url(url)!r} is not a supported URL; expected {_DATABASE_HINT}")
+                raise ValueError(f"{_masked_url(url)!r} is not a supported URL; expected {_DATABASE_HINT}")
         if len(set(urls)) != len(urls):
             raise ValueError("the same server is named twice; name each server once")
         if len(urls) > 1 and any(url.startswith("sqlite") for url in urls):
@@ -323,7 +323,7 @@ class Settings(BaseSettings):
         shown = self.model_dump()
         shown["database_urls"] = [redact(url) for url in self.database_urls]
         shown["redis_url"] = self.redis_url and redact(self.redis_url)
-        shown["zookeeper"] = self.zookeeper and _shown(self.zookeeper)
+        shown["zookeeper"] = self.zookeeper and _masked(self.zookeeper)
         shown["secret_key"] = ["***" for _ in self.secret_key]
         return shown
 
@@ -392,7 +392,7 @@ def _explain(error: Any) -> str:
         return f"{name!r} is not a setting{_nearest(name, list(Settings.model_fields))}"
     variable = f"TOC_{name.upper()}"
     value = "***" if name == "secret_key" else error["input"]
-    show = _shown_url if name in ("database_urls", "redis_url", "zookeeper") else _shown
+    show = _masked_url if name in ("database_urls", "redis_url", "zookeeper") else _masked
     parts = value if isinstance(value, list) else [value]
     shown = _short(", ".join(show(str(part)) for part in parts))
     if error["type"] == "value_error":
@@ -401,7 +401,7 @@ def _explain(error: Any) -> str:
     return f"{variable}={shown}: {reason[:1].lower()}{reason[1:]}" + (f" ({hint})" if hint else "")
 
 
-def _shown(value: str) -> str:
+def _masked(value: str) -> str:
     """Mask a value for a message. Even if it is no URL, the part before "@" may be a password."""
     if "://" not in value and "@" in value:
         return f"***@{value.rpartition('@')[2]}"
@@ -412,9 +412,9 @@ def _short(value: str) -> str:
     return value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}..."
 
 
-def _shown_url(value: str) -> str:
+def _masked_url(value: str) -> str:
     """Mask a URL for a message. Without "@", the part after a colon may be a password whose host was left
     out."""
     if "@" not in value:
         value = re.sub(r"(^|//|,)([^\s:/,\[\]]*):(?!//)(?!\d+(?:[/?#,]|$))\S*", r"\1\2:***", value)
-    return _shown(value)
+    return _masked(value)

@@ -267,4 +267,4 @@ def _sync_topics(app: str) -> None:
         if step.refused:
             say(f"topic {step.topic} stays as it is: {step.refused}")
         elif step.action != "none":
-            say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.told()}")
+            say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.changes_text()}")

@@ -58,7 +58,7 @@ def sync(
     Example: toc topic sync --app shop.deadlines:center --dry-run
     """
     steps = synced(app, dry_run=dry_run)
-    lines = [{"topic": step.topic, "action": step.action, "changes": step.told()} for step in steps]
+    lines = [{"topic": step.topic, "action": step.action, "changes": step.changes_text()} for step in steps]
     records = [step.record() for step in steps] if as_json else lines
     show(records, as_json=as_json, empty="the app declares and handles no topic")
     refused = [step for step in steps if step.refused]

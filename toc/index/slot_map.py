@@ -103,7 +103,7 @@ class RedisNodes:
                 )
 
             node = self._nodes.setdefault(
-                address, RedisNode(address, connect, self._read_timeout, self._look_again)
+                address, RedisNode(address, connect, self._read_timeout, self._try_rediscover)
             )
         return node
 
@@ -123,7 +123,7 @@ class RedisNodes:
         if self._map is not None:
             self._map[hash_slot] = node
 
-    def _look_again(self) -> None:
+    def _try_rediscover(self) -> None:
         """Read the map again after a node became unreachable: another one may have taken its place."""
         with suppress(IndexUnavailable):
             self.rediscover()

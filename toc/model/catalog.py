@@ -56,7 +56,7 @@ class TopicCatalog:
     def __init__(self, read: Callable[[], list[Topic]], clock: Clock) -> None:
         self._read = read
         self._clock = clock
-        self._read_at = self._shown_at = float("-inf")
+        self._read_at = self._view_at = float("-inf")
         """When it was last read, or tried to be; and when the last read that succeeded began."""
         self._reading: _Reading | None = None
         """The last read on a thread of its own."""
@@ -76,9 +76,9 @@ class TopicCatalog:
         began = self._clock.monotonic()
         topics = self._read()
         with self._lock:
-            if began >= self._shown_at:
-                self._show(topics)
-                self._shown_at = began
+            if began >= self._view_at:
+                self._replace_view(topics)
+                self._view_at = began
             self._read_at = self._clock.monotonic()
         return self.known()
 
@@ -86,7 +86,7 @@ class TopicCatalog:
         """Use topics that another process has read, until this process has read its own."""
         with self._lock:
             if not self._view[0]:
-                self._show(topics)
+                self._replace_view(topics)
 
     def get(self, name: str) -> Topic:
         """Return topic ``name``. Raises InvalidTopic, UnknownTopic, StoreUnavailable."""
@@ -116,7 +116,7 @@ class TopicCatalog:
         """
         before, now = self._reading, self._clock.monotonic()
         if before is None or not before.is_alive():
-            old = now - self._shown_at > NOTICED_SECONDS and (before is None or before.error is None)
+            old = now - self._view_at > NOTICED_SECONDS and (before is None or before.error is None)
             self._read_at = now  # also limits how often an unreachable server is tried
             with suppress(StoreUnavailable):
                 self._read_soon().join(OLD_PATIENCE_SECONDS if old else PATIENCE_SECONDS)
@@ -170,7 +170,7 @@ class TopicCatalog:
         """Return the topics by name as last read."""
         return self._view[0]
 
-    def _show(self, topics: Iterable[Topic]) -> None:
+    def _replace_view(self, topics: Iterable[Topic]) -> None:
         by_name = {topic.name: topic for topic in topics}
         self._view = by_name, {topic.biz_type: topic for topic in by_name.values()}
 

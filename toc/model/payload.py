@@ -62,7 +62,7 @@ class Payload(Generic[T]):
             self._adapter.validate_json(text)
             attribute = parse_object(text, most=len(text) + 1)
         except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidPayload(f"the payload does not fit {self._name}: {_told(exc)}") from exc
+            raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(exc)}") from exc
         try:
             encode_attribute(attribute)
         except InvalidAttribute:  # it is too long
@@ -82,7 +82,7 @@ class Payload(Generic[T]):
                 own = {name: value for name, value in task.attribute.items() if name != SCHEDULED_FOR}
                 return self._adapter.validate_json(encode_attribute(own))
         except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidPayload(f"the payload does not fit {self._name}: {_told(exc)}") from exc
+            raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(exc)}") from exc
 
     def read_in_time(self, task: Task, now_ms: int) -> T:
         """Return the payload for a try. Raises Misfit within PATIENCE_MS of the due time, as another version
@@ -96,7 +96,7 @@ class Payload(Generic[T]):
             raise Dead(f"{exc}, for an hour") from exc
 
 
-def _told(error: Exception) -> str:
+def _misfit(error: Exception) -> str:
     """What does not fit, without values unless the caller has just given them."""
     from pydantic import ValidationError
 

@@ -119,7 +119,7 @@ def conclude(
 
 def _text(values: dict[str, Any]) -> str:
     """Return values as JSON that fits its column."""
-    text = _storable(json.dumps(values, ensure_ascii=False, default=_shown))
+    text = _storable(json.dumps(values, ensure_ascii=False, default=_as_text))
     size = len(text.encode())
     return text if size <= MAX_TEXT else json.dumps({"too_long": size, "begins": text[:2000]})
 
@@ -131,7 +131,7 @@ def _read(text: str) -> dict[str, Any]:
         return {"unreadable": str(exc)}
 
 
-def _shown(value: object) -> str:
+def _as_text(value: object) -> str:
     return wire.instant(to_ms(value)) if isinstance(value, datetime) else str(value)
 
 

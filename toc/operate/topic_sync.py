@@ -29,7 +29,7 @@ class Step(NamedTuple):
     was: dict[str, Any]
     refused: str = ""
 
-    def told(self) -> str:
+    def changes_text(self) -> str:
         """Return the changes in a line."""
         return ", ".join(
             f"{name} {self.was[name]} -> {value}" if name in self.was else f"{name} {value}"

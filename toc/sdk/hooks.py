@@ -89,10 +89,10 @@ class Hooks:
 
     def call(self, name: str) -> AbstractContextManager[None]:
         """Tell of what is done within as a call of this name."""
-        return self._told(name) if self.on_call else _NOBODY
+        return self._notifying(name) if self.on_call else _NOBODY
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _notifying(self, name: str) -> Iterator[None]:
         began, error = time.perf_counter(), None
         try:
             yield
@@ -131,12 +131,12 @@ class Hooks:
             for task in tasks:
                 late = from_ms(self.now_ms()) - task.action_time
                 if task.attempt == 1 and late.total_seconds() >= after:
-                    self._tell(hook, task, late)
+                    self._notify(hook, task, late)
 
     def died(self, job_id: int, reason: str) -> None:
         """Tell of a death, now that the row says so."""
         for hook in self.on_dead:
-            self._tell(hook, job_id, reason)
+            self._notify(hook, job_id, reason)
 
     def flush(self, seconds: float) -> None:
         """Let what waits be told, for at most so long."""
@@ -144,8 +144,8 @@ class Hooks:
         while self._waiting.unfinished_tasks and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
 
-    def _tell(self, hook: Callable[..., object], of: Task | int, what: object) -> None:
-        def tell() -> None:
+    def _notify(self, hook: Callable[..., object], of: Task | int, what: object) -> None:
+        def notify() -> None:
             try:
                 if (task := self._look_up(of) if isinstance(of, int) else of) is not None:
                     hook(task, what)
@@ -153,10 +153,10 @@ class Hooks:
                 log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
 
         if self._inline():
-            tell()
+            notify()
             return
         try:
-            self._waiting.put_nowait(tell)
+            self._waiting.put_nowait(notify)
         except Full:
             self._dropped += 1
             log.warning("hook_dropped", hook=_name(hook), dropped=self._dropped)
@@ -173,14 +173,14 @@ class Hooks:
     def _run(self) -> None:
         while True:
             try:
-                tell = self._waiting.get(timeout=IDLE_SECONDS)
+                notify = self._waiting.get(timeout=IDLE_SECONDS)
             except Empty:
                 with self._lock:
                     if self._waiting.empty():
                         self._thread = None
                         return
             else:
-                tell()
+                notify()
                 self._waiting.task_done()
 
 

@@ -263,7 +263,7 @@ class ServerBatcher(Generic[Item, Outcome]):
                 with contextlib.suppress(TocError):
                     self._center.store.examine_server(self._server, batch.answered.wait)
             finally:
-                self._tell(self._step, self._examined)
+                self._on_loop(self._step, self._examined)
 
         self._begin(examine)
 
@@ -321,16 +321,16 @@ class ServerBatcher(Generic[Item, Outcome]):
                 batch.answered.set()
                 if len(outcomes) != len(batch.asked):
                     outcomes = [RuntimeError("a batch has other outcomes than items")] * len(batch.asked)
-                self._tell(self._step, self._take, batch, outcomes)
+                self._on_loop(self._step, self._take, batch, outcomes)
 
         try:
             self._send([asked.item for asked in batch.asked], answer)
         except BaseException as exc:
             answer([exc] * len(batch.asked))
         finally:
-            self._tell(self._ended)
+            self._on_loop(self._ended)
 
-    def _tell(self, do: Callable[..., None], *args: Any) -> None:
+    def _on_loop(self, do: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it all callers
             self._loop.call_soon_threadsafe(do, *args)
 

@@ -127,7 +127,7 @@ class Webhooks:
         self._labels = Labels()
         self._waits = Waits(self._labels)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
-        self._shown = False
+        self._updates_gauges = False
         self._open: set[str] = set()
         """Labels of the targets whose breaker the gauge last showed as open."""
         self._gone: set[int] = set()
@@ -152,9 +152,9 @@ class Webhooks:
 
     async def deliver(self, task: Task) -> Delivered:
         """Send a task. Raises Undelivered, or Postponed if it cannot be sent now."""
-        if not self._shown:
-            self._shown = True
-            self._show()
+        if not self._updates_gauges:
+            self._updates_gauges = True
+            self._update_gauges()
         bound = self._bound(task)
         capacity = self._limiter.of(bound.name, *bound.limits)
         max_runtime = self._catalog.known()[task.topic].max_runtime
@@ -305,9 +305,9 @@ class Webhooks:
         self._book.run_once()
         return True
 
-    def _show(self) -> None:
+    def _update_gauges(self) -> None:
         """Update the gauges, once a second."""
-        self._waits.show(self._clock.now_ms())
+        self._waits.update_gauges(self._clock.now_ms())
         is_open = dict.fromkeys(self._open, False)  # the capacity of some may be forgotten by now
         for name, breaker_open in self._limiter.open_breakers().items():
             if not name.startswith(_OWN_PREFIX):
@@ -316,7 +316,7 @@ class Webhooks:
         for label, value in is_open.items():
             WEBHOOK_BREAKERS.of(label).set(int(value))
         self._open = {label for label, value in is_open.items() if value}
-        asyncio.get_running_loop().call_later(1.0, self._show)
+        asyncio.get_running_loop().call_later(1.0, self._update_gauges)
 
 
 _OWN_PREFIX = "url:"

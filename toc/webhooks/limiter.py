@@ -70,8 +70,8 @@ class Limiter:
         self._now = 0.0
         """When a task last came or went (loop time), less what the event loop was late."""
         self._timer: asyncio.Handle | None = None
-        """Calls ``_look`` at ``_look_at``. (uvloop's handle does not tell when, if that is now.)"""
-        self._look_at = 0.0
+        """Calls ``_turn`` at ``_turn_at``. (uvloop's handle does not tell when, if that is now.)"""
+        self._turn_at = 0.0
         self._late = 0.0
         """How late the event loop is, in seconds, as the last calls were: it has not read all that has come.
         A target that seems slow because this process is busy is not slow."""
@@ -180,10 +180,10 @@ class Limiter:
         capacity.queue.clear()
         self._queued.discard(capacity)
 
-    def _look(self) -> None:
+    def _turn(self) -> None:
         """Ask Redis for what is needed; end waits that have been long enough."""
         now = asyncio.get_running_loop().time()
-        self._late, self._timer = max(now - self._look_at, self._late / 2), None
+        self._late, self._timer = max(now - self._turn_at, self._late / 2), None
         read = self._now = now - 2 * self._late
         for capacity in list(self._queued):
             self._admit(capacity, now)  # while Redis is away, time alone frees places where there is a rate
@@ -191,7 +191,7 @@ class Limiter:
             if not capacity.queue:
                 self._queued.discard(capacity)
         if not self._asking:
-            self._ask(now)
+            self._request_shares(now)
         for name, one in list(self._capacities.items()):
             if now - one.used > FORGET_SECONDS and not (one.granted or one.in_flight or one.queue):
                 del self._capacities[name]
@@ -202,11 +202,11 @@ class Limiter:
 
     def _plan(self, at: float) -> None:
         if self._timer is not None:
-            if self._look_at <= at:
+            if self._turn_at <= at:
                 return
             self._timer.cancel()
-        self._look_at = at
-        self._timer = asyncio.get_running_loop().call_at(at, self._look)
+        self._turn_at = at
+        self._timer = asyncio.get_running_loop().call_at(at, self._turn)
 
     # --- shares
 
@@ -224,7 +224,7 @@ class Limiter:
             capacity.tokens = min(capacity.tokens + since * rate, max(rate * BURST_SECONDS, 1.0))
             capacity.refilled = now
 
-    def _ask(self, now: float) -> None:
+    def _request_shares(self, now: float) -> None:
         """Ask for shares: for tasks that wait, or to renew them."""
         asked = [
             one
@@ -242,7 +242,7 @@ class Limiter:
             one.wanted = 0 if idle else min(max(using, ahead), one.limit)
         requests = self._requests(asked)
         self._asking = True
-        call = asyncio.get_running_loop().run_in_executor(self._executor, self._ask_unless_left, requests)
+        call = asyncio.get_running_loop().run_in_executor(self._executor, self._request_unless_left, requests)
         call.add_done_callback(lambda done: self._answered(asked, done))
 
     def _requests(self, capacities: Iterable[Capacity], *, leaves: bool = False) -> PermitRequests:
@@ -260,7 +260,7 @@ class Limiter:
             for one in capacities
         }
 
-    def _ask_unless_left(self, requests: PermitRequests) -> PermitReplies:
+    def _request_unless_left(self, requests: PermitRequests) -> PermitReplies:
         return {} if self._left else self._ask_redis(requests)
 
     def _give_back(self) -> None:

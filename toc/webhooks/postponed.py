@@ -48,14 +48,14 @@ class Waits:
         until = self._until.get((target, reason))
         return sum(until.values()) if until else 0
 
-    def show(self, now: int) -> None:
+    def update_gauges(self, now: int) -> None:
         """Forget what has come back by ``now``, and update the gauges."""
-        shown: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for (target, reason), seconds in list(self._until.items()):
             for second in [each for each in seconds if each < now // 1000]:
                 del seconds[second]
-            shown[self._labels.of(target), reason] += sum(seconds.values())
+            counts[self._labels.of(target), reason] += sum(seconds.values())
             if not seconds:
                 del self._until[target, reason]
-        for labels, count in shown.items():
+        for labels, count in counts.items():
             WEBHOOK_WAITING.of(*labels).set(count)

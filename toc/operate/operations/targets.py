@@ -33,16 +33,16 @@ class Targets(TypedDict):
     targets: list[dict[str, Any]]
 
 
-def _told(values: Record) -> Mapping[str, Any]:
+def _without_secrets(values: Record) -> Mapping[str, Any]:
     """Return what the audit tells of a target: the names of headers without their values, and the URL without
     user and query, which may hold a secret."""
-    told = dict(values)
-    if "headers" in told:
-        told["headers"] = sorted(told["headers"])
-    if "url" in told:
-        scheme, _, rest = told["url"].partition("?")[0].rpartition("://")
-        told["url"] = f"{scheme}://{rest.rpartition('@')[2]}"
-    return told
+    details = dict(values)
+    if "headers" in details:
+        details["headers"] = sorted(details["headers"])
+    if "url" in details:
+        scheme, _, rest = details["url"].partition("?")[0].rpartition("://")
+        details["url"] = f"{scheme}://{rest.rpartition('@')[2]}"
+    return details
 
 
 def _record(doing: Doing, target: Target) -> Record:
@@ -65,7 +65,7 @@ def show_target(doing: Doing, name: str) -> Record:
 @operation(
     "target.create", "POST /v1/targets", Right.CHANGE_TARGET, "Register a webhook target",
     NAME, Param("url", Value.TEXT, URL, REQUIRED, metavar="URL"), *LIMITS,
-    takes="NewTarget", status=201, details=_told,
+    takes="NewTarget", status=201, details=_without_secrets,
 )  # fmt: skip
 def create(doing: Doing, name: str, url: str, **limits: Any) -> Record:
     """Register a receiver, and show its signing secret, only this once."""
@@ -78,7 +78,7 @@ def create(doing: Doing, name: str, url: str, **limits: Any) -> Record:
 @operation(
     "target.alter", "PATCH /v1/targets/{name}", Right.CHANGE_TARGET, "Change a webhook target",
     NAME, Param("url", Value.TEXT, URL, metavar="URL"), *LIMITS,
-    takes="AlteredTarget", details=_told, settles=NOTICED_SECONDS,
+    takes="AlteredTarget", details=_without_secrets, settles=NOTICED_SECONDS,
 )  # fmt: skip
 def alter(doing: Doing, name: str, **changes: Any) -> Record:
     """Change a target; headers replace all that it had. Returns when every sender knows it."""
