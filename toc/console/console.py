@@ -19,10 +19,11 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from toc.console.acts import offered
 from toc.console.assets import STATIC, Assets
 from toc.console.pages import PAGES
 from toc.console.sessions import COOKIE, Session, Sessions
-from toc.console.shown import Content, Note, span
+from toc.console.shown import Content, Note, following, span
 from toc.console.view import Page, Readings, Redirect, View
 from toc.gateway.app import CONSOLE
 from toc.gateway.calls import Answer, forbidden
@@ -81,7 +82,7 @@ class Console:
             loader=FileSystemLoader(STATIC.with_name("templates")), autoescape=True,
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        self._templates.globals.update(asset=self._assets.path, root=CONSOLE)
+        self._templates.globals.update(asset=self._assets.path, root=CONSOLE, following=following)
 
     async def __call__(self, scope: Scope, exchange: Exchange) -> Answer:
         """Answer one request. Raises ClientGone."""
@@ -183,7 +184,10 @@ class Console:
             return content
         if isinstance(content, Redirect):
             return _redirect(content.href)
-        return self._html("page.html", session, 200, {}, content=content, live=_here(scope), now=found)
+        return self._html(
+            "page.html", session, content.status, {}, content=content, live=_here(scope), now=found,
+            acts=offered(found, view, content),
+        )  # fmt: skip
 
     def _find(self, path: str, method: str) -> tuple[Page, Mapping[str, str]]:
         below = path.removeprefix(CONSOLE).strip("/")
@@ -258,7 +262,7 @@ class Console:
         nonce = secrets.token_urlsafe(16)
         text = self._render(
             template, nonce=nonce, session=session, menu=_menu(session), csrf=session.csrf if session else "",
-            now_ms=self._service.center.clock.now_ms(), **{"now": None, **values},
+            now_ms=self._service.center.clock.now_ms(), **{"now": None, "acts": [], **values},
         )  # fmt: skip
         policy = _POLICY.format(nonce=nonce)
         more = {**_SAFE, **headers, "content-security-policy": policy}

@@ -216,7 +216,8 @@ class Lines(Block):
 
 
 class Field(NamedTuple):
-    """An input of a form. ``kind``: text, number, select, checkbox, hidden, area."""
+    """An input of a form. ``kind``: text, number, select, checkbox, hidden, area. ``error``: why its value
+    was refused."""
 
     name: str
     label: str
@@ -225,6 +226,7 @@ class Field(NamedTuple):
     hint: str = ""
     choices: Sequence[str] = ()
     required: bool = False
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -240,11 +242,12 @@ class Form(Block):
 
 @dataclass(frozen=True)
 class Content:
-    """A whole page. ``read_ms`` is when the oldest of what it shows was read."""
+    """A whole page. ``read_ms`` is when the oldest of what it shows was read. ``status`` is the answer's."""
 
     title: str
     blocks: Sequence[Block] = ()
     read_ms: int | None = None
+    status: int = 200
 
 
 def following(url: str, query: Mapping[str, str], **changed: object) -> str:

@@ -38,7 +38,8 @@ def call_of(operation: Operation) -> HttpCall:
     method, _, path = operation.route.partition(" ")
     in_query = method in ("GET", "DELETE")
     rest = [one for one in operation.params if f"{{{one.name}}}" not in path and not one.typed]
-    fields: Any = {one.name: _field(one, in_query=in_query) for one in rest}
+    texts = any(one.name == "text" for one in rest)
+    fields: Any = {one.name: _field(one, in_query=in_query, texts=texts) for one in rest}
     takes: Any = None
     if fields:
         doc = operation.do.__doc__
@@ -51,11 +52,14 @@ def call_of(operation: Operation) -> HttpCall:
     )  # fmt: skip
 
 
-def _field(param: Param, *, in_query: bool) -> tuple[Any, Any]:
-    """Return a field as pydantic has it: its type, and its default with its bounds."""
+def _field(param: Param, *, in_query: bool, texts: bool) -> tuple[Any, Any]:
+    """Return a field as pydantic has it: its type, and its default with its bounds. ``texts``: another field
+    says whether a biz_id is a text."""
     kind: Any = _TYPES[param.kind] if isinstance(param.kind, Value) else param.kind
     if in_query and param.kind is Value.BIZ_ID:
         kind = str
+    elif texts and param.kind is Value.BIZ_ID:
+        kind = int | str
     bounds: dict[str, Any] = {}
     if isinstance(param.kind, type) and issubclass(param.kind, StrEnum):
         kind = Annotated[kind, Field(strict=False)]  # the names of its members are texts
@@ -103,9 +107,9 @@ def _values(operation: Operation, asked: Asked) -> Record:
         value = getattr(sent, param.name, None)
         if value is not None or (param.null and param.name in sent.model_fields_set):
             values.setdefault(param.name, value)
-    text = values.pop("text", False)
-    if asked.body is None and "biz_id" in values:
-        values["biz_id"] = meant(values["biz_id"], text=text)
+    text = values.pop("text", None)
+    if isinstance(values.get("biz_id"), str) and (asked.body is None or text is not None):
+        values["biz_id"] = meant(values["biz_id"], text=bool(text))
     if "job_ids" in values:
         values["job_ids"] = list(map(int, values["job_ids"]))
     return values

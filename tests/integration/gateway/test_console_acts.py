@@ -1,0 +1,415 @@
+"""What the console changes: by role, only what was confirmed, and with the reason at its field if refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from pathlib import Path
+
+import pytest
+from fault.kit.proxy import Proxy
+from harness import secured
+from harness.console import Browser, Shown
+from harness.gateway import Gateway
+from harness.patience import until
+from harness.system import System, small_system
+from sqlalchemy.engine import make_url
+
+from benchmarks.local import MariaDB, RedisServer, ZooKeeper
+from toc.console.acts import ACTS, Act
+from toc.console.pages import PAGES
+from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
+from toc.model.task import NewTask, TaskStatus
+from toc.model.verdict import Failure
+from toc.store.records.secretbox import new_key
+
+TOPIC, OTHER = "test.sync", "test.doomed"
+PATH = {"topic": TOPIC, "job_id": "1234567", "name": "nobody", "host": "nobody", "slot": f"{TOPIC}_0"}
+
+
+def press(browser: Browser, page: Shown, **typed: str) -> Shown:
+    """Send the one form of a page, as it stands and with what is typed."""
+    forms = re.findall(
+        r'<form class="fields" method="post" action="/console([^"]+)">(.*?)</form>', page.html, re.S
+    )
+    assert len(forms) == 1, page.text
+    ((action, inside),) = forms
+    values: dict[str, str] = {}
+    for tag in re.findall(r"<input[^>]*>", inside):
+        found = dict(re.findall(r'(\w+)="([^"]*)"', tag))
+        if found.get("type") != "checkbox":
+            values[found["name"]] = unescape(found["value"])
+    for name, options in re.findall(r'<select id="[^"]*" name="(\w+)".*?>(.*?)</select>', inside, re.S):
+        chosen = re.findall(r"<option selected>(.*?)</option>", options)
+        values[name] = chosen[0] if chosen else ""
+    csrf = values.pop("csrf")
+    return browser.post(action, {**values, **typed}, csrf=csrf)
+
+
+def offers(page: Shown) -> set[str]:
+    """The actions that a page offers."""
+    return {found for link in page.links() if (found := link.partition("?")[0]).startswith("/console/do/")}
+
+
+def follow(browser: Browser, answer: Shown) -> Shown:
+    assert answer.status == 303, answer.text
+    return browser.get(answer.headers["location"].removeprefix("/console"))
+
+
+def test_every_action_is_on_a_page_that_there_is() -> None:
+    paths = {one.path for one in PAGES}
+    for act in ACTS:
+        assert act.at in paths, act.name
+        assert not act.then or act.then in paths, act.name
+        assert act.about, act.name
+    assert len({act.name for act in ACTS}) == len(ACTS)
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
+def test_an_action_is_for_the_roles_of_its_call(shared: Gateway, act: Act) -> None:
+    shared.make_token(f"only-{act.name}", "admin", topics=("nothing.*",))
+    form = {name: PATH[name] for name in act.in_path} | {"sure": "yes", "topic": "nothing.there"}
+    for role in ("produce", "consume", "read", "operate"):
+        browser = Browser(shared, role)
+        allowed = Role(role) in MATRIX[act.http.access]
+        assert (browser.get(f"/do/{act.name}?topic=x").status == 403) is not allowed, role
+        if not allowed:
+            refused = browser.post(f"/do/{act.name}", form)
+            assert (refused.status, "needs an access token with the role" in refused.text) == (403, True)
+    narrow = Browser(shared, f"only-{act.name}")
+    refused = narrow.post(f"/do/{act.name}", {**form, **PATH})
+    assert refused.status in (403, 404, 409, 422), refused.text
+    if act.http.access in CLUSTER_ACTIONS:
+        assert refused.status == 403
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
+def test_an_action_needs_the_token_of_the_login(shared: Gateway, act: Act) -> None:
+    browser = Browser(shared)
+    for csrf in ("", "x" * 64):
+        answer = browser.post(f"/do/{act.name}", {**PATH, "sure": "yes"}, csrf=csrf)
+        assert (answer.status, "form is of another login" in answer.text) == (403, True)
+    assert browser.post(f"/do/{act.name}", PATH, Sec_Fetch_Site="cross-site").status == 403
+
+
+def test_a_task_is_created_moved_and_cancelled(shared: Gateway) -> None:
+    browser, reader = Browser(shared, "produce"), Browser(shared, "read")
+    shared.make_token("product", "produce", "read")
+    product = Browser(shared, "product")
+    assert offers(product.get(f"/topics/{TOPIC}")) == {"/console/do/submit"}
+    form = browser.get(f"/do/submit?topic={TOPIC}")
+    refused = press(browser, form, biz_id="order-1", delay="soon")
+    assert refused.status == 422
+    assert 'aria-invalid="true"' in refused.html
+    assert re.search(r'id="f-delay-error"><bdi>Input should be a valid number', refused.html)
+    assert 'value="order-1"' in refused.html, "what was typed stays"
+    page = follow(browser, press(browser, form, biz_id="order-1", delay="2h", attribute='{"a": "<b>"}'))
+    job_id = page.text.split("Task ")[1].split()[0]
+    row = shared.system.row(int(job_id))
+    assert (row.biz_key, row.status) == ("order-1", TaskStatus.PENDING)
+    assert offers(page) == {"/console/do/cancel-task", "/console/do/reschedule-task"}
+    assert offers(reader.get(f"/tasks/{job_id}")) == set()
+
+    form = browser.get(f"/do/reschedule-task?job_id={job_id}")
+    nothing = press(browser, form)
+    assert (nothing.status, "give a delay or an action_time" in nothing.text) == (422, True)
+    later = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
+    assert "no try has started" in press(browser, form, action_time=later.isoformat()).text
+    assert shared.system.row(int(job_id)).action_time == later.timestamp() * 1000
+
+    form = browser.get(f"/do/cancel-task?job_id={job_id}")
+    assert shared.system.row(int(job_id)).status == TaskStatus.PENDING, "a link changes nothing"
+    assert "no try has started" in press(browser, form).text
+    assert shared.system.row(int(job_id)).status == TaskStatus.CANCELLED
+    assert "no try has started" in press(browser, form).text, "again it is the same"
+    assert offers(browser.get(f"/tasks/{job_id}")) == set()
+    unknown = press(browser, browser.get("/do/cancel-task?job_id=123456789"))
+    assert (unknown.status, "no such task" in unknown.text) == (404, True)
+
+
+def test_a_dead_task_is_redriven_once_it_is_confirmed(shared: Gateway) -> None:
+    center, browser = shared.system.center, Browser(shared, "operate")
+    job_id = center.submit(OTHER, biz_id=1, delay=60)
+    center.store.die([Failure(job_id, 0, 0, 0, 16, 0, center.clock.now_ms(), "down")])
+    page = browser.get(f"/tasks/{job_id}")
+    (link,) = [one for one in page.links() if "/do/redrive-task" in one]
+    shown = press(browser, browser.get(link.removeprefix("/console")))
+    assert "Would redrive\n1" in shown.text
+    assert shared.system.row(job_id).status == TaskStatus.DEAD
+    done = press(browser, shown)
+    assert "Redriven\n1" in done.text
+    assert f"/console/tasks/{job_id}" in done.links()
+    assert shared.system.row(job_id).version == 1
+
+
+def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
+    browser, store = Browser(shared, "operate"), shared.system.center.store
+    page = browser.get(f"/topics/{TOPIC}")
+    assert offers(page) == {"/console/do/pause-topic", "/console/do/alter-topic"}
+    page = follow(browser, press(browser, browser.get(f"/do/pause-topic?topic={TOPIC}")))
+    topic = store.topics.get(TOPIC)
+    assert topic is not None
+    assert topic.paused
+    assert "/console/do/resume-topic" in offers(page)
+
+    form = browser.get(f"/do/alter-topic?topic={TOPIC}")
+    assert "Nothing." in press(browser, form, retries=str(topic.retries)).text
+    shown = press(browser, form, retries="7", max_runtime="900")
+    assert f"Retries\n{topic.retries}\n7" in shown.text
+    assert store.topics.get(TOPIC) == topic, "nothing was confirmed"
+    wrong = press(browser, press(browser, form, retries="77"))
+    assert wrong.status == 422
+    assert re.search(r'id="f-retries-error"><bdi>[^<]*retries', wrong.html)
+    page = follow(browser, press(browser, shown))
+    altered = store.topics.get(TOPIC)
+    assert altered is not None
+    assert (altered.retries, altered.max_runtime, altered.paused) == (7, 900, True)
+
+    refused = press(browser, browser.get(f"/do/resume-topic?topic={TOPIC}"), rate="-1")
+    assert (refused.status, "f-rate-error" in refused.html) == (422, True)
+    follow(browser, press(browser, browser.get(f"/do/resume-topic?topic={TOPIC}"), rate="100"))
+    resumed = store.topics.get(TOPIC)
+    assert resumed is not None
+    assert (resumed.paused, resumed.resume_rate) == (False, 100)
+
+
+def test_all_that_match_are_cancelled_once_the_topic_is_typed(shared: Gateway) -> None:
+    center = shared.system.center
+    shared.make_token("shop", "produce", topics=("test.batch",))
+    browser = Browser(shared, "shop")
+    job_ids = center.submit_many([NewTask("test.batch", "77", delay=3600) for _ in range(230)])
+    others = center.submit_many([NewTask("test.batch", 77, delay=3600) for _ in range(3)])
+    center.store.mark_begun(job_ids[:2], "a try began")
+    page = browser.get("/tasks?topic=test.batch&biz_id=77&text=true&limit=10")
+    assert offers(page) == {"/console/do/cancel-all", "/console/do/reschedule-all"}
+    (link,) = [one for one in page.links() if "/do/cancel-all" in one]
+    form = browser.get(link.removeprefix("/console"))
+    shown = press(browser, form, text="true", rate="10000")
+    assert "230 tasks of test.batch match" in shown.text
+    assert statuses(shared, [*job_ids, *others]) == {TaskStatus.PENDING}
+    for typed in ("", "test.sync", "test.batch "):
+        wrong = press(browser, shown, confirm=typed)
+        assert wrong.status == 422, wrong.text
+        assert 'id="f-confirm-error"><bdi>type the name of the topic' in wrong.html
+    assert center.store.bulk.list(10) == []
+    center.submit_many([NewTask("test.batch", "77", delay=3600) for _ in range(100)])
+    grown = press(browser, shown, confirm="test.batch")
+    assert (grown.status, "330 tasks match by now, not 230" in grown.text) == (422, True)
+    page = follow(browser, press(browser, grown, confirm="test.batch"))
+    assert "Asked to cancel" in page.text
+    (job,) = center.store.bulk.list(10)
+    assert until(lambda: center.store.bulk.get(job.name).state == "done")
+    page = browser.get(f"/bulk/{job.name}")
+    assert "330 of 330" in page.text
+    assert "a try may be running, or have run" in page.text
+    assert set(map(str, job_ids[:2])) <= set(page.text.split())
+    assert statuses(shared, job_ids) == {TaskStatus.CANCELLED}
+    assert statuses(shared, others) == {TaskStatus.PENDING}, "their biz_id is the number"
+    assert job.name in browser.get("/bulk").text
+    assert job.name in Browser(shared, "read").get("/bulk").text
+    assert (job.by, offers(page)) == ("shop", set())
+
+
+def test_dead_tasks_are_purged_and_the_job_is_stopped_and_resumed(shared: Gateway) -> None:
+    center, browser = shared.system.center, Browser(shared, "operate")
+    job_ids = center.submit_many([NewTask(OTHER, n, delay=60) for n in range(40)])
+    now = center.clock.now_ms()
+    center.store.die([Failure(job_id, 0, 0, 0, 16, 0, now, "no <i>luck</i>") for job_id in job_ids])
+    page = browser.get(f"/dead?topic={OTHER}&error=luck")
+    assert offers(page) == {"/console/do/redrive-all", "/console/do/purge-all"}
+    form = browser.get(f"/do/purge-all?topic={OTHER}&error=%3Ci%3Eluck")
+    shown = press(browser, form, rate="4")
+    assert "40 tasks" in shown.text
+    assert "&lt;i&gt;luck" in shown.html
+    page = follow(browser, press(browser, shown, confirm=OTHER))
+    name = center.store.bulk.list(1)[0].name
+    assert offers(page) == {"/console/do/stop-job"}
+    assert offers(Browser(shared, "produce").get(f"/bulk/{name}")) == set(), "it may not purge"
+    refused = Browser(shared, "produce").post("/do/stop-job", {"name": name})
+    assert refused.status == 403, refused.text
+    page = follow(browser, press(browser, browser.get(f"/do/stop-job?name={name}")))
+    assert offers(page) == {"/console/do/resume-job"}
+    assert until(lambda: "stopped" in browser.get(f"/bulk/{name}").text)
+    assert center.store.bulk.get(name).done < 40
+    follow(browser, press(browser, browser.get(f"/do/resume-job?name={name}")))
+    assert until(lambda: center.store.bulk.get(name).state == "done")
+    assert center.store.read(job_ids) == {}
+
+
+def test_a_schedule_is_paused_run_and_resumed(shared: Gateway) -> None:
+    browser = Browser(shared, "operate")
+    made = shared.call("POST", "/v1/schedules", {"name": "nightly", "topic": TOPIC, "cron": "0 3 * * *"})
+    assert made.status == 201
+    form = browser.get("/do/pause-schedule?name=nightly")
+    assert "T03:00" in form.text, "it shows when it would have run"
+    page = follow(browser, press(browser, form))
+    assert shared.call("GET", "/v1/schedules/nightly").body["paused"]
+    assert offers(page) == {"/console/do/resume-schedule", "/console/do/trigger-schedule"}
+    task = follow(browser, press(browser, browser.get("/do/trigger-schedule?name=nightly")))
+    assert "nightly" in task.text
+    follow(browser, press(browser, browser.get("/do/resume-schedule?name=nightly")))
+    assert not shared.call("GET", "/v1/schedules/nightly").body["paused"]
+
+
+def test_a_token_is_shown_once_and_revoked(shared: Gateway) -> None:
+    browser = Browser(shared)
+    form = browser.get("/do/create-token")
+    wrong = press(browser, form, name="of-console", roles="read", topics="*", rate="fast")
+    assert (wrong.status, "f-rate-error" in wrong.html) == (422, True)
+    made = press(browser, form, name="of-console", roles="read", topics="shop.*, test.*", expires="1h")
+    (secret,) = re.findall(r"toc_[\w-]+", made.text)
+    assert made.headers["cache-control"] == "no-store"
+    assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 200)
+    assert "of-console" in browser.get("/tokens").text
+    assert secret not in browser.get("/tokens").html + shared.told()
+    page = follow(browser, press(browser, browser.get("/do/revoke-token"), name="of-console"))
+    assert "of-console" in page.text
+    assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 401)
+    narrow = Browser(shared, "sync-only")
+    refused = press(narrow, narrow.get("/do/create-token"), name="wide", roles="admin", topics="*")
+    assert (refused.status, "cannot grant topics *" in refused.text) == (403, True)
+
+
+def test_hosts_slots_and_targets_are_acted_on_once_it_was_shown_what_for(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str,
+    zookeeper: ZooKeeper, zookeeper_root: str,
+) -> None:  # fmt: skip
+    where = {"zookeeper": zookeeper.url, "cluster": zookeeper_root}
+    system = small_system(tmp_path, clean_redis, mariadb, database_prefix, **where)
+    try:
+        system.create_topics()
+        for host in ("host-a", "host-b"):
+            system.start(host, processes=1)
+        env = {"TOC_SECRET_KEY": new_key(), "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
+        gateway = Gateway(system, env=env)
+        try:
+            _act_on_targets(gateway)
+            _act_on_hosts(gateway)
+        finally:
+            gateway.stop()
+    finally:
+        system.stop()
+
+
+def _act_on_hosts(gateway: Gateway) -> None:
+    browser = Browser(gateway)
+
+    def owners() -> set[str]:
+        workers = {one["worker"]: one["host"] for one in gateway.call("GET", "/v1/workers").body["workers"]}
+        slots = gateway.call("GET", "/v1/slots").body["slots"]
+        return {workers.get(one["owner"], "nobody") for one in slots}
+
+    assert until(lambda: {"host-a", "host-b"} <= owners() and "nobody" not in owners())
+    page = browser.get("/workers")
+    assert {one.rpartition("/")[2] for one in offers(page)} == {
+        "drain", "undrain", "weigh", "unweigh", "pin", "unpin", "rebalance",
+    }  # fmt: skip
+    form = browser.get("/do/drain")
+    assert {"host-a", "host-b"} <= set(form.text.split()), "the hosts are there to choose from"
+    refused = press(browser, form, host="host-x")
+    assert (refused.status, "has no worker now" in refused.text) == (404, True)
+    page = follow(browser, press(browser, form, host="host-b"))
+    assert until(lambda: "host-b" not in owners())
+    refused = press(browser, browser.get("/do/weigh"), host="host-a", weight="heavy")
+    assert (refused.status, "f-weight-error" in refused.html) == (422, True)
+    follow(browser, press(browser, browser.get("/do/weigh"), host="host-a", weight="2"))
+    refused = press(browser, browser.get("/do/pin"), slot="nothing", target="host-a")
+    assert (refused.status, "f-slot-error" in refused.html) == (422, True)
+    follow(browser, press(browser, browser.get("/do/pin"), slot=f"{TOPIC}_0", target="host-a"))
+    follow(browser, press(browser, browser.get("/do/unpin"), slot=f"{TOPIC}_0"))
+    follow(browser, press(browser, browser.get("/do/unweigh"), host="host-a"))
+    follow(browser, press(browser, browser.get("/do/undrain"), host="host-b"))
+    assert gateway.call("GET", "/v1/intents").body["intents"] == []
+
+    slots = [f"{TOPIC}_{number}" for number in range(8)]
+
+    def on_host_a() -> int:
+        there = gateway.call("GET", f"/v1/slots?topic={TOPIC}").body["slots"]
+        return sum(one["owner"].startswith("host-a") for one in there if one["owner"])
+
+    for slot in slots:
+        assert gateway.call("POST", f"/v1/slots/{slot}:pin", {"target": "host-a"}).status == 200
+    assert until(lambda: on_host_a() == 8 and {"host-a", "host-b"} <= owners())
+    for slot in slots:
+        assert gateway.call("POST", f"/v1/slots/{slot}:unpin").status == 200
+    shown = press(browser, browser.get("/do/rebalance"))
+    moves = re.findall(rf"{TOPIC}_\d", shown.text)
+    assert moves
+    assert on_host_a() == 8, "nothing was confirmed"
+    done = press(browser, shown)
+    assert re.findall(rf"{TOPIC}_\d", done.text) == moves
+    assert until(lambda: on_host_a() == 8 - len(moves))
+
+
+def _act_on_targets(gateway: Gateway) -> None:
+    browser = Browser(gateway)
+    gateway.call("POST", "/v1/targets", {"name": "silent", "url": "http://127.0.0.1:8080/"})
+    page = browser.get("/targets/silent")
+    assert {one.rpartition("/")[2] for one in offers(page)} == {"test-target", "pause-target"}
+    tested = press(browser, browser.get("/do/test-target?name=silent"))
+    assert "This failed." in tested.text
+    assert "no connection" in tested.text
+    page = follow(browser, press(browser, browser.get("/do/pause-target?name=silent"), why="it <moves>"))
+    assert "it <moves>" in page.text
+    assert "/console/do/resume-target" in offers(page)
+    page = follow(browser, press(browser, browser.get("/do/resume-target?name=silent")))
+    assert "/console/do/pause-target" in offers(page)
+
+
+def statuses(gateway: Gateway, job_ids: list[int]) -> set[int]:
+    return {row.status for row in gateway.system.center.store.read(job_ids).values()}
+
+
+# --- servers that are away
+
+
+@pytest.fixture
+def through_proxy(
+    tmp_path_factory: pytest.TempPathFactory, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> Iterator[tuple[Gateway, Proxy]]:
+    if secured.SECURED:
+        pytest.skip("a proxy must be able to hang up")
+    with Proxy(mariadb.port) as proxy:
+        url = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
+        system: System = small_system(
+            tmp_path_factory.mktemp("away"), clean_redis, mariadb, database_prefix,
+            database_urls=[url.render_as_string(hide_password=False)],
+        )  # fmt: skip
+        system.create_topics()
+        gateway = Gateway(system)
+        try:
+            yield gateway, proxy
+        finally:
+            proxy.accept()
+            gateway.stop()
+            system.stop()
+
+
+def test_while_the_database_is_away_nothing_changes_and_what_was_typed_stays(
+    through_proxy: tuple[Gateway, Proxy],
+) -> None:
+    gateway, proxy = through_proxy
+    browser, job_id = Browser(gateway), gateway.submit(biz_id=1).body["job_id"]
+    forms = {
+        "cancel-task": browser.get(f"/do/cancel-task?job_id={job_id}"),
+        "pause-topic": browser.get(f"/do/pause-topic?topic={TOPIC}"),
+        "cancel-all": press(browser, browser.get(f"/do/cancel-all?topic={TOPIC}")),
+    }
+    proxy.refuse()
+    for name, form in forms.items():
+        answer = press(browser, form, **({"confirm": TOPIC} if name == "cancel-all" else {}))
+        assert answer.status == 503, (name, answer.text)
+        assert "the database is out of reach; nothing was acknowledged" in answer.text
+        assert f"/console/do/{name}" in answer.html, "its form is there to try again"
+        forms[name] = answer
+    proxy.accept()
+    assert until(lambda: gateway.call("GET", f"/v1/tasks/{job_id}").status == 200)
+    topic = gateway.system.center.store.topics.get(TOPIC)
+    assert topic is not None
+    assert not topic.paused
+    assert gateway.system.row(int(job_id)).status == TaskStatus.PENDING
+    assert gateway.system.center.store.bulk.list(1) == []
+    assert until(lambda: press(browser, forms["cancel-task"]).status == 200)
+    assert gateway.system.row(int(job_id)).status == TaskStatus.CANCELLED

@@ -1,0 +1,273 @@
+"""Forms that change something, and bulk jobs.
+
+A form is asked for, sent, if it can be shown what it would do, shown and confirmed, and only then done. What
+is refused stands at its field, with what was typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from toc.console.acts import BY_ACT, Act, generic, shown, title_of
+from toc.console.shown import (
+    Block,
+    Cell,
+    Column,
+    Content,
+    Facts,
+    Field,
+    Form,
+    Lines,
+    Note,
+    Table,
+    document,
+    following,
+    number,
+    path,
+    status,
+    time,
+)
+from toc.console.view import Redirect, View, page
+from toc.gateway.calls import forbidden
+from toc.gateway.problems import NOT_FOUND, Problem, problem_of
+from toc.model.access import Access, Action
+from toc.model.errors import TocError
+
+_MEANS = {
+    "cancelled": ("It is cancelled, and no try has started.", "good"),
+    "rescheduled": ("It has the new deadline, and no try has started for the former one.", "good"),
+    "may_have_started": ("It is done, but a try may be running, or have run, before.", "warn"),
+    "too_late": ("Nothing was changed: the task has ended already.", "warn"),
+    "unknown": ("There is no such task: it may have been purged.", "warn"),
+}
+_FILTERS = ("topic", "biz_id", "text", "due_after", "due_before", "error")
+MOST_SHOWN = 200
+"""Tasks of one outcome that the page of a job shows at most."""
+
+
+def _act(view: View) -> Act:
+    """Return the action that is asked for. Raises Problem."""
+    act = BY_ACT.get(view.path["act"])
+    if act is None:
+        raise Problem(NOT_FOUND, "there is no such page")
+    token = view.session.token
+    if token.may(act.http.access) is Access.FORBIDDEN:
+        raise forbidden(token, act.http.access, "this page")
+    return act
+
+
+@page("do/{act}")
+async def ask(view: View) -> Content:
+    """The form of an action."""
+    return await _form(view, _act(view), view.query)
+
+
+@page("do/{act}", method="POST")
+async def do(view: View) -> Content | Redirect:
+    """Do what a form says, or show what it would do."""
+    act, form = _act(view), view.form
+    sure = act.previews and form.get("sure") == "yes"
+    try:
+        where, body = act.read(form)
+        if act.previews and not sure:
+            return await _preview(view, act, form)
+        answer = await _made(view, act, where, body)
+    except (Problem, TocError) as exc:
+        problem = exc if isinstance(exc, Problem) else problem_of(exc)
+        if sure and not act.alters:
+            with suppress(Problem, TocError):  # then neither can be done
+                return await _preview(view, act, form, problem)
+        return await _form(view, act, form, problem)
+    if act.then:
+        return Redirect(path(f"/console/{act.then}", {**form, **answer}))
+    return _result(act, form, answer)
+
+
+async def _made(view: View, act: Act, where: Mapping[str, str], body: Mapping[str, Any]) -> Any:
+    """Make the call."""
+    if act.http.body is None:
+        return await view.ask(act.call, body, **where)
+    return await view.ask(act.call, {}, body, **where)
+
+
+def _title(act: Act, values: Mapping[str, str]) -> str:
+    what = " ".join(values[name] for name in (*act.in_path, *act.given) if values.get(name))
+    return f"{act.title}: {what}" if what else act.title
+
+
+async def _form(view: View, act: Act, values: Mapping[str, str], problem: Problem | None = None) -> Content:
+    """Return the page with the form, as it was filled in, and why it was refused."""
+    chosen = {}
+    blocks: list[Block] = [Note(text=act.about)]
+    for name, (call, key, of) in act.choices.items():
+        part = await view.part(title_of(key), call)
+        found = part.value[key] if part.value else ()
+        chosen[name] = sorted({one[of] for one in found if not one.get("revoked_at")})
+        blocks += part.notes
+    if act.before and problem is None:
+        blocks += generic(await view.ask(act.before, **{name: values.get(name, "") for name in act.in_path}))
+    fields = act.fields(values, chosen)
+    fields, notes = _marked(fields, problem)
+    submit = "Show what would change" if act.previews else act.title
+    form = Form(fields=fields, action=f"/console/do/{act.name}", submit=submit, post=True,
+                danger=act.danger and not act.previews)  # fmt: skip
+    state = 200 if problem is None else problem.kind.status
+    return Content(_title(act, values), [*notes, *blocks, form], status=state)
+
+
+def _marked(fields: list[Field], problem: Problem | None) -> tuple[list[Field], list[Block]]:
+    """Return fields with an error at the one that it is about, or else a note of it."""
+    if problem is None:
+        return fields, []
+    at = str(problem.more.get("field", "")).partition(".")[0]
+    marked = [one._replace(error=problem.detail) if one.name == at else one for one in fields]
+    there = any(one.error and one.kind != "hidden" for one in marked)
+    return marked, [] if there else [Note(text=f"{problem.kind.title}: {problem.detail}.", level="bad")]
+
+
+async def _preview(view: View, act: Act, form: Mapping[str, str], problem: Problem | None = None) -> Content:
+    """Return what an action would do, and the form that confirms it."""
+    where, body = act.read(form)
+    sent = {name: value for name, value in form.items() if name not in ("sure", "tasks", "confirm")}
+    fields = [Field(name, name, "hidden", value) for name, value in sent.items()]
+    fields.append(Field("sure", "sure", "hidden", "yes"))
+    blocks: list[Block] = []
+    ready = True
+    if act.alters:
+        now = await view.ask(act.before, **where)
+        changes = [
+            {"what": title_of(key), "now": shown(now[key]).text, "then": shown(value).text}
+            for key, value in body.items()
+            if now.get(key) != value
+        ]
+        ready = bool(changes)
+        blocks.append(Table("What would change", columns=CHANGES, records=changes, empty="Nothing."))
+    else:
+        body = {name: value for name, value in body.items() if name not in ("tasks", "confirm")}
+        answer = await _made(view, act, where, {**body, "dry_run": True})
+        count = answer.get("would_change")
+        if count is None:
+            blocks += generic(answer)
+            ready = any(answer.values())
+        else:
+            ready = count > 0
+            these = {name: value for name, value in sent.items() if name in _FILTERS}
+            found = f"{number(count).text} tasks of {body['topic']} match. Look at them."
+            blocks.append(Note(text=found, level="warn", href=following(f"/console/{act.at}", these)))
+            blocks += generic(body)
+            fields.append(Field("tasks", "tasks", "hidden", str(count)))
+            hint = f"Type the name of the topic, {body['topic']}."
+            fields.append(Field("confirm", "To confirm", hint=hint, required=True))
+    fields, notes = _marked(fields, problem)
+    if ready:
+        blocks.append(Form(fields=fields, action=f"/console/do/{act.name}", submit=act.title, post=True,
+                           danger=act.danger))  # fmt: skip
+    blocks.append(Note(text="Back", href=following(f"/console/do/{act.name}", sent)))
+    state = 200 if problem is None else problem.kind.status
+    return Content(_title(act, form), [*notes, *blocks], status=state)
+
+
+CHANGES = (Column("what", "Policy"), Column("now", "Now"), Column("then", "Then"))
+
+
+def _result(act: Act, form: Mapping[str, str], answer: Mapping[str, Any]) -> Content:
+    """Return what came of an action."""
+    if "token" in answer:
+        keep = Note(text="Keep it: it is not shown again. It is in force within a second.", level="warn")
+        rest = {key: value for key, value in answer.items() if key != "token"}
+        return Content(f"Access token {answer['name']}", [keep, Lines(text=answer["token"]), *generic(rest)])
+    plain = ("This failed.", "bad") if answer.get("error") else ("This was done.", "quiet")
+    words, level = _MEANS.get(str(answer.get("outcome")), plain)
+    back = path(f"/console/{act.at}", {**form, **{of: form[name] for name, of in act.given.items()}})
+    return Content(
+        _title(act, form), [Note(text=words, level=level), *generic(answer), Note(text="Back", href=back)]
+    )
+
+
+# --- bulk jobs
+
+
+def _progress(value: Any) -> Cell:
+    done, tasks = value
+    return Cell(f"{number(done).text} of {number(tasks).text}", "number")
+
+
+JOBS = (
+    Column("name", "Job", link="/console/bulk/{name}"),
+    Column("kind", "Kind"),
+    Column("topic", "Topic", link="/console/topics/{topic}"),
+    Column("state", "State", status),
+    Column("progress", "Done", _progress),
+    Column("by", "By"),
+    Column("created", "Begun", time),
+    Column("ended", "Ended", time),
+)
+JOB = (
+    *JOBS[1:6],
+    Column("selected", "Tasks chosen by", document),
+    Column("rate", "Tasks per second", number),
+    Column("action_time", "New deadline", time),
+    Column("delay", "New deadline, seconds ahead", number),
+    *JOBS[6:],
+)
+COUNTS = (Column("outcome", "Outcome"), Column("means", "Means"), Column("tasks", "Tasks", number))
+TASKS = (Column("job_id", "Task", link="/console/tasks/{job_id}"), Column("outcome", "Outcome"))
+_OUTCOMES = {
+    "cancelled": "Cancelled; no try has started.",
+    "rescheduled": "Rescheduled; no try has started.",
+    "may_have_started": "Done, but a try may be running, or have run, before.",
+    "too_late": "It had ended before its turn came.",
+    "expires_before": "Left alone: it expires before its new deadline.",
+    "redriven": "Pending again.",
+    "purged": "Gone.",
+    "not_dead": "Left alone: somebody has redriven it meanwhile.",
+    "unknown": "Its row was gone before its turn came.",
+    "failed": "Left alone: an error about this task.",
+}
+_PLAIN = ("cancelled", "rescheduled", "redriven", "purged")
+_SAID = {
+    "waiting": "It waits for a gateway.",
+    "running": "A gateway works on it.",
+    "stopping": "It stops after its present step.",
+    "stopped": "It has stopped. It can go on where it stopped.",
+}
+
+
+@page("bulk", Action.FIND_TASKS, menu="Bulk jobs")
+async def jobs(view: View) -> Content:
+    """Bulk jobs, the newest first."""
+    found = (await view.ask("GET /v1/bulk"))["jobs"]
+    return Content("Bulk jobs", [Table(columns=JOBS, records=[*map(_shown, found)])], view.now_ms)
+
+
+@page("bulk/{name}", Action.FIND_TASKS, live=True)
+async def job(view: View) -> Content:
+    """How far a bulk job came, what came of its tasks, and which were not simply done."""
+    name = view.path["name"]
+    one = await view.ask("GET /v1/bulk/{name}", name=name)
+    blocks: list[Block] = []
+    if one["error"]:
+        blocks.append(Note(text=one["error"], level="bad"))
+    elif said := _SAID.get(one["state"]):
+        blocks.append(Note(text=said))
+    blocks.append(Facts(columns=JOB, record=_shown(one)))
+    counts = [{"outcome": key, "means": _OUTCOMES[key], "tasks": n} for key, n in one["counts"].items()]
+    blocks.append(Table("Outcomes", columns=COUNTS, records=counts, empty="None yet."))
+    odd = [key for key in one["counts"] if key not in _PLAIN]
+    for outcome in odd:
+        query = {"outcome": outcome, "next": view.query.get(outcome, "0")}
+        found = await view.ask("GET /v1/bulk/{name}/tasks", query, name=name)
+        more = following(view.url, view.query, **{outcome: found["next"]}) if found["next"] else ""
+        tasks = found["tasks"][:MOST_SHOWN]
+        less = len(found["tasks"]) > MOST_SHOWN
+        about = f"{MOST_SHOWN} of them; toc bulk tasks {one['name']} shows all." if less else ""
+        blocks.append(Table(title_of(outcome), about, TASKS, tasks, more, "None here."))
+    verb = one["kind"] if one["state"] != "done" else f"{one['kind']}, done"
+    asked = f"Asked to {verb}: {number(one['tasks']).text} tasks of {one['topic']}"
+    return Content(asked, blocks, view.now_ms)
+
+
+def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {**one, "progress": (one["done"], one["tasks"])}
