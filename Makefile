@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos docs faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers sizing test-pythons clean
+.PHONY: bench bench-guard chaos docs faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers simulate sizing test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench: $(BENCH_STAMP) ## measure toc beside its peers; ARGS="toc BullMQ --repeat
 bench-guard: $(STAMP) servers ## toc's cost as a multiple of a bare Redis loop, and in calls of Python
 	$(BIN)/python -m benchmarks.guard
 	$(BIN)/python -m benchmarks.calls
+
+simulate: $(STAMP) ## what a system of a given size would do: ARGS="--hosts 100 --fires 20000"
+	$(BIN)/python -m benchmarks.simulate $(ARGS)
 
 sizing: $(STAMP) servers ## what a cluster takes of memory, disk and connections
 	$(BIN)/python -m benchmarks.sizing

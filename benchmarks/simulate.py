@@ -1,0 +1,410 @@
+"""What a system of a given size would do: ``python -m benchmarks.simulate --hosts 100 --fires 20000 ...``
+
+The real assignment spreads real slots over workers. Tasks are not simulated one by one, but as counts for
+each slot and 10 ms; servers and processes cost what was measured (``--measure`` measures anew). It prints
+lateness, memory, connections and writes to ZooKeeper, and how far each part is from its limit: what breaks
+first.
+
+``--check`` runs toc itself at sizes that this machine can hold and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toc.coordination.assignment import TABLES, Member, Owners, Spread, assign
+
+STEP = 0.01
+"""Seconds of a step."""
+PATTERNS = 64
+"""Different steps of arrivals that are drawn; each step takes one, turned by a random number of slots."""
+QUANTILES = 25
+NORMAL = NormalDist()
+EDGES = np.logspace(-1, 7, 400)
+"""Borders (ms) between which lateness is counted."""
+Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured. ``*_round``: microseconds of processor time of a take of one task; ``*_task``: of
+    each further one in the same take. A submit is not in it."""
+
+    worker_round: float = 420
+    worker_task: float = 15
+    database_round: float = 250
+    database_task: float = 17
+    redis_round: float = 85
+    redis_task: float = 5
+    p50_ms: float = 0.7
+    """Lateness at a low rate."""
+    p99_ms: float = 2.0
+    redis_bytes: float = 140
+    """Of an entry."""
+    row_bytes: float = 370
+    """Of a row with 100 characters of attribute, with its indexes."""
+    process_mb: float = 80
+    leader_seconds: float = 0.5
+    """A pass of the leader over 16,000 workers and 100,000 slots."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The system and what happens to it."""
+
+    hosts: int = 10
+    processes: int = 16
+    cores: int = 16
+    """Of a host, and of a database server."""
+    databases: int = 32
+    servers: int = 4
+    tables: int = 1024
+    redis: int = 6
+    """Redis nodes, each of one core."""
+    topics: int = 20
+    slots: int = 512
+    """Of each topic."""
+    fires: float = 20_000
+    """Tasks that come due a second."""
+    pending: float = 1e8
+    horizon: float = 3600
+    """Seconds; what is due later has no entry in Redis."""
+    retention_days: float = 3
+    seconds: float = 120
+    lose_host_every: float = 60
+    """Seconds; 0: never. It is back after 20 s."""
+    server_away: float = 0
+    """Seconds for which one database server is away, from the tenth second on."""
+    session_timeout: float = 6
+    shared: int = 0
+    """Cores that all processes and servers share, as on one machine; 0: each has its own."""
+
+
+BACK_AFTER = 20.0
+DEBOUNCE = 0.3
+CLAIM = 0.2
+"""Seconds from an assignment until the slots are served again."""
+MAX_CONNECTIONS = 10_000
+"""That a database server is given."""
+WRITES = 5000
+"""That ZooKeeper makes a second."""
+PER_SERVER = 8
+"""Connections of a process to a server of its slots."""
+
+
+def main() -> int:
+    """Simulate, or check, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate")
+    for each in fields(Plan):
+        kind = type(each.default)
+        parser.add_argument(f"--{each.name.replace('_', '-')}", type=kind, default=each.default)
+    parser.add_argument("--measure", action="store_true", help="measure the costs on this machine first")
+    parser.add_argument("--check", action="store_true", help="compare with toc itself on this machine")
+    parser.add_argument("--json", action="store_true")
+    values = vars(parser.parse_args())
+    own, check, as_json = values.pop("measure"), values.pop("check"), values.pop("json")
+    costs = measured() if own or check else Costs()
+    if check:
+        return compare(costs)
+    result = simulate(Plan(**values), costs)
+    print(json.dumps(result, indent=1) if as_json else "\n".join(table(result)))
+    return 0
+
+
+# --- the simulation
+
+
+class Simulation:
+    """Counts of tasks for each slot and step, and where they wait."""
+
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self.plan, self.costs = plan, costs
+        self.random = np.random.default_rng(7)
+        self.spread = Spread(plan.databases, plan.servers)
+        self.members = [
+            Member(f"h{host:04}-{number:02}", f"h{host:04}")
+            for host in range(plan.hosts)
+            for number in range(plan.processes)
+        ]
+        self.rank = {member.worker_id: number for number, member in enumerate(self.members)}
+        self.topics = {f"topic{number:04}": plan.slots for number in range(plan.topics)}
+        self.owners = self._assign(self.members, None)
+        self.assigning = [0.0]
+        """Seconds of each assignment."""
+        self.owner = self._numbers(self.owners)
+        each = range(plan.slots)
+        self.server = np.array([self.spread.server(plan.slots, n) or 0 for n in each] * plan.topics)
+        per_slot = plan.fires * STEP / len(self.owner)
+        self.patterns = self.random.poisson(per_slot, (PATTERNS, len(self.owner))).astype(np.float64)
+        self.counted = np.zeros(len(EDGES) + 1)
+        self.moved = 0
+
+    def _assign(self, members: Sequence[Member], previous: Owners | None) -> Owners:
+        topics = self.topics | {TABLES: self.plan.tables}
+        return assign(members, topics, previous=previous, spread=self.spread)
+
+    def _numbers(self, owners: Owners) -> NDArray[np.int64]:
+        return np.array([self.rank.get(str(one), -1) for topic in self.topics for one in owners[topic]])
+
+    def run(self) -> None:
+        """Go through all steps."""
+        plan, workers = self.plan, len(self.members)
+        queue = np.zeros(workers)
+        lost: dict[int, float] = {}
+        """Host -> when it was lost."""
+        waiting: list[tuple[float, Counts]] = []
+        """Tasks of slots whose worker is gone: since when, and how many of each slot."""
+        away: list[tuple[float, float]] = []
+        steps = int(plan.seconds / STEP)
+        capacity = self._capacity()
+        served = self.owner.copy()
+        next_loss = plan.lose_host_every or float("inf")
+        changes: list[tuple[float, bool]] = []
+        for step in range(steps):
+            now = step * STEP
+            if now >= next_loss:
+                next_loss += plan.lose_host_every
+                host = int(self.random.integers(plan.hosts))
+                if host not in lost:
+                    lost[host] = now
+                    gone = range(host * plan.processes, (host + 1) * plan.processes)
+                    served[np.isin(served, gone)] = -1
+                    queue[gone.start : gone.stop] = 0  # what they had taken is late by the same time
+                    changes += [
+                        (now + plan.session_timeout + DEBOUNCE + CLAIM, False),
+                        (now + BACK_AFTER, True),
+                    ]
+            for change in [one for one in changes if one[0] <= now]:
+                changes.remove(change)
+                if change[1]:
+                    lost.pop(min(lost, key=lambda one: lost[one]))
+                self._reassign(lost)
+                before, served = served, self.owner.copy()
+                freed = (before < 0) & (served >= 0)
+                for since, tasks in waiting:
+                    self._count((now - since) * 1000, float(tasks[freed].sum()))
+                    tasks[freed] = 0
+                waiting = [one for one in waiting if one[1].any()]
+            arrived = np.roll(self.patterns[step % PATTERNS], int(self.random.integers(len(served))))
+            if plan.server_away and 10 <= now < 10 + plan.server_away:
+                there = self.server != 0
+                away.append((now, float(arrived[~there].sum())))
+                arrived = arrived * there
+            elif away:
+                self._drain(away, now)
+                away = []
+            orphans = served < 0
+            if orphans.any():
+                waiting.append((now, np.where(orphans, arrived, 0.0)))
+            queue += np.bincount(served[~orphans], weights=arrived[~orphans], minlength=workers)
+            self._serve(queue, capacity)
+        for since, tasks in waiting:
+            self._count((plan.seconds - since) * 1000, float(tasks.sum()))
+
+    def _reassign(self, lost: dict[int, float]) -> None:
+        there = [one for one in self.members if int(one.host[1:]) not in lost]
+        began = time.process_time()
+        owners = self._assign(there, self.owners)
+        self.assigning.append(time.process_time() - began)
+        self.moved += sum(
+            old != new
+            for topic, slots in owners.items()
+            for old, new in zip(self.owners[topic], slots, strict=True)
+        )
+        self.owners, self.owner = owners, self._numbers(owners)
+
+    def _capacity(self) -> float:
+        """Most tasks that a worker runs in a step."""
+        plan, costs = self.plan, self.costs
+        if plan.shared:
+            each = (costs.worker_task + costs.database_task + costs.redis_task) / 1e6
+            return plan.shared * STEP / each / len(self.members)
+        cores = min(plan.cores / plan.processes, 1.0)
+        own = cores * STEP / (costs.worker_task / 1e6)
+        database = plan.servers * plan.cores * STEP / (costs.database_task / 1e6) / len(self.members)
+        redis = plan.redis * STEP / (costs.redis_task / 1e6) / len(self.members)
+        return min(own, database, redis)
+
+    def _serve(self, queue: Counts, capacity: float) -> None:
+        ran = np.minimum(queue, capacity)
+        late = np.maximum(queue - ran, 0) / capacity * STEP * 1000
+        behind = late > 0
+        if behind.any():
+            for wait, tasks in zip(late[behind], ran[behind], strict=True):
+                self._count(float(wait), float(tasks))
+        self._count(0.0, float(ran[~behind].sum()))
+        queue -= ran
+
+    def _drain(self, away: list[tuple[float, float]], now: float) -> None:
+        """Count what waited for a server that is back: it runs as fast as all workers and the server can."""
+        plan, costs = self.plan, self.costs
+        rate = (
+            min(plan.cores / (costs.database_task / 1e6), self._capacity() / STEP * len(self.members))
+            - plan.fires / plan.servers
+        )
+        done = 0.0
+        for since, tasks in away:
+            self._count((now - since + done / rate) * 1000, tasks)
+            done += tasks
+
+    def _count(self, wait_ms: float, tasks: float) -> None:
+        """Count tasks that waited so long, beside what every task waits."""
+        if tasks:
+            base = self._base + wait_ms
+            np.add.at(self.counted, np.searchsorted(EDGES, base), tasks / QUANTILES)
+
+    @cached_property
+    def _base(self) -> Counts:
+        """Quantiles of lateness (ms) without a queue: as measured, longer where the busiest part has little
+        left."""
+        costs = self.costs
+        spread = (np.log(costs.p99_ms) - np.log(costs.p50_ms)) / NORMAL.inv_cdf(0.99)
+        normal = np.array([NORMAL.inv_cdf((number + 0.5) / QUANTILES) for number in range(QUANTILES)])
+        busiest = min(max(load(self.plan, costs).values()), 0.95)
+        return np.asarray(np.exp(np.log(costs.p50_ms) + spread * normal) / (1 - busiest / 2))
+
+    def percentile(self, share: float) -> float:
+        """Return a percentile of lateness (ms)."""
+        total = np.cumsum(self.counted)
+        place = int(np.searchsorted(total, share * total[-1]))
+        return float(EDGES[min(place, len(EDGES) - 1)])
+
+
+def load(plan: Plan, costs: Costs) -> dict[str, float]:
+    """Return the part of their processors that workers, databases and Redis need, 1 is all.
+
+    A process takes what is due at once: the more tasks a second it has, the more it takes in one round. It
+    makes at most so many rounds that they fill half of its time.
+    """
+    workers = plan.hosts * plan.processes
+    each = plan.fires / workers
+    round_s = (costs.worker_round + costs.database_round + costs.redis_round) / 1e6
+    rounds = min(each, 0.5 / round_s) * workers
+    further = max(plan.fires - rounds, 0)
+    worker = (rounds * costs.worker_round + further * costs.worker_task) / 1e6
+    database = (rounds * costs.database_round + further * costs.database_task) / 1e6
+    redis = (rounds * costs.redis_round + further * costs.redis_task) / 1e6
+    if plan.shared:
+        return {"all on one machine": (worker + database + redis) / plan.shared}
+    return {
+        "workers' processors": worker / min(plan.hosts * plan.cores, workers),
+        "databases' processors": database / (plan.servers * plan.cores),
+        "Redis's processors": redis / plan.redis,
+    }
+
+
+def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
+    """Return what the system would do."""
+    simulation = Simulation(plan, costs)
+    simulation.run()
+    workers = len(simulation.members)
+    of_server: list[set[int]] = [set() for _ in range(plan.servers)]
+    for slots in simulation.owners.values():
+        for number, owner in enumerate(slots):
+            server = simulation.spread.server(len(slots), number)
+            for one in range(plan.servers) if server is None else (server,):
+                if owner is not None:
+                    of_server[one].add(simulation.rank[owner])
+    connections = max(map(len, of_server)) * PER_SERVER + plan.hosts * 2
+    indexed = min(plan.fires * plan.horizon, plan.pending)
+    rows = plan.pending + plan.fires * 86400 * plan.retention_days
+    writes = 2 * simulation.moved / plan.seconds
+    limits = load(plan, costs) | {
+        "connections of a database server": connections / MAX_CONNECTIONS,
+        "writes of ZooKeeper": writes / WRITES,
+        "a pass of the leader within 2 s": max(simulation.assigning) / 2,
+    }
+    return {
+        "plan": asdict(plan),
+        "lateness_ms": {name: simulation.percentile(share) for name, share in SHARES.items()},
+        "redis_gb_per_node": indexed * costs.redis_bytes / plan.redis / 1e9,
+        "disk_gb_per_server": rows * costs.row_bytes / plan.servers / 1e9,
+        "memory_gb_per_host": (plan.processes + 1) * costs.process_mb / 1e3,
+        "connections_per_server": connections,
+        "zookeeper_writes_per_second": writes,
+        "slots_moved": simulation.moved,
+        "workers": workers,
+        "used": dict(sorted(limits.items(), key=lambda one: -one[1])),
+    }
+
+
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Return the result as lines for people."""
+    plan = result["plan"]
+    lines = [
+        f"{plan['fires']:,.0f} tasks a second, {plan['pending']:,.0f} pending, {result['workers']:,} workers",
+        "late: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in result["lateness_ms"].items()),
+        f"Redis: {result['redis_gb_per_node']:,.1f} GB a node",
+        f"MySQL: {result['disk_gb_per_server']:,.0f} GB a server",
+        f"MySQL: {result['connections_per_server']:,} connections a server",
+        f"hosts: {result['memory_gb_per_host']:.1f} GB before the application",
+        f"ZooKeeper: {result['zookeeper_writes_per_second']:.0f} writes a second",
+        "used, the first that breaks on top:",
+    ]
+    return lines + [f"  {100 * part:6.1f} %  {name}" for name, part in result["used"].items()]
+
+
+# --- measured
+
+
+def measured() -> Costs:
+    """Return costs as toc has them on this machine: at 200 tasks a second, and of 50,000 at once."""
+    from benchmarks.catalog import ENTRIES
+    from benchmarks.system import System
+    from benchmarks.workloads import Sizes, burst, lateness
+
+    toc = next(entry for entry in ENTRIES if entry.name == "toc")
+    with System(toc) as system:
+        system.start(2)
+        slow = lateness(system, Sizes(lateness_seconds=10), 200)
+        fast = burst(system, Sizes(), 50_000)
+    costs: dict[str, float] = {"p50_ms": slow["p50"], "p99_ms": slow["p99"]}
+    for name, group in (("worker", "workers"), ("database", "mariadb"), ("redis", "redis")):
+        for kind, result in (("round", slow), ("task", fast)):
+            seconds = result["cpu_seconds"] * result["cpu"][group] / sum(result["cpu"].values())
+            costs[f"{name}_{kind}"] = 1e6 * seconds / result["tasks"]
+    return replace(Costs(), **costs)
+
+
+def compare(costs: Costs) -> int:
+    """Run toc and the simulation at the same sizes, and print both."""
+    from benchmarks.catalog import ENTRIES
+    from benchmarks.system import System
+    from benchmarks.workloads import Sizes, burst, lateness
+
+    toc = next(entry for entry in ENTRIES if entry.name == "toc")
+    print(json.dumps(asdict(costs)))
+    print(f"{'':26} {'toc':>22} {'simulated':>22}")
+    with System(toc) as system:
+        system.start(2)
+        for rate in (500, 1000, 2000, 3000):
+            real = lateness(system, Sizes(lateness_seconds=8), rate)
+            plan = Plan(
+                hosts=1, processes=2, servers=1, databases=8, tables=64, redis=1, topics=1, slots=16,
+                fires=rate, pending=rate * 10, seconds=20, lose_host_every=0, shared=2,
+            )  # fmt: skip
+            found = simulate(plan, costs)
+            for name in ("p50", "p99"):
+                print(f"{rate:,}/s, {name}, ms {'':8} {real[name]:22.2f} {found['lateness_ms'][name]:22.2f}")
+        real = burst(system, Sizes(), 50_000)
+        each = (costs.worker_task + costs.database_task + costs.redis_task) / 1e6
+        print(f"{'50,000 at once, tasks/s':26} {real['rate']:22,.0f} {2 / each:22,.0f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
