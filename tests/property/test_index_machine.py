@@ -18,11 +18,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 from harness import secured
 from harness.hands import WorkerAtRest
+from harness.patience import PATIENCE
 from harness.scripts import SCRIPTS, rewrite
 from harness.tables import raw, task_tables
 from hypothesis import HealthCheck, Phase, settings
@@ -50,6 +51,7 @@ from toc import (
     TimeoutCenter,
     Topic,
 )
+from toc.index import queues
 from toc.maintenance import passes
 from toc.maintenance.sweep import Sweep
 from toc.model.clock import Clock, from_ms
@@ -699,12 +701,15 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_id_stands_in_two_places(self) -> None:
-        for slot in TOPIC.slots() if self.tasks else ():
-            keys = self.center.queues.keys(slot)
-            stand = [
-                {str(member, "ascii") for member in cast(list[bytes], self.redis.zrange(key, 0, -1))}
-                for key in (keys.store, keys.prepare, keys.dead)
-            ]
+        if not self.tasks:
+            return
+        slots = TOPIC.slots()
+        with self.redis.pipeline(transaction=False) as asked:
+            for keys in map(self.center.queues.keys, slots):
+                for key in (keys.store, keys.prepare, keys.dead):
+                    asked.zrange(key, 0, -1)
+            found = [{str(member, "ascii") for member in members} for members in asked.execute()]
+        for slot, stand in zip(slots, zip(found[::3], found[1::3], found[2::3], strict=True), strict=True):
             assert len(set.union(*stand)) == sum(map(len, stand)), stand
             for member in set.union(*stand):
                 row = self.tasks[int(member)].row
@@ -859,7 +864,9 @@ def machine(
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (spec/leases.pml); here both workers share one store, and one name.
     monkeypatch.setattr(LeaseKeeper, "must_cover", lambda *_: False)
-    monkeypatch.setattr(Health, "patience", 60.0)  # a busy machine is no server that is away
+    # A busy machine is no server that is away: what it draws would no more follow from the steps before.
+    monkeypatch.setattr(Health, "patience", PATIENCE)
+    monkeypatch.setattr(queues, "READ_SECONDS", PATIENCE)
     for module in (client, flush, poll, reclaim, passes):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"
@@ -871,6 +878,7 @@ def machine(
         tables=TABLES,
         database_prefix=prefix,
         redis_url=clean_redis.url,
+        read_timeout=PATIENCE,
         max_crashes=100,  # nothing runs alone, as that takes processes
     )
     Migrator([secured.migrating(url)], databases=1, tables=TABLES, prefix=prefix).upgrade()
