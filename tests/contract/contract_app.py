@@ -86,7 +86,7 @@ async def one_async(task: Task) -> None:
     behave(task)
 
 
-for name in ("c.plain", "c.now", "c.thrice", "c.once", "c.most", "c.silent"):
+for name in ("c.plain", "c.now", "c.thrice", "c.once", "c.silent"):
     center.handler(name)(one)
 center.handler("c.async")(one_async)
 

@@ -26,7 +26,6 @@ TOPICS: dict[str, list[str]] = {
     "c.now": ["--biz-type", "2", "--slots", "2", "--type", "instant"],
     "c.thrice": ["--biz-type", "3", "--slots", "2", "--retries", "3", "--backoff", "immediate"],
     "c.once": ["--biz-type", "4", "--slots", "1", "--retries", "1"],
-    "c.most": ["--biz-type", "5", "--slots", "1", "--retries", "31", "--backoff", "immediate"],
     "c.async": ["--biz-type", "6", "--slots", "2", "--retries", "2", "--backoff", "immediate"],
     "c.batch": ["--biz-type", "7", "--slots", "1", "--retries", "2", "--backoff", "immediate"],
     "c.batch-whole": ["--biz-type", "8", "--slots", "1", "--retries", "2", "--backoff", "immediate"],

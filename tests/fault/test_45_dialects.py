@@ -10,16 +10,17 @@ from contextlib import contextmanager
 
 import pytest
 from fault.conftest import Build, Verdict
+from harness import dialect as plain
 from harness import order_clients
 from harness.dialect import arrived, send
+from harness.final import Row, read_final
 from harness.gateway import Gateway
 from harness.lmstfy import port_of
 from harness.order_clients import DIALECTS, Dialect, Job, Wire
-from harness.patience import PATIENCE, until
+from harness.patience import until
 from harness.system import System
 
-from toc.model.task import TaskRow, TaskStatus
-from toc.store.tasks.select import Selection
+from toc.model.task import TaskStatus
 
 LEAVERS = 20
 TOPIC = "t"
@@ -75,25 +76,19 @@ def client_of(gateway: Gateway, dialect: str, monkeypatch: pytest.MonkeyPatch) -
     if dialect == "lmstfy":
         if "shop" not in gateway.tokens:
             gateway.make_token("shop", "admin", topics=("lmstfy.shop.*",))
-        assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="shop").status != 401, PATIENCE)
+        assert until(lambda: gateway.call("GET", "/v1/tasks/1", token="shop").status != 401)
         monkeypatch.setenv("LMSTFY_TOKEN", gateway.tokens["shop"])
     return DIALECTS[dialect]([port_of(gateway, dialect)])
 
 
 def popped(client: Dialect) -> Job:
     """Pop until something comes."""
-    deadline = time.monotonic() + 60 + PATIENCE  # the longest ttr, that of delay/task
-    while time.monotonic() < deadline:
-        if (job := client.pop([TOPIC])) is not None:
-            return job
-    raise AssertionError("nothing came")
+    return plain.popped(lambda: client.pop([TOPIC]))
 
 
-def rows(system: System) -> list[TaskRow]:
+def rows(system: System) -> list[Row]:
     """All rows of the task tables."""
-    store = system.center.store
-    found = [row for one in TaskStatus for row in store.selections.page(Selection(one), None, 1000).rows]
-    return list({row.job_id: row for row in found}.values())  # one that ended in between was found twice
+    return list(read_final(system.center).rows)
 
 
 def test_who_left_a_long_hold_is_handed_nothing(
@@ -106,7 +101,7 @@ def test_who_left_a_long_hold_is_handed_nothing(
             client.push(0, TOPIC, time.time() + 1, "there is such a topic")
             client.finish(popped(client))
             leavers = [_hold(gateway, dialect) for _ in range(LEAVERS)]
-            assert until(lambda: arrived(port_of(gateway, dialect), LEAVERS), PATIENCE)  # noqa: B023
+            assert until(lambda: arrived(port_of(gateway, dialect), LEAVERS))  # noqa: B023
             answered, _, _ = select.select(leavers, [], [], 0.2)
             line.prove(not answered, f"{LEAVERS} of {dialect} left")
             for one in leavers:
@@ -138,9 +133,9 @@ def test_a_job_comes_again_at_the_end_of_its_ttr_and_never_before(
         client = client_of(gateway, "youzan", monkeypatch)
         client.push(0, TOPIC, time.time() + 1, "body")
         popped(client)
-        (row,) = rows(system)
+        (stored,) = rows(system)
         for attempts in (1, 2, 3):
-            row = system.row(row.job_id)
+            row = system.row(stored.job_id)
             assert row.attempts == attempts
             popped(client)
             assert time.time() * 1000 >= row.next_time, "before its ttr had ended"
@@ -168,7 +163,7 @@ def test_late_and_repeated_ends_end_each_job_once(
 
         job, late = handed(1)
         end = system.row(late).next_time
-        assert until(lambda: time.time() * 1000 > end, PATIENCE)
+        assert until(lambda: time.time() * 1000 > end)
         other.finish(job)
         ended = system.row(late)
         assert (ended.status, ended.attempts) == (TaskStatus.PROCESSED, 0)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from harness.gateway import Gateway
+from harness.patience import until
+
+T = TypeVar("T")
 
 ESTABLISHED = "01"
 """How the kernel writes the state of an open connection."""
@@ -64,6 +67,18 @@ def arrived(port: int, count: int) -> bool:
         elif state == ESTABLISHED and remote.endswith(ours) and int(unsent, 16):
             return False
     return opened >= count
+
+
+def popped(pop: Callable[[], T | None]) -> T:
+    """Pop until something comes."""
+    found: list[T] = []
+
+    def came() -> bool:
+        found.extend(one for one in (pop(),) if one is not None)
+        return bool(found)
+
+    assert until(came), "nothing came"
+    return found[0]
 
 
 def receive(link: socket.socket) -> Raw:

@@ -64,21 +64,6 @@ def test_the_demo_runs_on_nothing_comes_out_right_and_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_demo_that_is_terminated_leaves_nothing(
-    environment: dict[str, str], tmp_path: Path, temporary: Path
-) -> None:
-    # In new interpreters, as its worker is: every other demo here, and its worker, is forked.
-    demo = subprocess.Popen(
-        [*forks.TOC, "demo"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    assert demo.stderr is not None
-    with demo.stderr:
-        assert any("submitted" in line for line in demo.stderr)
-        demo.send_signal(signal.SIGTERM)
-        assert demo.wait(60) == 128 + signal.SIGTERM
-    assert list(temporary.iterdir()) == []
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """An application of a user."""

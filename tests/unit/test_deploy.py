@@ -14,7 +14,6 @@ from harness.programs import need
 
 from toc import Settings
 from toc.cli.main import app
-from toc.worker.daemon.supervisor import KILL_AFTER_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = {path.name: path.read_text() for path in sorted((DEPLOY / "systemd").glob("*.service"))}
@@ -31,8 +30,6 @@ PODS: dict[str, Any] = {
     for one in yaml.safe_load_all(path.read_text())
     if one["kind"] in ("StatefulSet", "Deployment", "Job")
 }
-LEAVING_SECONDS = 10
-"""What the daemon may need to leave ZooKeeper and its servers when its workers are gone."""
 
 
 def started(text: str) -> list[str]:
@@ -75,26 +72,6 @@ def test_every_variable_is_a_setting_and_none_is_out_of_its_range(
         monkeypatch.setenv(variable, value)
     settings = Settings()
     assert (settings.databases, settings.tables, settings.database_prefix) == (8, 1024, "toc_")
-
-
-def test_whatever_stops_a_daemon_gives_it_the_time_that_it_takes() -> None:
-    takes = Settings.model_fields["shutdown_deadline"].default + KILL_AFTER_SECONDS + LEAVING_SECONDS
-    for unit in UNITS.values():
-        assert f"\nTimeoutStopSec={takes:.0f}\n" in unit
-    for pod in PODS.values():
-        grace = pod.get("terminationGracePeriodSeconds")
-        assert grace is None or grace >= takes  # a Job ends by itself
-
-
-@pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
-def test_a_pod_gains_no_rights(pod: Any) -> None:
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert not pod["automountServiceAccountToken"]
-    assert pod["containers"][0]["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as clock
-import json
 import re
 import subprocess
 import sys
@@ -241,14 +240,6 @@ def test_a_passed_deadline_runs_at_once_if_that_is_meant(toc: Toc, shop: Shop) -
     shop.center.submit("order.close", biz_id=3, action_time=later, past="run")
     assert toc.run_due() == 2
     toc.assert_submitted("order.close", biz_id=3, due_in="1h")
-
-
-def test_attributes_and_bodies_arrive_as_json_and_bytes(toc: Toc, shop: Shop) -> None:
-    got: list[tuple[Any, bytes | None]] = []
-    shop.center.handler("parcel.weigh")(lambda task: got.append((task.attribute, task.body)))
-    shop.center.submit("parcel.weigh", biz_id=1, delay=1, attribute={"sizes": [1, 2]}, body=b"\x00\x01")
-    toc.advance(1)
-    assert got == [(json.loads('{"sizes": [1, 2]}'), b"\x00\x01")]
 
 
 def test_a_failure_shows_what_there_is_instead_nearest_first(toc: Toc, shop: Shop) -> None:

@@ -250,21 +250,6 @@ def test_in_a_batch_only_those_fail_that_do_not_fit(toc: Toc, center: TimeoutCen
     assert len(got) == 4
 
 
-def test_a_returned_retry_or_dead_counts_as_raised(toc: Toc, center: TimeoutCenter) -> None:
-    @center.handler("p.retry")
-    def retry(task: Task) -> Retry | None:
-        return Retry("10m") if task.attempt == 1 else None
-
-    @center.handler("p.dead")
-    async def dead(_task: Task) -> Dead:
-        return Dead("never")
-
-    task = toc.run(retry)
-    assert (task.attempt, task.status) == (2, TaskStatus.PENDING)
-    assert toc.run(dead).status is TaskStatus.DEAD
-    assert toc.advance("10m") == 1
-
-
 def no_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def a_number(order: int) -> None: ...
 def one_of_many(order: CloseOrder) -> None: ...

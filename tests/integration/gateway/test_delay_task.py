@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from harness.dialect import Raw, ask, port_of
+from harness.dialect import Raw, ask, popped, port_of
 from harness.gateway import Gateway
 from harness.hooked import Hooked
-from harness.patience import PATIENCE, until
+from harness.patience import until
 from harness.receiver import Receiver, Reply
 from harness.system import System
 
@@ -49,13 +49,12 @@ class Client:
 
     def first(self, topic: str) -> Raw:
         """The first answer with a task."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
+
+        def came() -> Raw | None:
             answer = self("pull", {"topic": topic})
-            if not answer.json["dm_error"]:
-                return answer
-            time.sleep(0.05)
-        raise AssertionError("nothing came")
+            return None if answer.json["dm_error"] else answer
+
+        return popped(came)
 
 
 @pytest.fixture

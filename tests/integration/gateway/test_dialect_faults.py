@@ -1,83 +1,21 @@
-"""Rows 43 to 45 of the faults, for each dialect: who dies, who leaves, what comes late or at once."""
+"""Rows 43 and 44 of the faults at the dialects: who dies, who leaves, who may come at all."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from harness.dialect import arrived, ask, port_of, receive, send
+from harness.dialect import arrived, ask, popped, port_of, receive, send
 from harness.gateway import Gateway
-from harness.patience import PATIENCE, until
+from harness.patience import until
 from harness.system import System
 
 from toc.cli.gateway import http_processes, with_dialects
 from toc.model.errors import ConfigError, InvalidInput
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Topic
-from toc.store.tasks.select import Selection
-
-
-class Speaks(NamedTuple):
-    """How tests speak a dialect: a job of topic ``t`` that is due soon, with a ttr of 2 s if it has one."""
-
-    name: str
-    push: Callable[[int], object]
-    pop: Callable[[int], Any]
-    """Returns what came, None if nothing did."""
-    own_ttr: bool
-
-
-def _youzan_pop(port: int) -> Any:
-    return ask(port, "POST", "/pop", {"topic": "t"}).json["data"]
-
-
-def _delay_task_pop(port: int) -> Any:
-    return ask(port, "POST", "/delay/task/pull", {"topic": "t"}).json["content"] or None
-
-
-YOUZAN = Speaks(
-    "youzan",
-    lambda port: ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 1, "ttr": 2, "body": "b"}),
-    _youzan_pop,
-    True,
-)
-DELAY_TASK = Speaks(
-    "delay-task",
-    lambda port: ask(
-        port,
-        "POST",
-        "/delay/task/add",
-        {"topic": "t", "timing_moment": int(time.time()) + 1, "content": "b"},
-    ),
-    _delay_task_pop,
-    False,
-)
-
-
-def rows(system: System) -> list[TaskRow]:
-    """All rows of the task tables."""
-    store = system.center.store
-    found: list[TaskRow] = []
-    for status in TaskStatus:
-        found += store.selections.page(Selection(status), None, 1000).rows
-    return found
-
-
-def popped(speaks: Speaks, port: int, patience: float = PATIENCE) -> Any:
-    """Pop until something comes."""
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        try:
-            if (got := speaks.pop(port)) is not None:
-                return got
-        except (AssertionError, ConnectionError, ValueError):  # the process has died
-            time.sleep(0.05)
-        time.sleep(0.02)
-    raise AssertionError("nothing came")
 
 
 def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
@@ -92,11 +30,16 @@ def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
     )
     try:
         port = port_of(gateway, "delay-task")
-        DELAY_TASK.push(port)
-        assert popped(DELAY_TASK, port) == "b"
+        task = {"topic": "t", "timing_moment": int(time.time()) + 1, "content": "b"}
+        biz_id = ask(port, "POST", "/delay/task/add", task).json["task_id"]
+
+        def content() -> str | None:
+            return ask(port, "POST", "/delay/task/pull", {"topic": "t"}).json["content"] or None
+
+        assert popped(content) == "b"
         assert until(once.exists, 5)
-        (row,) = rows(system)
-        assert (row.status, row.attempts) == (TaskStatus.PENDING, 1)
+        (found,) = system.center.find(biz_id=biz_id)
+        assert (found.status, system.row(found.job_id).attempts) == (TaskStatus.PENDING, 1)
     finally:
         gateway.stop()
 

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -207,7 +206,7 @@ def test_searches_that_wait_for_a_server_that_hangs_hold_up_no_look_and_no_pull_
         with ThreadPoolExecutor(12) as threads:
             for _ in range(12):
                 threads.submit(gateway.call, "GET", "/v1/tasks")
-            time.sleep(0.2)
+            assert until(lambda: dialect.arrived(gateway.port, 12)), "they wait"
             found = gateway.call("GET", f"/v1/tasks?biz_id={there}")
             assert [one["job_id"] for one in found.body["tasks"]] == [stored.body["job_id"]]
             pulled = gateway.call("POST", "/v1/topics/test.pulled:pull", {"wait": 5})

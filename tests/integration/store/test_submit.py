@@ -42,23 +42,6 @@ def test_a_taken_job_id_is_replaced_by_a_new_one(store: Store, new_row: NewRow) 
     assert store.get(fresh) == second._replace(job_id=fresh)
 
 
-def test_another_attribute_under_a_dedup_key_is_a_conflict_that_names_the_task(
-    store: Store, new_row: NewRow
-) -> None:
-    first = new_row(dedup_key="close")
-    insert(store, first)
-    other = new_row(first.biz_id, dedup_key="close", attribute='{"x":1}')
-
-    with pytest.raises(DedupConflict) as single:
-        insert(store, other)
-    fresh = new_row()
-    with pytest.raises(DedupConflict) as many:
-        insert_many(store, [fresh, other])
-
-    assert single.value.job_id == many.value.job_id == first.job_id
-    assert store.get(fresh.job_id) is None  # nothing was written
-
-
 def test_a_dedup_key_repeated_inside_one_call_is_found_before_anything_is_written(
     store: Store, new_row: NewRow
 ) -> None:

@@ -34,7 +34,8 @@ def test_the_row_alone_answers(alone: System) -> None:
     past, ahead = (center.submit("test.sync", biz_id=1, delay=seconds) for seconds in (0.001, 60))
     assert isinstance(center.queues, NoIndex)
     assert center.reschedule(ahead, action_time=_soon()) is RescheduleOutcome.RESCHEDULED
-    time.sleep(0.1)  # their times pass
+    due = max(alone.row(one).action_time for one in (past, ahead))
+    alone.wait(lambda: center.clock.now_ms() > due, "their times have passed", 10)
     assert center.cancel(past) is center.cancel(ahead) is CancelOutcome.CANCELLED
     began = [center.submit("test.sync", biz_id=n, delay=0.05) for n in range(2)]
     assert leases.take(dict.fromkeys(began, 30)) == dict.fromkeys(began, True)
