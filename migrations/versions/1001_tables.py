@@ -273,6 +273,15 @@ IN_THE_FIRST_DATABASE: Tables = {
         """,
         None,
     ),
+    "timeout_minute": (
+        """
+        minute {ms} NOT NULL,
+        member VARCHAR(300) NOT NULL,
+        counts {long} NOT NULL,
+        PRIMARY KEY (minute, member)
+        """,
+        None,
+    ),
 }
 MYSQL = {
     "u64": "BIGINT UNSIGNED", "rowid": "BIGINT UNSIGNED", "u32": "INTEGER UNSIGNED",

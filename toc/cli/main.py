@@ -46,9 +46,9 @@ _COMMANDS = {
     _START: (dev.demo, dev.dev),
     _TASKS: (task.submit, task.get, task.find, task.running, task.cancel, task.reschedule),
     _OPERATE: (
-        worker.worker, gateway.gateway, top.top, due.due, worker.slots, worker.workers, worker.intents,
-        worker.drain, worker.undrain, worker.pin, worker.unpin, worker.weight, worker.unweight,
-        worker.rebalance, audit.audit, index.sweep, index.rebuild, doctor.doctor,
+        worker.worker, gateway.gateway, top.top, due.due, due.lateness, worker.slots, worker.workers,
+        worker.intents, worker.drain, worker.undrain, worker.pin, worker.unpin, worker.weight,
+        worker.unweight, worker.rebalance, audit.audit, index.sweep, index.rebuild, doctor.doctor,
     ),
 }  # fmt: skip
 _GROUPS = {

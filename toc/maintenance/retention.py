@@ -25,6 +25,7 @@ from toc.model.bulk import KEPT_MS
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.minute import KEPT, MINUTE_MS
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
@@ -84,6 +85,7 @@ class Retention:
         self._records = [
             (0, partial(store.audit.purge, round(audit * 1000))),
             (0, partial(store.bulk.purge, KEPT_MS)),
+            (0, partial(store.minutes.purge, 2 * KEPT * MINUTE_MS)),
             *(
                 (number, partial(store.requests.purge, number, KEEP_REQUESTS_MS))
                 for number in range(store.requests.databases)

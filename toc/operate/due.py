@@ -15,6 +15,8 @@ from toc.store.store import Store
 OLD_MS = (NEAR.spans - MINUTES) * NEAR.length
 """Minutes that were counted longer ago than this no longer reach to the end of the next hour."""
 DAY_HOURS = 24
+QUIET = 600
+"""Tasks a minute that are never beyond the capacity: what has had little to do has shown little of it."""
 
 
 @dataclass(slots=True)
@@ -85,10 +87,16 @@ def due(store: Store, now_ms: int) -> Due:
 
 
 def due_record(
-    found: Due, topics: Sequence[Topic], sees: Callable[[str], bool], *, whole: bool, only: str | None
+    found: Due,
+    topics: Sequence[Topic],
+    sees: Callable[[str], bool],
+    *,
+    whole: bool,
+    only: str | None,
+    capacity: int | None,
 ) -> Record:
     """Return it as shown to somebody who ``sees`` some topics; ``whole``: and what is of no topic that there
-    is. ``only``: one topic alone."""
+    is, and the ``capacity`` (starts a minute) for all. ``only``: one topic alone."""
     names = {topic.biz_type: topic.name for topic in topics}
     counted = found.minutes.keys() | found.hours.keys()
     mine = {
@@ -101,6 +109,15 @@ def due_record(
     if only is not None and not shown:
         shown = [{"topic": only, **found.shown([])}]
     shown.sort(key=lambda one: (-one["overdue"] - one["week"] - one["later"], one["topic"]))
+    beyond = []
+    if whole and capacity is not None:
+        first, all_ = found.now_ms // NEAR.length, found.shown(sorted(counted))["minutes"]
+        most = max(capacity, QUIET)
+        beyond = [
+            {"at": instant((first + number) * NEAR.length), "due": count}
+            for number, count in enumerate(all_)
+            if count > most
+        ]
     return {
         "now": instant(found.now_ms),
         "minutes_from": instant(found.now_ms // NEAR.length * NEAR.length),
@@ -116,4 +133,6 @@ def due_record(
             for part, oldest in found.oldest.items()
         },
         "missing": found.missing,
+        "capacity": capacity if whole else None,
+        "beyond": beyond,
     }

@@ -444,6 +444,21 @@ def member_table(metadata: MetaData) -> Table:
     )
 
 
+def minute_table(metadata: MetaData) -> Table:
+    """Declare the table of what was done in each of the last minutes, in the first database.
+
+    ``member``: whose row it is, a daemon or embedded worker, each time it runs. ``counts`` is JSON
+    (toc.model.minute).
+    """
+    return _table(
+        metadata,
+        "timeout_minute",
+        Column("minute", _INSTANT, primary_key=True),
+        Column("member", String(300), primary_key=True),
+        Column("counts", _LONG_TEXT, nullable=False),
+    )
+
+
 def database_metadata(database: int, databases: int, tables: int) -> MetaData:
     """Declare the tables of one database, with unqualified names."""
     metadata = MetaData()
@@ -464,4 +479,5 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         bulk_part_table(metadata)
         target_table(metadata)
         member_table(metadata)
+        minute_table(metadata)
     return metadata

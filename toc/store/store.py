@@ -20,6 +20,7 @@ from toc.store.records.audit import AuditTable
 from toc.store.records.bulk import BulkTable
 from toc.store.records.identity import IdentityTable
 from toc.store.records.members import MemberTable
+from toc.store.records.minutes import MinuteTable
 from toc.store.records.secretbox import SecretBox
 from toc.store.records.targets import TargetTable
 from toc.store.records.templates import TemplateTable
@@ -31,6 +32,7 @@ from toc.store.schema import (
     bulk_table,
     identity_table,
     member_table,
+    minute_table,
     retired_table,
     target_table,
     template_table,
@@ -113,6 +115,7 @@ class Store(Batches):
         self.tokens = TokenTable(first, token_table(metadata), clock)
         self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)
         self.members = MemberTable(first, member_table(metadata), clock)
+        self.minutes = MinuteTable(first, minute_table(metadata), clock)
         self.audit = AuditTable(first, audit_table(metadata), clock)
         self.bulk = BulkTable(first, bulk_table(metadata), bulk_part_table(metadata), clock)
 

@@ -21,10 +21,12 @@ from toc.loop import PREFIX, embedded
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.topic import Delivery
+from toc.observe.board import own_board
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, apart
 from toc.worker.control import ControlPipe
 from toc.worker.daemon.keeper import Keeper
+from toc.worker.daemon.minutes import Minutes
 from toc.worker.daemon.processes import Child
 from toc.worker.daemon.start import check_servers
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS
@@ -83,12 +85,19 @@ class _Keeper(Keeper[_Life]):
         self._identity = center.store.identity.get()
         super().__init__(center, center.settings, workers=1, serves=frozenset({Delivery.HANDLER.value}))
         self._threads, self._ready, self._stopping = threads, ready, stopping
+        self._ended = threading.Event()
+        host = f"{self.settings.host}-embedded"
+        minutes = Minutes(center.store.minutes, host, own_board().read, Clock())
+        self._minutes = threading.Thread(
+            target=lambda: minutes.run(self._ended), name="toc-minutes", daemon=True
+        )
         self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
 
     def run(self) -> None:
         """Work until ``stopping`` is set."""
         try:
             self._slots.start()
+            self._minutes.start()
             while not self.over:
                 try:
                     if self._stopping.is_set() and self._stop_at is None:
@@ -99,6 +108,9 @@ class _Keeper(Keeper[_Life]):
                     self._stopping.wait(AGAIN_SECONDS)
         finally:
             self._slots.stop()
+            self._ended.set()
+            if self._minutes.is_alive():
+                self._minutes.join()
             self.center.close()
             self._selector.close()
             self._bell.close()

@@ -12,6 +12,8 @@ from harness.gateway import Gateway
 from harness.system import System
 
 from toc import NewTask, TimeoutCenter
+from toc.model.minute import MINUTE_MS
+from toc.operate.lateness import hour, lateness_record
 from toc.operate.operation import Doing, Record
 from toc.operate.operations import due
 
@@ -22,6 +24,12 @@ def told(center: TimeoutCenter, **values: Any) -> Record:
     """What an operator of the host is told."""
     record: Record = due.show.perform(Doing(center, "test", due.show.right), values)
     return record
+
+
+def last_hour(system: System) -> Record:
+    """What is told of the last hour when the present minute is over."""
+    found = hour(system.center.store.minutes, system.center.clock.now_ms() + MINUTE_MS)
+    return lateness_record(found, lambda _: True, whole=True, only=None)
 
 
 def submit(system: System, topic: str, *delays: float) -> None:
@@ -96,3 +104,23 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         assert "there is no topic 'no.topic'" in unknown.stderr
     finally:
         gateway.stop()
+
+
+@pytest.mark.parametrize("kind", ["system", "alone"])
+def test_a_daemon_tells_of_each_minute_what_its_processes_did(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    system: System = request.getfixturevalue(kind)
+    system.create_topics()
+    daemon = system.start("h1")
+    ids = system.center.submit_many([NewTask(SYNC, biz_id=number, delay=0.1) for number in range(20)])
+    system.wait(lambda: not system.pending(ids), "all have run", 60)
+    daemon.stop()
+    record = last_hour(system)
+    assert [(one["topic"], one["starts"], one["processed"]) for one in record["topics"]] == [(SYNC, 20, 20)]
+    assert sum(map(sum, record["total"]["lateness"])) == 20
+    assert record["capacity"] in range(10, 21), "in one minute or two"
+    assert [one["member"].partition(".")[0] for one in record["members"]] == ["h1"]
+    shown = forks.run(["lateness"], env=system.env, directory=system.directory)
+    assert shown.returncode == 0, shown.stderr
+    assert "wrote its numbers" in shown.stderr

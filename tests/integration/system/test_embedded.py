@@ -19,7 +19,11 @@ from harness.system import System, small_system
 from benchmarks.local import MariaDB
 from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, UnknownTopic
+from toc.model.minute import MINUTE_MS
 from toc.operate.cluster import workers
+from toc.operate.lateness import hour
+from toc.operate.operation import Doing
+from toc.operate.operations import due
 
 HERE = Path(__file__).parent
 
@@ -280,3 +284,16 @@ def test_a_failure_where_slots_are_kept_is_tried_again(shop: Shop, monkeypatch: 
         assert failed.wait(PATIENCE)
         shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
         assert shop.center.store.members.list(), "its row is there"
+
+
+def test_what_it_did_and_what_is_pending_is_told(system: System, shop: Shop) -> None:
+    later = [shop.center.submit("order.close", biz_id=number, delay=1800) for number in range(10, 13)]
+    with shop.center.worker() as worker:
+        assert worker.ready.wait(PATIENCE)
+        ids = [shop.center.submit("order.close", biz_id=number, delay=0.1) for number in range(3)]
+        shop.ended(*ids)
+        doing = Doing(shop.center, "test", due.show.right)
+        assert until(lambda: due.show.perform(doing, {})["total"]["hour"] == len(later), PATIENCE)
+    found = hour(system.center.store.minutes, system.center.clock.now_ms() + MINUTE_MS)
+    assert sum(tally.starts for tally in found.topics["order.close"]) == len(ids)
+    assert [name.partition(".")[0] for name in found.members] == [f"{system.settings.host}-embedded"]

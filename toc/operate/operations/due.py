@@ -24,7 +24,8 @@ class DueCounts(TypedDict):
     `overdue`: waiting or running; due within an `hour`, a `day`, a `week`, or `later`. `minutes` are the next
     60, from `minutes_from` on, and `hours` the next 168. Workers count them in the background: `ages` are
     seconds, of the table counted the longest ago. `missing` names tables that are not, or not fully, in
-    these numbers.
+    these numbers. `capacity`: the most tasks that the living workers have started in a minute; `beyond` are
+    the minutes of the next hour in which more come due, of all topics.
     """
 
     now: str
@@ -35,6 +36,26 @@ class DueCounts(TypedDict):
     total: dict[str, Any]
     ages: dict[str, Any]
     missing: list[dict[str, Any]]
+    capacity: int | None
+    beyond: list[dict[str, Any]]
+
+
+class Lateness(TypedDict):
+    """What was done in each of the last 60 minutes, from `minutes_from` on, the present one not included.
+
+    `total` has the `starts`, `processed`, `failed` (to be tried again) and `dead` of each minute, and in
+    `lateness` of each minute the starts by how late they were: up to each of the `bounds` (seconds), then
+    later ones. `topics` has sums over the hour. A try counts when its outcome is written; of tasks that
+    consumers pull only the starts count, in no bucket. `members`: daemons and embedded workers, and for how
+    many seconds each has written nothing.
+    """
+
+    minutes_from: str
+    bounds: list[float]
+    topics: list[dict[str, Any]]
+    total: dict[str, Any]
+    members: list[dict[str, Any]] | None
+    capacity: int | None
 
 
 @operation(
@@ -44,10 +65,37 @@ class DueCounts(TypedDict):
 def show(doing: Doing, topic: str | None = None) -> Record:
     """Show how many tasks come due in each minute of the next hour and each hour of the next week."""
     from toc.operate.due import due, due_record
+    from toc.operate.lateness import hour
 
+    store, now = doing.center.store, doing.center.clock.now_ms()
     topics = _topics(doing, topic)
-    found = due(doing.center.store, doing.center.clock.now_ms())
-    return due_record(found, topics, doing.sees, whole=doing.may(Right.READ_CLUSTER), only=topic)
+    capacity = None
+    with suppress(StoreUnavailable):
+        capacity = hour(store.minutes, now).capacity
+    return due_record(
+        due(store, now),
+        topics,
+        doing.sees,
+        whole=doing.may(Right.READ_CLUSTER),
+        only=topic,
+        capacity=capacity,
+    )
+
+
+@operation(
+    "lateness.show", "GET /v1/lateness", Right.READ_TOPICS, "Show the last hour",
+    TOPIC, takes="LatenessQuery", gives=Lateness,
+)  # fmt: skip
+def lateness(doing: Doing, topic: str | None = None) -> Record:
+    """Show starts, outcomes and lateness of the last hour, minute by minute."""
+    from toc.operate.admin import get_topic
+    from toc.operate.lateness import hour, lateness_record
+
+    store = doing.center.store
+    if topic is not None:
+        get_topic(store, topic)
+    found = hour(store.minutes, doing.center.clock.now_ms())
+    return lateness_record(found, doing.sees, whole=doing.may(Right.READ_CLUSTER), only=topic)
 
 
 def _topics(doing: Doing, topic: str | None) -> list[Topic]:

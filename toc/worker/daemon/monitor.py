@@ -49,6 +49,7 @@ from toc.observe.metrics import (
 )
 from toc.store.store import Store
 from toc.worker.daemon.http import Answer, listen
+from toc.worker.daemon.minutes import Minutes
 from toc.worker.daemon.state import State, faults, lacks, notes
 
 log = get_logger(__name__)
@@ -59,19 +60,23 @@ LOOK_SHARE = 50
 """The pause lasts at least this many times as long as the check took, so checks take at most 2 % of
 a core."""
 LOOK_TIMEOUT_SECONDS = 1.0
+LAST_MINUTE_SECONDS = 3.0
+"""How long a daemon that stops waits for its last minute to be written."""
 
 
 class Monitor:
-    """The numbers and probes of a daemon; served if an address is set.
+    """The numbers and probes of a daemon; served if an address is set. What was done is also written, by the
+    minute.
 
-    ``address`` is TOC_METRICS_ADDRESS, ``handled`` the topics of the application. Raises ConfigError if it
-    cannot listen there.
+    ``address`` is TOC_METRICS_ADDRESS, ``host`` its host's name in the cluster, ``handled`` the topics of
+    the application. Raises ConfigError if it cannot listen there.
     """
 
     def __init__(
         self,
         address: str | None,
         *,
+        host: str,
         queues: Queues,
         store: Store,
         catalog: TopicCatalog,
@@ -95,6 +100,10 @@ class Monitor:
         self._started = False
         pages = {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz}
         self._server = listen(address, pages) if address else None
+        minutes = Minutes(store.minutes, host, self.values, self._clock)
+        self._minutes = threading.Thread(
+            target=lambda: minutes.run(self._stopped), name="toc-minutes", daemon=True
+        )
 
     # --- told by the daemon's thread
 
@@ -124,7 +133,8 @@ class Monitor:
     # --- start and stop
 
     def start(self) -> None:
-        """Listen, and check the servers, if an address is set."""
+        """Write what is done in each minute. Listen, and check the servers, if an address is set."""
+        self._minutes.start()
         if self._server is None:
             return
         self._started = True
@@ -145,6 +155,8 @@ class Monitor:
         """Stop listening. May be called twice, or without start."""
         self._stopped.set()
         self._queues.close()
+        if self._minutes.is_alive():
+            self._minutes.join(LAST_MINUTE_SECONDS)
         server, self._server = self._server, None
         if server is not None:
             if self._started:

@@ -46,6 +46,7 @@ def run_daemon(
             log.warning("webhooks_without_key")
         monitor = Monitor(
             settings.metrics_address,
+            host=settings.host,
             # its own connections, with short timeouts, to detect a server that hangs
             queues=open_queues(settings, LOOK_TIMEOUT_SECONDS),
             store=center.store,

@@ -1,0 +1,109 @@
+"""Writes what a member did in each minute: the growth of its counters, a row a minute.
+
+While the first database is away the last minutes wait in memory, and are written when it is back.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from toc.model.clock import Clock, RateLimit
+from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.minute import KEPT, MINUTE_MS, Minute, Tally, write
+from toc.observe import metrics
+from toc.observe.board import Key
+from toc.observe.log import get_logger
+from toc.store.records.minutes import MinuteRow, MinuteTable
+
+log = get_logger(__name__)
+
+RETRY_SECONDS = 5.0
+COMPLAIN_SECONDS = 600.0
+
+
+def tallies(values: Mapping[Key, Sequence[float]]) -> dict[str, Tally]:
+    """Return what a member has done by topic, by its counters, since it began."""
+    found: dict[str, Tally] = {}
+
+    def add(topic: str, tally: Tally) -> None:
+        found[topic] = found.get(topic, Tally()).plus(tally)
+
+    for (name, *labels), cells in values.items():
+        if name == metrics.LATENESS.metric.name and any(cells):
+            counts = [int(count) for count in cells[:-1]]
+            add(labels[0], Tally(starts=sum(counts), lateness=counts))
+        elif name == metrics.HANDED_OUT.metric.name and cells[0]:
+            add(labels[0], Tally(starts=int(cells[0])))
+        elif name == metrics.TRIES.metric.name and cells[0]:
+            topic, outcome = labels
+            if outcome == "processed":
+                add(topic, Tally(processed=int(cells[0])))
+            elif outcome == "dead":
+                add(topic, Tally(dead=int(cells[0])))
+            elif outcome in ("failed", "crashed"):
+                add(topic, Tally(failed=int(cells[0])))
+    return found
+
+
+class Minutes:
+    """The minutes of a member of this host. ``values`` returns its counters. For one thread."""
+
+    def __init__(
+        self, table: MinuteTable, host: str, values: Callable[[], Mapping[Key, Sequence[float]]], clock: Clock
+    ) -> None:
+        self._table = table
+        self._member = f"{host}.{secrets.token_hex(4)}"
+        self._values = values
+        self._clock = clock
+        self._before: Mapping[str, Tally] = tallies(values())
+        self._minute = clock.now_ms() // MINUTE_MS
+        self._most = 0
+        self._unwritten: deque[MinuteRow] = deque(maxlen=KEPT)
+        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+
+    def run(self, stopped: threading.Event) -> None:
+        """Write each minute until ``stopped``, then the last one."""
+        wait, over = 0.0, False
+        while not over:
+            over = stopped.wait(wait)
+            try:
+                wait = self.run_once(last=over)
+            except Exception:  # numbers that cannot be told must not end what does the work
+                log.warning("minutes_not_written", exc_info=True)
+                wait = MINUTE_MS / 1000
+
+    def run_once(self, *, last: bool = False) -> float:
+        """Write the minute that is over, if one is or it is the ``last``. Returns the seconds until the next
+        call."""
+        minute = self._clock.now_ms() // MINUTE_MS
+        if last or minute != self._minute:
+            self._note()
+            self._minute = minute
+        left = (minute + 1) * MINUTE_MS - self._clock.now_ms()
+        return left / 1000 if self._write() else min(left / 1000, RETRY_SECONDS)
+
+    def _note(self) -> None:
+        """Note what was done in the minute that ends now."""
+        now = tallies(self._values())
+        gained = {topic: tally.minus(self._before.get(topic, Tally())) for topic, tally in now.items()}
+        self._before = now
+        gained = {topic: tally for topic, tally in gained.items() if any(tally[:4])}
+        self._most = max(self._most, sum(tally.starts for tally in gained.values()))
+        text = write(Minute(gained, self._most))
+        self._unwritten.append(MinuteRow(self._minute * MINUTE_MS, self._member, text))
+
+    def _write(self) -> bool:
+        """Write what is not written yet. Returns whether all is."""
+        if not self._unwritten:
+            return True
+        try:
+            self._table.keep(self._unwritten)
+        except (StoreUnavailable, SchemaBehind) as exc:
+            if self._complains():
+                log.warning("minutes_not_written", error=str(exc))
+            return False
+        self._unwritten.clear()
+        return True
