@@ -40,8 +40,8 @@ MAX_WORDS = {
     "docs/frameworks.md": 700,
     "docs/guarantees.md": 2200,
     "docs/install.md": 2500,
-    "docs/run.md": 6100,
-    "docs/reference.md": 6950,
+    "docs/run.md": 6200,
+    "docs/reference.md": 7050,
     "docs/architecture.md": 2700,
     "docs/decisions.md": 2800,
 }
