@@ -16,6 +16,7 @@ from harness import forks
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.rows import insert, insert_many
+from harness.secured import migrating
 from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
 
@@ -62,6 +63,24 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
     assert "not for production" in line.what
     assert having(lines, Level.NOTE, "TOC_ZOOKEEPER is not set")
     assert having(lines, Level.NOTE, "no topics")
+
+
+def test_a_topic_whose_slots_span_database_servers_is_told(mariadb: MariaDB, database_prefix: str) -> None:
+    server, question, query = mariadb.url.partition("?")
+    settings = Settings(
+        database_urls=[mariadb.url, f"{server}/{question}{query}"],
+        databases=4,
+        tables=4,
+        database_prefix=database_prefix,
+    )
+    Migrator(
+        list(map(migrating, settings.database_urls)), databases=4, tables=4, prefix=database_prefix
+    ).upgrade()
+    with TimeoutCenter(settings) as center:
+        for biz_type, slots in enumerate((2, 4, 8), 1):
+            center.store.topics.create(Topic(f"of.{slots}", biz_type, slots))
+        (told,) = having(doctor.examine(center), Level.NOTE, "several database servers")
+    assert (told.of, told.do.endswith("toc topic alter of.2 --slots 4")) == ("of.2", True)
 
 
 def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> None:

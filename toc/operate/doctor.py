@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from toc.coordination import ensemble
-from toc.coordination.assignment import TABLES
+from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.znodes import host_of
 from toc.index import preflight
@@ -121,6 +121,7 @@ def examine(
     else:
         lines += _by_rows(center, topics, lines)
     lines += _topics(topics, peeks)
+    lines += _widely_spread(topics, Spread(settings.databases, len(settings.database_urls)))
     lines += _damaged_rows(center.store)
     lines += _lines("targets", targets.examine(center, topics))
     progress(0.8, "looking at schedules and overdue tasks")
@@ -389,6 +390,17 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
         if dead[topic.name]:
             what = f"{dead[topic.name]} dead tasks"
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
+
+
+def _widely_spread(topics: list[Topic], spread: Spread) -> Iterator[Line]:
+    for topic in topics:
+        if spread.servers > 1 and spread.server(topic.slot_amount, 0) is None:
+            what = (
+                f"each of its {topic.slot_amount} slots has tasks on several database servers: "
+                f"its workers need connections to all of these"
+            )
+            do = f"for fewer connections: toc topic alter {topic.name} --slots {spread.databases}"
+            yield Line(Level.NOTE, "topics", topic.name, what, do)
 
 
 def _overdue(
