@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import signal
+import ssl
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from harness import secured
 from harness.forks import keep_commands
 from harness.machine import Machine
 from harness.patience import until
+from harness.receiver import Behaviour, Receive, Receiver, Reply
 from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
 
@@ -261,6 +263,19 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     yield start
     for server in reversed(started):
         server.stop()
+
+
+@pytest.fixture
+def receive() -> Iterator[Receive]:
+    """Starts receivers of webhooks, whose answers are given: ``receive(Reply(500))``."""
+    with ExitStack() as stack:
+
+        def start(reply: Behaviour | Reply = Reply(), tls: ssl.SSLContext | None = None) -> Receiver:  # noqa: B008
+            one = Receiver(reply, tls)
+            stack.callback(one.close)
+            return one
+
+        yield start
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,31 +11,17 @@ from pathlib import Path
 import pytest
 from fault.conftest import Build, Verdict
 from harness.hooked import Hooked
-from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
+from harness.receiver import Got, Receive, Reply, bomb
 from harness.secured import Tls
 from harness.system import Lateness
 
 from toc import NewTask, TaskStatus
 
-Receive = Callable[..., Receiver]
 ALL_AT_ONCE = 150
 """Tasks of each target that misbehaves."""
 SECONDS = 6.0
 RATE = 100
 """Tasks a second of the target that is well."""
-
-
-@pytest.fixture
-def receive() -> Iterator[Receive]:
-    """Starts receivers."""
-    with ExitStack() as stack:
-
-        def start(reply: Behaviour | Reply = Reply(), tls: ssl.SSLContext | None = None) -> Receiver:  # noqa: B008
-            one = Receiver(reply, tls)
-            stack.callback(one.close)
-            return one
-
-        yield start
 
 
 @pytest.mark.slow

@@ -178,3 +178,7 @@ class Receiver:
 
 def _ignored() -> contextlib.suppress:
     return contextlib.suppress(OSError, ValueError)  # the other side has gone
+
+
+Receive = Callable[..., Receiver]
+"""Starts receivers, which end with the test: the fixture ``receive``."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.hands import Pair
+from harness.pulls import Run
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
@@ -45,6 +47,19 @@ def cluster(
     one = small_system(tmp_path, clean_cluster, mariadb, database_prefix, **more)
     yield one
     one.stop()
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of a test and its fixtures."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def run(runner: asyncio.Runner) -> Run:
+    """Runs the steps of a test on it."""
+    return lambda steps: runner.run(steps())
 
 
 @pytest.fixture

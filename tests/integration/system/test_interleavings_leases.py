@@ -56,13 +56,19 @@ def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(han
     assert taken(other.store.leases, {job_id: 30}) == {job_id}, "nothing runs, and there is a lease"
 
 
-def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(hands: Pair) -> None:
-    """MySQL answered late; meanwhile the slot went to a worker that has no Redis."""
+@pytest.mark.parametrize("orphaned", [False, True])
+def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
+    hands: Pair, orphaned: bool
+) -> None:
+    """MySQL answered late, or its daemon is gone; the slot went to a worker that has no Redis."""
     first, second = hands
+    if orphaned:
+        first.lose_daemon()
     job_id = submit_due(hands.system)
 
     def ask(job_ids: Iterable[int], take: TakeTries) -> None:
-        first.clock.slept += 3
+        hands.patch.undo()
+        first.clock.slept += 0 if orphaned else 3
         rows = first.store.read_tries(job_ids)
         assert taken(second.store.leases, {job_id: 30}) == {job_id}
         take([job_id], rows)
@@ -420,24 +426,6 @@ def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
                 loop.stop()
     worker.close()
     system.stop()
-
-
-def test_a_worker_without_its_daemon_starts_nothing_that_another_has_leased(hands: Pair) -> None:
-    orphan, owner = hands
-    orphan.lose_daemon()
-    job_id = submit_due(hands.system)
-
-    def leased_since(job_ids: Iterable[int], take: TakeTries) -> None:
-        hands.patch.undo()
-        rows = orphan.store.read_tries(job_ids)
-        assert taken(owner.store.leases, {job_id: 30}) == {job_id}
-        take([job_id], rows)
-
-    hands.patch.setattr(orphan.checker.reader, "ask", leased_since)
-    orphan.take()
-    orphan.start()
-    orphan.await_gone(job_id)
-    assert not orphan.runs
 
 
 def test_a_worker_without_its_daemon_takes_nothing_without_redis(hands: Pair) -> None:

@@ -47,17 +47,6 @@ def pulled(request: pytest.FixtureRequest) -> System:
 
 
 @pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture
-def run(runner: asyncio.Runner) -> Run:
-    return lambda steps: runner.run(steps())
-
-
-@pytest.fixture
 def gateway(runner: asyncio.Runner, pulled: System) -> Iterator[Pulls]:
     with opened_pulls(runner, pulled.center) as pulls:
         yield pulls

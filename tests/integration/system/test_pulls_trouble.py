@@ -28,17 +28,6 @@ LONG = 60.0
 
 
 @pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture
-def run(runner: asyncio.Runner) -> Run:
-    return lambda steps: runner.run(steps())
-
-
-@pytest.fixture
 def gateway(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
     with opened(runner, system) as pulls:
         yield pulls

@@ -20,7 +20,7 @@ from harness import forks
 from harness.gateway import Gateway
 from harness.hooked import Hooked
 from harness.patience import PATIENCE, in_a_moment, until
-from harness.receiver import Behaviour, Got, Receiver, Reply, bomb
+from harness.receiver import Got, Receive, Receiver, Reply, bomb
 from harness.system import System
 
 from toc import TaskStatus, TimeoutCenter
@@ -33,22 +33,6 @@ from toc.store.records.secretbox import new_key
 from toc.webhooks.connect import Lookup
 from toc.webhooks.handlers import Webhooks
 from toc.webhooks.sender import Sender
-
-Receive = Callable[..., Receiver]
-
-
-@pytest.fixture
-def receive() -> Iterator[Receive]:
-    """Starts receivers, whose answers are given."""
-    with ExitStack() as stack:
-
-        def start(reply: Behaviour | Reply = Reply()) -> Receiver:  # noqa: B008 - it is never changed
-            one = Receiver(reply)
-            stack.callback(one.close)
-            return one
-
-        yield start
-
 
 Hook = Callable[..., Hooked]
 

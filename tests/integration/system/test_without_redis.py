@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from harness.history import Event
 from harness.metrics import ANY_ADDRESS, samples
 from harness.system import System
 
 from benchmarks.local import RedisServer
-from toc import CancelOutcome, NewTask, TaskStatus, TimeoutCenter
+from toc import NewTask, TaskStatus
 from toc.index.messages import Peek
-from toc.model.task import TaskRow
 from toc.operate import doctor
 
 
@@ -34,45 +31,6 @@ def outage(redis: RedisServer) -> Iterator[None]:
         yield
     finally:
         redis.start()
-
-
-@pytest.mark.slow
-def test_ten_seconds_without_redis_under_load(running: System, clean_redis: RedisServer) -> None:
-    """Every submit succeeds; what is due runs once, meanwhile; failures, deaths and cancels are as ever."""
-    center = running.center
-    odd: dict[str, int] = {}
-    ran: list[Event] = []
-
-    def cut() -> None:
-        clean_redis.kill()
-        odd["fails"] = center.submit("test.sync", biz_id=1, delay=0.5, attribute={"fail": 2})
-        odd["doomed"] = center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
-        odd["runs"] = center.submit("test.sync", biz_id=3, delay=0.5, attribute={"sleep": 9})
-        odd["far"] = center.submit("test.sync", biz_id=4, delay=6)
-        assert center.cancel(odd["far"]) is CancelOutcome.CANCELLED
-
-    def cancel() -> None:
-        running.wait(lambda: bool(running.starts(odd["runs"])), "it runs", 10)
-        assert center.cancel(odd["runs"]) is CancelOutcome.MAY_HAVE_STARTED
-        assert center.cancel(odd["runs"]) is CancelOutcome.MAY_HAVE_STARTED
-
-    def restore() -> None:
-        running.wait(lambda: len(running.starts(odd["fails"])) == 3, "the third try", 10)
-        running.wait(lambda: running.row(odd["doomed"]).status == TaskStatus.DEAD, "it is dead", 10)
-        ran.extend(running.history())
-        clean_redis.start()
-
-    job_ids = _load(center, 120, {10: cut, 40: cancel, 110: restore})
-    assert _logged(running, "index_unreachable")
-    running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
-    after = center.submit_many([NewTask("test.sync", n, 0.5) for n in range(50)])
-    running.wait(lambda: not running.pending(job_ids + after), "all have run", 30)
-    assert running.not_run_once([*job_ids, *after, odd["doomed"], odd["runs"]]) == {}
-    assert _lateness(running, job_ids)[0] >= 0
-    # Of the tasks of twelve seconds, the first of which Redis was there.
-    assert len({event.job_id for event in ran} & set(job_ids)) > len(job_ids) // 3, "they waited for Redis"
-    assert [start.attempt for start in running.starts(odd["fails"])] == [1, 2, 3]
-    assert not running.starts(odd["far"])
 
 
 @pytest.mark.slow
@@ -145,23 +103,6 @@ def test_a_worker_that_dies_without_redis_has_its_tries_run_again_at_once(
 
 
 @pytest.mark.slow
-def test_a_redis_that_hangs_is_as_good_as_gone(running: System, clean_redis: RedisServer) -> None:
-    center = running.center
-    job_ids = center.submit_many([NewTask("test.sync", n, 1 + n / 25) for n in range(150)])
-    clean_redis.pause()
-    try:
-        running.wait(lambda: not running.pending(job_ids), "all have run", 20)
-    finally:
-        clean_redis.resume()
-    late = _lateness(running, job_ids)
-    assert late[-1] < 4500
-    running.wait(lambda: _logged(running, "index_reachable"), "it is back", 10)
-    after = center.submit("test.sync", biz_id=1, delay=0.5)
-    running.wait(lambda: running.row(after).status == TaskStatus.PROCESSED, "all goes on as ever", 10)
-    assert running.not_run_once([*job_ids, after]) == {}
-
-
-@pytest.mark.slow
 def test_a_daemon_stops_in_order_without_redis(running: System, clean_redis: RedisServer) -> None:
     daemon = running.daemons[0]
     with outage(clean_redis):
@@ -176,39 +117,6 @@ def test_a_daemon_stops_in_order_without_redis(running: System, clean_redis: Red
     running.start("host-b")
     running.wait(lambda: not running.pending(job_ids), "the others have run", 30)
     assert running.not_run_once(job_ids) == {}
-
-
-def _load(center: TimeoutCenter, ticks: int, at: Mapping[int, Callable[[], None]]) -> list[int]:
-    """300 tasks a second for so many tenths of a second, and what is to be done at some of them."""
-    job_ids: list[int] = []
-    began = time.monotonic()
-    for tick in range(ticks):
-        at.get(tick, lambda: None)()
-        job_ids += center.submit_many(
-            [
-                NewTask(
-                    ("test.sync", "test.async", "test.batch")[n % 3],
-                    tick * 30 + n,
-                    1 + n % 3,
-                    attribute={"sleep": 0.002 * (n % 5)},
-                )
-                for n in range(30)
-            ]
-        )
-        time.sleep(max(0.0, began + tick / 10 - time.monotonic()))
-    return job_ids
-
-
-def _lateness(system: System, job_ids: list[int]) -> list[float]:
-    """Milliseconds from action_time to the first start of each, the least first."""
-    first: dict[int, Event] = {}
-    for event in system.history():
-        if event.event == "start":
-            first.setdefault(event.job_id, event)
-    rows: dict[int, TaskRow] = {}
-    for start in range(0, len(job_ids), 2000):
-        rows |= system.center.store.read(job_ids[start : start + 2000])
-    return sorted(first[job_id].at / 1e6 - rows[job_id].action_time for job_id in job_ids)
 
 
 def _sample(system: System, name: str) -> float:
