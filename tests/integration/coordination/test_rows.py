@@ -155,18 +155,6 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
     store.close()
 
 
-def test_processes_and_daemons_share_all_slots_evenly(daemons: Daemons) -> None:
-    a = daemons.start("a", 2)
-    daemons.until(daemons.calm("a"), "one daemon has everything")
-    assert sorted(map(len, a.held.values())) == [6, 6]
-    before = {worker: set(slots) for worker, slots in a.held.items()}
-    b = daemons.start("b", 2)
-    daemons.until(daemons.calm("a", "b"), "two share")
-    assert sorted(len(slots) for one in (a, b) for slots in one.held.values()) == [3, 3, 3, 3]
-    assert all(a.held[worker] <= slots for worker, slots in before.items()), "what stays, stays where it was"
-    assert not a.coordinator.unowned()
-
-
 def test_a_slot_changes_hands_only_after_its_owner_has_let_go(daemons: Daemons) -> None:
     a = daemons.start("a")
     daemons.until(daemons.calm("a"), "one daemon has everything")
@@ -198,14 +186,6 @@ def test_a_process_that_dies_leaves_its_slots_to_its_siblings_and_all_learn_of_i
     a.leave("a-0", died=False)
     daemons.until(daemons.calm("a", "b"), "they share again")
     assert not b.coordinator.dead_workers(), "one that left is not called dead"
-
-
-def test_one_that_ends_leaves_everything_to_the_other(daemons: Daemons) -> None:
-    a, _ = daemons.start("a"), daemons.start("b")
-    daemons.until(daemons.calm("a", "b"), "two share")
-    a.coordinator.stop()
-    daemons.all.remove(a)
-    daemons.until(daemons.calm("b"), "the other has everything")
 
 
 def test_a_silent_one_is_sure_of_nothing_before_others_take_over_and_joins_again(daemons: Daemons) -> None:

@@ -422,21 +422,6 @@ def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons
 # --- outages ----------------------------------------------------------------------------------------------
 
 
-def test_a_daemon_whose_session_has_ended_joins_again_and_keeps_what_is_still_its_own(
-    daemons: Daemons,
-) -> None:
-    first = daemons.start("a", workers=2)
-    daemons.until(daemons.calm)
-    before = {worker: set(held) for worker, held in first.held.items()}
-    before_it = first.session
-    expire(first)
-    daemons.until(lambda: first.entered(before_it))
-    assert first.held == before
-    daemons.until(daemons.calm)
-    assert first.held == before
-    assert {row.owner for row in daemons.rows()} == {"a-0", "a-1"}
-
-
 def test_slots_that_went_to_others_when_the_session_ended_are_dropped(daemons: Daemons) -> None:
     first, second = daemons.start("a"), daemons.start("b")
     daemons.until(daemons.calm)
