@@ -7,6 +7,7 @@ slots       processor time a task, and lateness, with 8, 128, 1,024 and 10,240 s
 daemons     tasks run a second by 1, 2 and 4 daemons of one process, and which programs use the cores
 schedules   lateness of tasks of 1,000 schedules that fire at one instant, and of 1,000 submitted for one
 resting     processor time at rest without schedules, and with 100,000 of which none fires
+rebuild     lateness of 1,000 tasks a second while an index of 1,000,000 is lost and built again
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
 
@@ -30,7 +31,7 @@ from benchmarks.workloads import HOUR, Sizes, burst, lateness
 NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS, SCHEDULED = 1 << 51, 1 << 50, 1 << 49, 1 << 48
 """What benchmarks.peers.toc does with numbers that have these bits: other topics, and schedules."""
 WAIT_SECONDS = 0.05
-WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "schedules", "resting", "idle"]
+WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "schedules", "resting", "rebuild", "idle"]
 
 
 def warm_up(system: System) -> None:
@@ -126,6 +127,34 @@ def resting(system: System, count: int = 100_000) -> dict[str, Any]:
     return {"without": without, "schedules": count, "with": [idle(system), idle(system)]}
 
 
+def rebuild(system: System, pending: int = 1_000_000, rate: int = 1000, seconds: int = 60) -> dict[str, Any]:
+    """Measure lateness at a rate, in all and by the second, while Redis loses all at the tenth second."""
+    assert system.servers is not None
+    warm_up(system)
+    for first in range(0, pending, 20_000):
+        # due within the topic's horizon, a day
+        system.submit(min(20_000, pending - first), time.time_ns() + HOUR, 10 * HOUR // pending)
+    settle(system)
+    due = system.submit_ahead(rate * seconds, NS // rate)
+    first_due = min(due.values())
+    held = system.servers.memory()
+    time.sleep(max(0, first_due + 10 * NS - time.time_ns()) / NS)
+    system.servers.flush()
+    lost = time.monotonic()
+    full: float | None = None
+    while time.time_ns() < max(due.values()) + 5 * NS:
+        time.sleep(0.25)
+        if full is None and system.servers.memory() > 0.9 * held:
+            full = time.monotonic() - lost
+    system.await_starts(due)
+    starts = system.started(due)
+    curve = []
+    for second in range(seconds):
+        of_it = {n: at for n, at in due.items() if (at - first_due) // NS == second}
+        curve.append(round(stats.lateness(of_it, starts)["max"]))
+    return {**stats.lateness(due, starts), "full_again_after": full, "most_by_second": curve}
+
+
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
@@ -188,6 +217,9 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict
     if name == "resting":
         with _running(toc) as system:
             return resting(system)
+    if name == "rebuild":
+        with _running(toc) as system:
+            return rebuild(system)
     if name == "growth":
         with _running(toc) as system:
             return growth(system, pending)

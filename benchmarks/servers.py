@@ -156,6 +156,11 @@ class Servers:
             found["redis"] = [server.pid for server in self._redis]
         return {kind: [one for pid in pids for one in processes.tree(pid)] for kind, pids in found.items()}
 
+    def flush(self) -> None:
+        """Have Redis lose all it holds."""
+        for server in self._redis:
+            server.call("FLUSHALL")
+
     def memory(self) -> int:
         """Return the bytes that Redis uses; for beanstalkd its resident size."""
         if self._redis:
